@@ -320,7 +320,7 @@ void add_tied_names(Dict& dict, const torch::nn::Module& module) {
 }  // namespace
 
 Dict state_dict(const torch::nn::Module& module) {
-  optim::refuse_unaveraged("state_dict", module.parameters());
+  optim::refuse_save("state_dict", module.parameters());
   auto dict = ordered_dict();
   for (auto& entry : module_tensors(module)) dict.set(std::move(entry.name), entry.tensor.detach());
   auto versions = ordered_dict();
@@ -367,6 +367,7 @@ LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
   for (const auto& [to, from] : plan.copies) {
     at::Tensor target = to->tensor;
     target.copy_(from);
+    optim::forget_changes(target);
     if (options.freeze && to->is_parameter) target.set_requires_grad(false);
   }
   return std::move(plan.report);

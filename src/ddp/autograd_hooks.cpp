@@ -2,10 +2,13 @@
 #include "ddp/autograd_hooks.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <exception>
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "device/libtorch_versions.h"
 
@@ -92,6 +95,14 @@ struct Nesting {
 Nesting& nesting() {
   thread_local Nesting here;
   return here;
+}
+
+// More than run at once in the threads of a process.
+constexpr std::size_t kBackwards = 64;
+
+std::atomic<int>& wrapped_backward(int backward) {
+  static std::array<std::atomic<int>, kBackwards> last;  // 0: none, as the numbers here begin at 1
+  return last[static_cast<std::size_t>(backward) % kBackwards];
 }
 
 }  // namespace
@@ -198,6 +209,14 @@ NestedBackward::~NestedBackward() {
   if (std::uncaught_exceptions() > exceptions_) return;
   for (const auto& function : deferred) function();
 }
+
+int current_backward() { return torch::autograd::get_current_graph_task_id(); }
+
+void note_wrapped_backward() {
+  if (const int backward = current_backward(); backward >= 0) wrapped_backward(backward) = backward + 1;
+}
+
+bool is_wrapped_backward(int backward) { return backward >= 0 && wrapped_backward(backward) == backward + 1; }
 
 void in_outer_backward(std::function<void()> function) {
   auto& here = nesting();

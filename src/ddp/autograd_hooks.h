@@ -87,6 +87,13 @@ class NestedBackward {
   int exceptions_;
 };
 
+// The backward pass that runs on this thread, or a negative number. A later one has a higher number.
+int current_backward();
+// A wrapper averages the gradients of the backward pass that runs on this thread, or has them accumulate.
+void note_wrapped_backward();
+// Whether one does, in one of the last backward passes.
+bool is_wrapped_backward(int backward);
+
 // Calls `function` in the outermost backward pass: at once, or when the nested ones have ended.
 void in_outer_backward(std::function<void()> function);
 

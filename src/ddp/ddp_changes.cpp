@@ -13,7 +13,9 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "ddp/ddp_state.h"
+#include "device/module_members.h"
 #include "graphs/graph_phase.h"
+#include "optim/unaveraged.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -169,13 +171,34 @@ void DdpState::begin_anew(bool converted) {
   reducer_->rebuild(std::move(trained));
 }
 
-bool DdpState::has_gradient_of_new_parameter() const {
-  return std::ranges::any_of(distinct(module_.named_parameters()), [&](const NamedTensor& each) {
+std::vector<NamedTensor> DdpState::new_parameters() const {
+  if (watch_->is_unchanged(/*types=*/false)) return {};
+  auto parameters = distinct(module_.named_parameters());
+  for (auto& [name, tensor] : device::unregistered_parameters(module_))
+    parameters.push_back({std::move(name), std::move(tensor)});
+  parameters = without(std::move(parameters), options_.params_and_buffers_to_ignore);
+  std::erase_if(parameters, [&](const NamedTensor& each) {
     const auto is_this = [&](const NamedTensor& other) { return other.tensor.is_same(each.tensor); };
-    const auto& ignored = options_.params_and_buffers_to_ignore;
-    return each.tensor.requires_grad() && each.tensor.grad().defined() &&
-           std::ranges::find(ignored, each.name) == ignored.end() &&
-           std::ranges::none_of(parameters_, is_this);
+    return !each.tensor.requires_grad() || !each.tensor.grad().defined() ||
+           std::ranges::any_of(parameters_, is_this);
+  });
+  return parameters;
+}
+
+// No hook marks their gradients.
+void DdpState::refuse_new_parameters() {
+  if (group_.size() == 1) return;
+  refuses_new_parameters_ = optim::watch_use([this](const std::vector<at::Tensor>& unwatched) -> std::string {
+    for (const auto& each : new_parameters()) {
+      const auto is_this = [&](const at::Tensor& other) { return other.is_same(each.tensor); };
+      if (std::ranges::none_of(unwatched, is_this)) continue;
+      return fmt::format(
+          "{}: parameter {} has been added or has replaced another tensor since the module was wrapped, so "
+          "its gradient is not averaged over the ranks. Change the module first, then wrap it, then make the "
+          "optimizer",
+          whoami(), each.name);
+    }
+    return "";
   });
 }
 
@@ -185,7 +208,7 @@ bool DdpState::has_averaged_gradients() const {
   };
   // Unfrozen since the reducer was built.
   if (!std::ranges::all_of(untrained_, is_averaged)) return false;
-  if (!watch_->is_unchanged(/*types=*/false) && has_gradient_of_new_parameter()) return false;
+  if (!new_parameters().empty()) return false;
   return !reducer_ || reducer_->has_averaged_gradients();
 }
 

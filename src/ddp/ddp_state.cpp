@@ -140,12 +140,6 @@ ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector
           .advice = "Build the same module with the same options on every rank"};
 }
 
-std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names) {
-  std::erase_if(tensors,
-                [&](const NamedTensor& each) { return std::ranges::find(names, each.name) != names.end(); });
-  return tensors;
-}
-
 // The tensors of these names, in their order.
 std::vector<NamedTensor> find_all(const std::vector<NamedTensor>& tensors,
                                   const std::vector<std::string>& names, const char* option) {
@@ -172,6 +166,12 @@ std::vector<NamedTensor> some_parameters(const torch::nn::Module& module) {
 }
 
 }  // namespace
+
+std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names) {
+  std::erase_if(tensors,
+                [&](const NamedTensor& each) { return std::ranges::find(names, each.name) != names.end(); });
+  return tensors;
+}
 
 std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second) {
   first.insert(first.end(), second.begin(), second.end());
@@ -219,6 +219,7 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
   }
   if (!trained.empty()) make_reducer(std::move(trained), limits, sync);
   watch_module();
+  refuse_new_parameters();
 }
 
 std::vector<TrainedParameter> DdpState::look_at_module() {

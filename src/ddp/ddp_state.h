@@ -71,6 +71,7 @@ class PrecisionSwitch {
   bool is_low_ = false;
 };
 
+std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names);
 std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second);
 // Throws ArgumentError if there are several types of devices.
 c10::Device common_device(const std::vector<NamedTensor>& parameters);
@@ -131,8 +132,9 @@ class DdpState {
   void check_can_follow(const std::vector<nn::ModuleChange>& changes) const;
   void begin_anew(bool converted);
   void watch_module();
-  // Of one that was added or has replaced another since the last forward.
-  bool has_gradient_of_new_parameter() const;
+  // Those with gradients that were added or have replaced others since the last forward.
+  std::vector<NamedTensor> new_parameters() const;
+  void refuse_new_parameters();
   std::string whoami() const;
 
   void begin_forward(bool training, bool sync, const std::optional<Joined>& in_join);
@@ -169,6 +171,7 @@ class DdpState {
   bool has_trained_ = true;           // false while all parameters are frozen; the reducer keeps its buckets
   bool converted_ = false;            // parameters, while all are frozen
   std::optional<nn::ModuleWatch> watch_;
+  std::shared_ptr<void> refuses_new_parameters_;  // in optimizers' steps
 };
 
 }  // namespace lockstep::ddp

@@ -186,6 +186,7 @@ void Reducer::begin_backward() {
   if (!in(Phase::awaiting) && !in(Phase::incomplete)) return;
   enter(Phase::backward);
   in_outer_backward([this] {
+    note_wrapped_backward();
     torch::autograd::Engine::get_default_engine().queue_callback([this] { on_backward_end(); });
   });
 }

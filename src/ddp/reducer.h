@@ -236,6 +236,7 @@ class Reducer {
   // Whether no_sync() covers the backward that runs.
   bool is_meant_to_be_local();
   void mark_unaveraged(const std::string& name, const at::Tensor& parameter);
+  void judge_marked();
   void end_local_backward();
   void count_hook_call(std::size_t parameter);
   void mark_ready(std::size_t parameter);
@@ -310,8 +311,12 @@ class Reducer {
   Step step_;
   std::atomic<Claim> claim_{Claim::none};  // of step_, for reducers of the same parameters
   Learned learned_;
-  std::shared_ptr<const std::string> unaveraged_;  // the warning of the first backward past the wrapper
-  std::optional<c10::Stream> hooks_stream_;        // on which the hooks were made for a graph
+  std::shared_ptr<const std::string> unaveraged_;  // the text of the first backward past the wrapper
+  std::vector<at::Tensor> marked_;                 // by it, until it ends
+  int marked_in_ = -1;                             // the number of the last one
+  bool is_used_ = false;                           // an optimizer has used such a gradient
+  bool has_warned_ = false;
+  std::optional<c10::Stream> hooks_stream_;  // on which the hooks were made for a graph
   std::vector<NamedTensor> watched_;
   // Last: destroyed before what they use.
   std::unique_ptr<GradientHooks> hooks_;

@@ -51,6 +51,7 @@ void Reducer::take_local_gradient(std::size_t parameter) {
 bool Reducer::is_meant_to_be_local() {
   if (step_.local_forwards > 0 && !std::exchange(step_.in_local_backward, true)) {
     in_outer_backward([this] {
+      note_wrapped_backward();
       torch::autograd::Engine::get_default_engine().queue_callback([this] { end_local_backward(); });
     });
   }
@@ -66,9 +67,24 @@ void Reducer::mark_unaveraged(const std::string& name, const at::Tensor& paramet
         "Call the wrapper's forward(), not the module's own; one backward for each; or no_sync(), where this "
         "is meant",
         whoami(), std::filesystem::path(where.file_name()).filename().string(), where.line(), name));
-    log(LogLevel::warning, *unaveraged_);
   }
-  optim::mark_unaveraged(parameter, unaveraged_);
+  const bool was_used = optim::mark_unaveraged(parameter, unaveraged_);
+  marked_.push_back(parameter);
+  is_used_ = is_used_ || was_used;
+  if (const int backward = current_backward(); std::exchange(marked_in_, backward) == backward) return;
+  in_outer_backward(
+      [this] { torch::autograd::Engine::get_default_engine().queue_callback([this] { judge_marked(); }); });
+}
+
+// At the end of a backward, when all wrappers that average it are known.
+void Reducer::judge_marked() {
+  const std::lock_guard lock(mutex_);
+  const auto marked = std::exchange(marked_, {});
+  if (const bool was_used = std::exchange(is_used_, false);
+      is_wrapped_backward(current_backward()) && !was_used)
+    return;
+  for (const auto& each : marked) optim::confirm_unaveraged(each);
+  if (!marked.empty() && !std::exchange(has_warned_, true)) log(LogLevel::warning, *unaveraged_);
 }
 
 void Reducer::end_local_backward() {

@@ -375,7 +375,7 @@ void ZeroShards::step(const std::function<void()>& step_all) {
 
 void ZeroShards::step_together(const std::function<void()>& step_all) {
   const auto parameters = distinct_parameters();
-  optim::refuse_unaveraged("ZeroRedundancyOptimizer", optimizer_.param_groups());
+  optim::refuse_step("ZeroRedundancyOptimizer", optimizer_.param_groups());
   forget_states_of_others();
   set_complete(false);
   const bool shares = !shared_.empty();

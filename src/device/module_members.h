@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <torch/nn/module.h>
 
@@ -13,5 +15,8 @@ const torch::OrderedDict<std::string, at::Tensor>& own_parameters(const torch::n
 const torch::OrderedDict<std::string, at::Tensor>& own_buffers(const torch::nn::Module& module);
 const torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>>& own_children(
     const torch::nn::Module& module);
+
+// The tensors with which layers of LibTorch compute instead of the parameters that are registered, by name.
+std::vector<std::pair<std::string, at::Tensor>> unregistered_parameters(const torch::nn::Module& module);
 
 }  // namespace lockstep::device

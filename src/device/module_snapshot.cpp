@@ -220,4 +220,14 @@ std::string ModuleSnapshot::difference(const Module& module) const {
   return replaced;
 }
 
+std::vector<std::pair<std::string, at::Tensor>> unregistered_parameters(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  visit_members(module, /*with_buffers=*/false, "",
+                [&](const std::string& name, const LayerMember& member, const at::Tensor& registered) {
+                  if (!member.place.has(registered.unsafeGetTensorImpl()) && is_trained_leaf(member.place))
+                    all.emplace_back(name, *member.place.tensor());
+                });
+  return all;
+}
+
 }  // namespace lockstep::device

@@ -19,6 +19,7 @@
 #include "base/throw_error.h"
 #include "checkpoint/row_states.h"
 #include "optim/parameter_rows.h"
+#include "optim/unaveraged.h"
 
 namespace lockstep::fsdp {
 namespace {
@@ -327,6 +328,7 @@ void load_model_state_dict(const StateEntries& entries, const Dict& model_state_
     const auto* const value = reads ? &saved_value(model_state_dict, entry.name, entries) : nullptr;
     const Value own = options.broadcast_from_rank0 ? broadcast_entry(value, entry) : *value;
     copy_part(part_of(own, entry, entry.name), entry.part.detach());
+    optim::forget_changes(entry.part);
   };
   for (const auto& entry : entries.parameters) set(entry);
   for (const auto& [name, buffer] : entries.buffers) set({name, buffer, buffer.sizes().vec()});

@@ -10,6 +10,7 @@
 #include "fsdp/sharded_state_dict.h"
 #include "fsdp/tree.h"
 #include "nn/experts.h"
+#include "optim/unaveraged.h"
 
 namespace lockstep {
 namespace fsdp {
@@ -93,6 +94,7 @@ double clip(const StateEntries& entries, double max_norm, const ClipGradNormOpti
 using fsdp::Entries;
 
 Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options) {
+  optim::refuse_save("get_model_state_dict", module.parameters());
   return fsdp::model_state_dict(fsdp::entries_of(module), options);
 }
 
@@ -153,6 +155,7 @@ double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGrad
 
 double clip_grad_norm_(const torch::nn::Module& module, double max_norm, const ClipGradNormOptions& options,
                        std::source_location where) {
+  optim::refuse_step("clip_grad_norm_", module.parameters());
   return fsdp::clip(fsdp::entries_of(module, /*with_ignored=*/false), max_norm, options, where);
 }
 

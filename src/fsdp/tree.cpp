@@ -113,6 +113,7 @@ void Tree::begin_backward() {
   const auto pass = std::make_shared<char>();
   pass_ = pass;
   ddp::in_outer_backward([pass, self = groups.front()->tree()] {
+    ddp::note_wrapped_backward();
     torch::autograd::Engine::get_default_engine().queue_callback([pass, self] {
       const std::lock_guard lock(self->mutex);
       self->end_backward();

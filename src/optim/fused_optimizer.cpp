@@ -181,7 +181,7 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
     const c10::AutoGradMode with_gradients(true);
     loss = closure();
   }
-  refuse_unaveraged(name(), param_groups());
+  refuse_step(name(), param_groups());
   update_lr_tensors();
   const c10::NoGradGuard no_grad;
   std::vector<std::function<void()>> kernels;

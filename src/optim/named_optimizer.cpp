@@ -206,7 +206,7 @@ at::Tensor NamedOptimizer::step(LossClosure closure) {
     const c10::AutoGradMode with_gradients(true);
     loss = closure();
   }
-  refuse_unaveraged(name(), param_groups());
+  refuse_step(name(), param_groups());
   const c10::NoGradGuard no_grad;
   std::vector<std::vector<Member>> groups;
   for (std::size_t g = 0; g < param_groups().size(); ++g) {

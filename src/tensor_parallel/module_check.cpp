@@ -16,6 +16,7 @@ ModuleCheck::ModuleCheck(const torch::nn::Module& module, std::source_location w
     : module_(module.weak_from_this()), known_(module), where_(where) {
   for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
     const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
+    trained_.push_back({name, weak, tensor.requires_grad()});
     const auto* const planned = parallel_parameter(tensor);
     if (planned == nullptr) continue;
     planned_.push_back({name, weak});
@@ -49,6 +50,33 @@ void ModuleCheck::check() const {
     if (impl && parallel_parameter(at::Tensor(std::move(impl))) == nullptr)
       refuse(fmt::format("parameter {}: its data was replaced (to(), set_data())", name));
   }
+}
+
+void ModuleCheck::agree_on_trained() {
+  const std::lock_guard lock(mutex_);
+  if (std::ranges::all_of(trained_, [](const Trained& each) { return each.is() == each.known; })) return;
+  std::string changes, lines;
+  for (const auto& each : trained_) {
+    lines += fmt::format("parameter {}\t{}\n", each.name, each.is() ? "trained" : "frozen");
+    if (each.is() == each.known) continue;
+    changes += fmt::format("{}parameter {} has been {}", changes.empty() ? "" : "; ", each.name,
+                           each.known ? "frozen" : "unfrozen");
+  }
+  const ddp::ModuleText now{.user = "parallelize_module()",
+                            .lines = lines,
+                            .advice = "Freeze and unfreeze parameters on all ranks before the same forward"};
+  try {
+    for (auto& each : agreements_) each.confirm(changes, now, where_);
+  } catch (const Error& error) {
+    for (const auto& each : agreements_) each.end_others(error.what());
+    throw;
+  }
+  for (auto& each : trained_) each.known = each.is();
+}
+
+std::weak_ptr<ModuleCheck>& ModuleCheck::listening() {
+  thread_local std::weak_ptr<ModuleCheck> here;
+  return here;
 }
 
 void watch_module(const torch::nn::Module& module, std::source_location where) {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <source_location>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/util/ScopeExit.h>
@@ -16,30 +18,46 @@
 namespace lockstep::tensor_parallel {
 
 // Notices that a module no longer has the parameters that parallelize_module() changed: others would be
-// whole on each rank, and their gradients would not be summed.
-class ModuleCheck {
+// whole on each rank, and their gradients would not be summed. Notices that parameters of the module, in the
+// plan or not, are frozen or unfrozen on some ranks only.
+class ModuleCheck : public std::enable_shared_from_this<ModuleCheck> {
  public:
   ModuleCheck(const torch::nn::Module& module, std::source_location where);
   // Throws ArgumentError with the parameter's name.
   void check() const;
+  // Throws DesyncError on all ranks if parameters are frozen or unfrozen, but not on all. Makes calls if they
+  // are on this one.
+  void agree_on_trained();
   // While the result lives, this rank's waits for ranks of its host end when one of them refuses a change.
-  [[nodiscard]] auto listen() const {
+  [[nodiscard]] auto listen() {
+    auto outer = std::exchange(listening(), weak_from_this());
     for (const auto& each : agreements_) each.begin_listening();
-    return c10::make_scope_exit([this] {
+    return c10::make_scope_exit([this, outer = std::move(outer)] {
       for (const auto& each : agreements_) each.end_listening();
+      listening() = outer;
     });
   }
+  // The one that listens on this thread.
+  static std::weak_ptr<ModuleCheck>& listening();
 
  private:
   struct Planned {
     std::string name;
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
   };
+  struct Trained {
+    std::string name;
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    bool known;
+    bool is() const { return tensor.expired() ? known : tensor._unsafe_get_target()->requires_grad(); }
+  };
   [[noreturn]] void refuse(const std::string& change) const;
 
   std::weak_ptr<const torch::nn::Module> module_;  // expired: it is in no shared_ptr
   device::ModuleSnapshot known_;
   std::vector<Planned> planned_;
+  std::mutex mutex_;                              // of the next one: backward runs operators in other threads
+  std::vector<Trained> trained_;                  // the module's parameters, each once
   std::vector<ddp::ChangeAgreement> agreements_;  // in each group of the planned parameters
   std::source_location where_;
 };

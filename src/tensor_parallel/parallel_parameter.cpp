@@ -74,6 +74,14 @@ bool treats_as_data(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arg
          std::ranges::find(kJoins, schema.name()) != kJoins.end();
 }
 
+// Gradients of the parameter, or through it, may follow.
+bool is_used_in_training(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
+                         const ParallelParameter& parameter) {
+  if (!c10::GradMode::is_enabled()) return false;
+  const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
+  return records_gradients(arguments, parameter) || !treats_as_data(op, arguments, /*records=*/false);
+}
+
 void replace_arguments(torch::jit::Stack& stack, std::size_t count, at::Tensor result) {
   torch::jit::drop(stack, count);
   torch::jit::push(stack, std::move(result));
@@ -132,7 +140,10 @@ bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& st
   }
   if (check_ == nullptr) return run_checked(op, stack);
   const auto check = check_;  // an operator may replace the parameter
-  if (checks_) check->check();
+  if (checks_) {
+    check->check();
+    if (is_used_in_training(op, stack, *this)) check->agree_on_trained();
+  }
   const auto listening = check->listen();
   return run_checked(op, stack);
 }

@@ -39,7 +39,7 @@ class ParallelParameter final : public fsdp::CutParameter {
   void add(Rule rule) { rules_.push_back(std::move(rule)); }
   // Takes the place of an earlier call's. `checks`: whether operators that use this parameter check the
   // module.
-  void set_check(std::shared_ptr<const ModuleCheck> check, bool checks) {
+  void set_check(std::shared_ptr<ModuleCheck> check, bool checks) {
     check_ = std::move(check);
     checks_ = checks;
   }
@@ -62,7 +62,7 @@ class ParallelParameter final : public fsdp::CutParameter {
   std::vector<std::int64_t> part_sizes_;
   std::optional<fsdp::Cut> cut_;
   std::vector<Rule> rules_;
-  std::shared_ptr<const ModuleCheck> check_;  // may be nullptr
+  std::shared_ptr<ModuleCheck> check_;  // may be nullptr
   bool checks_ = false;
 };
 

@@ -12,6 +12,7 @@
 #include "base/throw_error.h"
 #include "comm/memory_for_calls.h"
 #include "nn/record.h"
+#include "tensor_parallel/module_check.h"
 
 namespace lockstep::tensor_parallel {
 namespace {
@@ -89,6 +90,16 @@ Tensor convert(const Tensor& tensor, const ProcessGroup& group, const Route& rou
   return from.kind() == Kind::partial ? reduced_part(tensor, group, dim) : part_of(tensor, group, dim);
 }
 
+// Called in forward. The result, called in backward: this rank's waits end when another one refuses a change,
+// while what it returns lives.
+auto in_listening() {
+  return [weak = ModuleCheck::listening()] {
+    const auto check = weak.lock();
+    using Listening = decltype(check->listen());
+    return check ? std::make_unique<Listening>(check->listen()) : nullptr;
+  };
+}
+
 }  // namespace
 
 Tensor gather_chunks(const Tensor& part, const ProcessGroup& group, std::int64_t dim, std::int64_t total) {
@@ -111,9 +122,11 @@ Tensor redistribute(const Tensor& tensor, const ProcessGroup& group, const Route
                    .gradient_to = route.to,
                    .from_total = route.to_total,
                    .to_total = route.from_total};
-  return nn::functional::record(
-      "RedistributeBackward", {tensor}, {std::move(output)},
-      [=](Tensors gradients) -> Tensors { return {redistribute(gradients[0], group, back)}; })[0];
+  return nn::functional::record("RedistributeBackward", {tensor}, {std::move(output)},
+                                [=, listen = in_listening()](Tensors gradients) -> Tensors {
+                                  const auto listening = listen();
+                                  return {redistribute(gradients[0], group, back)};
+                                })[0];
 }
 
 Placement gradient_layout(Placement layout) { return layout.kind() == Kind::partial ? Replicate() : layout; }
@@ -122,7 +135,9 @@ Tensors with_summed_gradients(const Tensors& tensors, const ProcessGroup& group)
   Tensors outputs;
   for (const auto& tensor : tensors) outputs.push_back(tensor.detach());
   return nn::functional::record(
-      "SummedGradientsBackward", tensors, std::move(outputs), [=](Tensors gradients) -> Tensors {
+      "SummedGradientsBackward", tensors, std::move(outputs),
+      [=, listen = in_listening()](Tensors gradients) -> Tensors {
+        const auto listening = listen();
         Tensors sums;
         if (c10::GradMode::is_enabled()) {
           for (const auto& gradient : gradients)

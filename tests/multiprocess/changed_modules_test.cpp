@@ -430,8 +430,12 @@ const testing::Scenario past_the_wrapper("forwards past the wrapper", [] {
   backward(net);
   EXPECT_FALSE(ddp->has_averaged_gradients());
   EXPECT_THAT(refusals(), ElementsAre(past, past, past, past));
+  EXPECT_THAT(error_of([&] { clip_grad_norm_(*net, 1.0); }), past) << "of the module itself";
   fused.zero_grad();  // a probe without a step does no harm
   EXPECT_THAT(refusals(), ElementsAre("no error", "no error", "no error", "no error"));
+  backward(net);
+  fused.zero_grad(/*set_to_none=*/false);
+  EXPECT_THAT(refusals(), ElementsAre("no error", "no error", "no error", past));
 
   const auto output = loss_of(ddp->forward(inputs(context.rank())));
   output.backward({}, /*keep_graph=*/true);
@@ -446,6 +450,9 @@ const testing::Scenario past_the_wrapper("forwards past the wrapper", [] {
   plain.step();
   plain.zero_grad();
   EXPECT_THAT(error_of([&] { state_dict(*net); }), past) << "the weights have diverged";
+  Net other;
+  load_state_dict(*net, state_dict(*other));
+  EXPECT_EQ(error_of([&] { state_dict(*net); }), "no error") << "the weights are others";
 });
 
 // What refuses gradients that no backward has averaged.
@@ -454,7 +461,8 @@ std::vector<std::string> refusals_of(DistributedDataParallel<Net>& ddp, Net& net
   optim::FusedSGD fused(net->parameters(), optim::FusedSGDOptions(0));
   optim::Adamax named(net->parameters(), optim::AdamaxOptions(0));
   return {error_of([&] { fused.step(); }), error_of([&] { named.step(); }),
-          error_of([&] { state_dict(*net); }), error_of([&] { clip_grad_norm_(ddp, 1.0); })};
+          error_of([&] { state_dict(*net); }), error_of([&] { get_model_state_dict(*net); }),
+          error_of([&] { clip_grad_norm_(ddp, 1.0); })};
 }
 
 const testing::Scenario past_a_changed_wrapper("forwards past the wrapper after a change", [] {
@@ -471,14 +479,36 @@ const testing::Scenario past_a_changed_wrapper("forwards past the wrapper after 
       {"freeze", freeze},
       {"mixed precision", [](Net&) {}, "", low},
   };
-  {
+  const std::vector<Change> replacements = {
+      [](Net& net) { net->last = net->replace_module("last", torch::nn::Linear(6, 2)); }, replace_member};
+  for (const auto& replace : replacements) {
     Net net;
     DistributedDataParallel ddp(net);
     backward(ddp);
     freeze_all(net);
-    net->last = net->replace_module("last", torch::nn::Linear(6, 2));
+    replace(net);
     backward(net);
     EXPECT_FALSE(ddp->has_averaged_gradients()) << "of a layer that is new";
+    const auto weight = net->last->weight;
+    optim::FusedSGD fused({weight}, optim::FusedSGDOptions(0));
+    optim::Adamax named({weight}, optim::AdamaxOptions(0));
+    ZeroRedundancyOptimizer<torch::optim::SGD> shared({weight}, torch::optim::SGDOptions(0));
+    const auto errors = [&] {
+      return std::vector{error_of([&] { fused.step(); }), error_of([&] { named.step(); }),
+                         error_of([&] { shared.step(); })};
+    };
+    EXPECT_THAT(errors(), Each(HasSubstr("parameter last.weight has been added or has replaced")));
+    const auto other = torch::ones({2}, torch::requires_grad());
+    other.mutable_grad() = torch::ones({2});
+    optim::FusedSGD of_others({other}, optim::FusedSGDOptions(0));
+    EXPECT_EQ(error_of([&] { of_others.step(); }), "no error") << "it is in no wrapped module";
+    net->zero_grad();
+    weight.mutable_grad().reset();
+    EXPECT_THAT(errors(), Each("no error"));
+    if (!weight.is_same(net->named_parameters()["last.weight"])) continue;
+    DistributedDataParallel anew(net);
+    backward(anew);
+    EXPECT_THAT(errors(), Each("no error")) << "the new wrapper averages it";
   }
   {
     Net net;

@@ -582,13 +582,45 @@ const Scenario unplanned_of_one("whole parameters of a parallelized module chang
     const auto error = error_of<std::exception>([&] { step(), step(); });
     return context.group().all_gather_object(first_line(error));
   };
+  const auto freeze = [](auto& net, std::size_t layer) { set_trained(*net[layer], false); };
+  EXPECT_THAT(errors_after([&](int, auto& net) { freeze(net, 0); }), Each(""));
+  EXPECT_THAT(errors_after([&](int rank, auto& net) {
+                freeze(net, 2);
+                if (rank == 0) (void)net[2]->template as<Linear>()->weight.detach().norm();
+              }),
+              Each(""));
+  for (const std::size_t layer : {0, 1, 2}) {
+    EXPECT_THAT(errors_after([&](int rank, auto& net) {
+                  if (rank == 1) freeze(net, layer);
+                }),
+                Each(HasSubstr(fmt::format("parameter {}.weight has been frozen", layer))));
+  }
+  EXPECT_THAT(errors_after([&](int rank, auto& net) { freeze(net, rank == 0 ? 0 : 1); }),
+              Each(HasSubstr("the ranks' modules differ")));
   EXPECT_THAT(errors_after([](int rank, auto& net) {
                 if (rank == 1) net[1]->template as<torch::nn::LayerNorm>()->weight = leaf({4});
               }),
               Each(HasSubstr("parameter 1.weight has been replaced")));
 });
-TEST(ChangedParallelModules, AReplacedWholeParameterOfOneRankEndsTheOperatorsOfOthers) {
+TEST(ChangedParallelModules, ParametersOfAParallelizedModuleChangeAlike) {
   expect_all_passed(run_ranks(unplanned_of_one));
+}
+
+// No call of its forward tells the other ranks.
+const Scenario silent_forward_of_one(
+    "a parallelized layer frozen on one rank before a forward without calls", [] {
+      const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
+      const auto mesh = DeviceMesh::from_group(*context.new_group({0, 1}));
+      torch::nn::Linear layer(4, 4);
+      tensor_parallel::parallelize_module(*layer, mesh, {{"", tensor_parallel::ColwiseParallel{}}});
+      const auto step = [&] { layer->forward(leaf({2, 4})).sum().backward(); };
+      step();
+      if (context.rank() == 1) layer->weight.set_requires_grad(false);
+      const auto errors = context.group().all_gather_object(first_line(error_of<std::exception>(step)));
+      EXPECT_THAT(errors, Each(HasSubstr("parameter weight has been frozen")));
+    });
+TEST(ChangedParallelModules, AParallelizedLayerFrozenOnOneRankEndsTheBackwardOfOthers) {
+  expect_all_passed(run_ranks(silent_forward_of_one));
 }
 TEST(ChangedParallelModules, AChangeOnOneRankEndsTheOperatorsOfAParallelizedModule) {
   expect_all_passed(run_ranks(changed_plan_of_one));

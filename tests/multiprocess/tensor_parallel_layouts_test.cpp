@@ -188,6 +188,7 @@ void compare_prepared(const DeviceMesh& mesh) {
   part.requires_grad_();
   for (const bool trained : {true, false}) {
     for (const auto& layer : net->layers) layer->weight.requires_grad_(trained);
+    EXPECT_EQ(forward_calls(part), kShared + (trained ? 0 : 2)) << "the ranks agree on a change";
     EXPECT_EQ(forward_calls(part), kShared) << "trained " << trained;
     EXPECT_TRUE(output.allclose(expected->forward(x, x), 0, 1e-12));
     EXPECT_EQ(calls_of(mesh, [&] { output.pow(2).sum().backward(); }), 1U) << "trained " << trained;

@@ -62,7 +62,7 @@ void train_gan(int rank, bool freezes, torch::nn::Module& d, torch::nn::Module& 
       of_g(g.parameters(), optim::FusedSGDOptions(0.1));
   for (int step = 0; step < kSteps; ++step) {
     if (freezes) set_trained(d, true);
-    of_d.zero_grad();
+    of_d.zero_grad(/*set_to_none=*/step % 2 == 0);
     error_against(discriminate(rows_of(step, rank, 3)), 1).backward();
     const auto fake = generate(rows_of(step + 100, rank, 2));
     error_against(discriminate(fake.detach()), 0).backward();
@@ -71,6 +71,7 @@ void train_gan(int rank, bool freezes, torch::nn::Module& d, torch::nn::Module& 
     of_g.zero_grad();
     error_against(discriminate_fake(fake), 1).backward();
     of_g.step();
+    EXPECT_EQ(error_of<Error>([&] { state_dict(d); }), "") << "no step has used its gradients";
   }
 }
 
@@ -116,7 +117,34 @@ TEST(WrappedTraining, AGanMayFreezeItsDiscriminator) {
   expect_without_warning(bare_frozen_gan);
 }
 // Its gradients of the generator's step are dropped before the discriminator's.
-TEST(WrappedTraining, AGeneratorMayUseTheBareDiscriminator) { expect_all_passed(run_ranks(bare_gan)); }
+TEST(WrappedTraining, AGeneratorMayUseTheBareDiscriminator) { expect_without_warning(bare_gan); }
+
+const Scenario bare_head("a bare head behind a wrapped encoder", [] {
+  const auto context = init();
+  auto encoder = net_of(3, 4), head = net_of(4, 1);
+  DistributedDataParallel encoder_ddp(encoder), head_ddp(head);
+  optim::FusedSGD ours(head->parameters(), optim::FusedSGDOptions(0.1));
+  torch::optim::SGD plain(head->parameters(), 0.1);
+  const auto backward = [&] {
+    head->forward(encoder_ddp->forward(rows_of(0, context.rank(), 3))).sum().backward();
+  };
+  const auto past = HasSubstr("not averaged");
+  backward();
+  EXPECT_THAT(error_of<Error>([&] { ours.step(); }), past);
+  EXPECT_THAT(error_of<Error>([&] { clip_grad_norm_(head_ddp, 1); }), past);
+  EXPECT_EQ(error_of<Error>([&] { state_dict(*head); }), "");
+  plain.step();
+  plain.zero_grad();
+  EXPECT_THAT(error_of<Error>([&] { ours.step(); }), past);
+  EXPECT_THAT(error_of<Error>([&] { state_dict(*head); }), past);
+  backward();
+});
+TEST(WrappedTraining, ABareHeadBehindAWrappedEncoderIsNoticed) {
+  const auto results = run_ranks(bare_head);
+  expect_all_passed(results);
+  for (const auto& rank : results)
+    EXPECT_THAT(rank.err, HasSubstr("not averaged")) << "a plain optimizer has used its gradients";
+}
 
 // Gradual unfreezing in the middle of an accumulation.
 void train_unfreezing(Sequential& net, DistributedDataParallel<Sequential>* ddp, int rank) {
