@@ -91,10 +91,21 @@ const testing::Scenario comes_late("mpi: comes late", [] {
   other.monitored_barrier();
 });
 
+// The quotient is no integer. Each wait tells so, not only the first.
+const testing::Scenario cannot_divide("mpi: cannot divide", [] {
+  const auto context = init({.backend = "mpi"});
+  auto mean = torch::ones({4});
+  const auto memory = mean.detach();  // into which MPI writes
+  auto work = context.group().all_reduce_async(mean, ReduceOp::AVG);
+  mean.set_data(torch::ones({4}, torch::kLong));
+  EXPECT_THROW(work.wait(), Error);
+  EXPECT_THROW(work.wait(), Error);
+});
+
 TEST(Mpi, TwoRanks) {
   testing::expect_all_passed(
       run_over_mpi(with(for_any_size(), {"bitwise", "complex numbers", "layouts", "inference mode",
-                                         "desync: every difference", "async messages"}),
+                                         "desync: every difference", "async messages", "mpi: cannot divide"}),
                    2));
 }
 
