@@ -144,6 +144,7 @@ void GroupState::close() {
   under_way_.clear();  // a weak reference keeps what an operation holds
   log_.detach_status();
   info_.node_group.reset();
+  info_.membership.reset();  // has the memory of tensors
 }
 
 void GroupState::break_off() {
@@ -157,8 +158,14 @@ void GroupState::break_off() {
   close();
 }
 
-Membership& GroupState::membership() const {
-  if (info_.membership) return *info_.membership;
+std::shared_ptr<Membership> GroupState::membership() const {
+  const std::lock_guard lock(mutex_);
+  return info_.membership;
+}
+
+std::shared_ptr<Membership> GroupState::required_membership() const {
+  (void)backend();  // throws if the group is closed
+  if (auto membership = this->membership()) return membership;
   throw ArgumentError(
       fmt::format("{}: the group cannot be formed again: reconfigure() is for shm, and for hierarchical over "
                   "gloo, as the group's only backend",
@@ -166,10 +173,10 @@ Membership& GroupState::membership() const {
 }
 
 ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
-  auto& own = membership();
+  const auto own = required_membership();
   const auto old = backend();
   auto& former = dynamic_cast<FromC10d&>(*old);
-  const auto handle = own.form(options, info_.timeout, [&] { former.leave(); });
+  const auto handle = own->form(options, info_.timeout, [&] { former.leave(); });
   auto info = info_;
   info.global_ranks.clear();
   info.traits = handle.traits;

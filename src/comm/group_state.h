@@ -64,8 +64,10 @@ class GroupState {
   // The same after an error, because of which the calls of the other ranks end too.
   void break_off();
 
-  // Throws ArgumentError if the group cannot be formed again.
-  Membership& membership() const;
+  // Nullptr if the group cannot be formed again, or is closed.
+  std::shared_ptr<Membership> membership() const;
+  // Throws ArgumentError if the group cannot be formed again, Error if it is closed.
+  std::shared_ptr<Membership> required_membership() const;
   // As ProcessGroup::reconfigure(). Closes this group when the new one is there.
   ProcessGroup form_again(const ReconfigureOptions& options);
 

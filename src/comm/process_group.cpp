@@ -26,8 +26,8 @@ const std::string& ProcessGroup::backend_name() const { return state_->backend_n
 std::chrono::milliseconds ProcessGroup::timeout() const { return state_->info().timeout; }
 std::vector<CallRecord> ProcessGroup::recent_calls() const { return state_->log().recent(); }
 c10::intrusive_ptr<c10d::Backend> ProcessGroup::backend() const { return state_->backend(); }
-bool ProcessGroup::supports_reconfigure() const { return state_->info().membership != nullptr; }
-std::string ProcessGroup::reconfigure_handle() const { return state_->membership().handle(); }
+bool ProcessGroup::supports_reconfigure() const { return state_->membership() != nullptr; }
+std::string ProcessGroup::reconfigure_handle() const { return state_->required_membership()->handle(); }
 ProcessGroup ProcessGroup::reconfigure(const ReconfigureOptions& options) const {
   return state_->form_again(options);
 }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <string>
+
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 
 #include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/local_sgd.h>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
 #include "ddp/module_sync.h"
 #include "runtime/run.h"
 
@@ -51,30 +55,48 @@ bool PeriodicModelAverager::is_due() {
   return step >= options_.warmup_steps && (step - options_.warmup_steps) % options_.period == 0;
 }
 
-void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters) const {
+void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters,
+                                    std::source_location where) const {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> averaged;
+  std::string lines;
   for (const auto& parameter : parameters) {
-    if (parameter.grad().defined()) averaged.push_back(parameter);
+    const bool has_gradient = parameter.grad().defined();
+    lines +=
+        fmt::format("{}, {} gradient\n",
+                    ddp::describe("parameter", {std::to_string(&parameter - parameters.data()), parameter}),
+                    has_gradient ? "with a" : "without a");
+    if (has_gradient) averaged.push_back(parameter);
+  }
+  // Python ranks make one call only.
+  if (!comm::state_of(group_).info().with_python) {
+    ddp::check_same_on_all_ranks(
+        group_,
+        {.user = "PeriodicModelAverager",
+         .lines = lines,
+         .advice = "The parameters with gradients are averaged: use the same ones on every rank"},
+        where);
   }
   if (averaged.empty()) return;
   const auto flat = ddp::flattened(averaged);
   flat.div_(group_.size());
-  group_.all_reduce(flat);
+  group_.all_reduce(flat, ReduceOp::SUM, where);
   ddp::unflatten_into(averaged, flat);
 }
 
-void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
-  if (is_due()) average(parameters);
+void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters,
+                                               std::source_location where) {
+  if (is_due()) average(parameters, where);
 }
 
-void PeriodicModelAverager::average_parameters(const torch::optim::Optimizer& optimizer) {
+void PeriodicModelAverager::average_parameters(const torch::optim::Optimizer& optimizer,
+                                               std::source_location where) {
   if (!is_due()) return;
   std::vector<at::Tensor> parameters;
   for (const auto& group : optimizer.param_groups()) {
     parameters.insert(parameters.end(), group.params().begin(), group.params().end());
   }
-  average(parameters);
+  average(parameters, where);
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,8 +23,8 @@ class NodeGroup {
   struct Part {
     std::size_t bytes = 0;
     std::size_t committed = 0;
-    std::shared_ptr<const SharedMemory> heap =
-        {};  // of this rank, which the others map too; all ranks or none
+    // Returns that of this rank, which the others map too; all ranks or none.
+    std::function<std::shared_ptr<const SharedMemory>()> heap = {};
   };
 
   // All ranks call it. Throws RendezvousError naming ranks that did not arrive. Throws Error before any wait

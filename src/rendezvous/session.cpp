@@ -245,7 +245,7 @@ void Session::reconfigure(const ReconfigureOptions& options) {
   config_.enable_reconfigure = false;
   config_.store =
       c10::make_intrusive<c10d::PrefixStore>(fmt::format("formed/{}", options.uuid), config_.store_of_run);
-  config_.hosts = HostMap(comm::state_of(*group_).membership().hosts());
+  config_.hosts = HostMap(comm::state_of(*group_).required_membership()->hosts());
   config_.world = world_of(config_.hosts, {.rank = group_->rank(), .world_size = group_->size()});
   runtime::change_world(*this);
 }

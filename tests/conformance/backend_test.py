@@ -247,7 +247,7 @@ def check_interrupted(action):
 def join_alone():
     import lockstep_torch
 
-    lockstep_torch._C.create_backend("shm", dist.HashStore(), 0, 2, timedelta(seconds=20), "alone")
+    lockstep_torch._C.create_backend("shm", dist.HashStore(), 0, 2, timedelta(seconds=20), "alone", False)
 
 
 def check_keyboard_interrupt():

@@ -39,7 +39,7 @@ if NAME != "gloo":
                 own, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (rank, size)
                 os.environ["LOCKSTEP_HOST_ID"] = str(own // (2 if ranks > 2 else 1))
                 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-            return _C.create_backend(NAME, store, rank, size, timeout, "default")
+            return _C.create_backend(NAME, store, rank, size, timeout, "default", False)
 
     c10d.ProcessGroupGloo = _OursAsGloo
     find_events = distributed_test.get_profiling_event

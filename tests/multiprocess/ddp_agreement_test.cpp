@@ -61,6 +61,25 @@ TEST(DdpAgreement, AMissingParameterIsNamed) {
   testing::expect_all_passed(testing::run_ranks(more_parameters));
 }
 
+const testing::Scenario averages_others("model averager: other gradients", [] {
+  const auto context = init();
+  torch::nn::Linear first(3, 4), second(3, 4);
+  (context.rank() == 0 ? first : second)->forward(torch::ones({2, 3})).sum().backward();
+  PeriodicModelAverager averager({.period = 1});
+  const auto before = first->weight.detach().clone();
+  EXPECT_THAT(
+      [&] {
+        averager.average_parameters({first->weight, second->weight});
+      },
+      ThrowsMessage<DesyncError>(
+          AllOf(HasSubstr("parameter 0"), HasSubstr("without a gradient"), HasSubstr("rank 1 has"))));
+  EXPECT_TRUE(first->weight.equal(before));
+});
+
+TEST(ModelAverager, NamesAParameterThatHasAGradientOnOneRankOnly) {
+  testing::expect_all_passed(testing::run_ranks(averages_others));
+}
+
 const testing::Scenario other_options("ddp other options", [] {
   const auto context = init();
   const torch::nn::Linear net(3, 4);

@@ -13,11 +13,13 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <lockstep/lockstep.h>
 
 #include "base/wait_check.h"
 #include "multiprocess/backends.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -266,6 +268,10 @@ const Scenario few_connections("ranks connect to those they talk to", [] {
 const Scenario on_use("gloo connects on use", [] {
   const auto context = init({.backend = "gloo"});
   EXPECT_EQ(connections().size(), 0U);
+  // No rank connects before all have counted.
+  c10d::FileStore store(Env().get("TEST_FOLDER").value() + "/store", -1);
+  if (store.add("counted", 1) == context.world_size()) store.set("all counted", "");
+  store.wait({"all counted"});
   auto one = torch::ones({1});
   context.group().all_reduce(one);
   EXPECT_EQ(one.item<float>(), 4);
@@ -295,7 +301,10 @@ TEST(Hosts, ConnectOnlyRanksThatTalk) {
   expect_all_passed(run_on_hosts(few_connections, {0, 1, 2, 3, 4, 5}));
 }
 TEST(Gloo, ConnectsOnUseIfPyTorchsVariableSaysSo) {
-  expect_all_passed(run_ranks(on_use, {.world_size = 4, .env = {{"TORCH_GLOO_LAZY_INIT", "1"}}}));
+  const TempFolder folder;
+  expect_all_passed(run_ranks(
+      on_use,
+      {.world_size = 4, .env = {{"TORCH_GLOO_LAZY_INIT", "1"}, {"TEST_FOLDER", folder.path().string()}}}));
 }
 TEST(Hosts, EndACallAtItsOwnLimit) { expect_all_passed(run_on_hosts(has_a_limit, {0, 0, 1, 1})); }
 

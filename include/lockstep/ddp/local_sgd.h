@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -51,14 +52,17 @@ class PeriodicModelAverager {
  public:
   explicit PeriodicModelAverager(const PeriodicModelAveragerOptions& options);
 
-  /// All ranks call it after each optimizer step.
-  void average_parameters(const std::vector<at::Tensor>& parameters);
-  /// The same for the optimizer's parameters that have a gradient.
-  void average_parameters(const torch::optim::Optimizer& optimizer);
+  /// All ranks call it after each optimizer step. Averages those of the parameters that have a gradient.
+  /// Throws DesyncError on all ranks, before a parameter is changed, if these are not the same on all.
+  void average_parameters(const std::vector<at::Tensor>& parameters,
+                          std::source_location where = std::source_location::current());
+  /// The same for the optimizer's parameters.
+  void average_parameters(const torch::optim::Optimizer& optimizer,
+                          std::source_location where = std::source_location::current());
 
  private:
   bool is_due();
-  void average(const std::vector<at::Tensor>& parameters) const;
+  void average(const std::vector<at::Tensor>& parameters, std::source_location where) const;
 
   PeriodicModelAveragerOptions options_;
   ProcessGroup group_;

@@ -38,17 +38,18 @@ Communicator communicator_of(const std::shared_ptr<node::NodeGroup>& group) {
 
 }  // namespace
 
-node::NodeGroup::Part Connection::part(int size, const Heap& heap) {
+node::NodeGroup::Part Connection::part(int size, const std::shared_ptr<Heap>& heap) {
   if (static_cast<std::size_t>(size) > kMostRanks)
     throw ArgumentError(
         fmt::format("the shm backend joins at most {} ranks of a host, not {}; use gloo", kMostRanks, size));
-  return {.bytes = Layout(size).bytes(), .committed = sizeof(ControlBlock), .heap = heap.memory()};
+  return {.bytes = Layout(size).bytes(), .committed = sizeof(ControlBlock), .heap = [heap] {
+            return heap->memory();
+          }};
 }
 
 std::shared_ptr<Heap> make_heap(int size) {
   const auto share = kAddressSpace / static_cast<std::size_t>(size);
-  const auto bytes = std::min(total_memory(), share) / kPage * kPage;
-  return std::make_shared<Heap>(std::make_shared<SharedMemory>(SharedMemory::create("lockstep heap", bytes)));
+  return std::make_shared<Heap>(std::min(total_memory(), share) / kPage * kPage);
 }
 
 Connection::Connection(std::shared_ptr<node::NodeGroup> group, std::shared_ptr<Heap> heap,

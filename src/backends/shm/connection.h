@@ -28,7 +28,7 @@ class Connection {
   static void release(std::byte* mapping);
 
   // The memory that each rank of such a group shares.
-  static node::NodeGroup::Part part(int size, const Heap& heap);
+  static node::NodeGroup::Part part(int size, const std::shared_ptr<Heap>& heap);
 
  private:
   void free_unmapped();

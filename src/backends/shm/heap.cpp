@@ -28,8 +28,15 @@ std::size_t up_to(std::size_t unit, std::size_t bytes) { return (bytes + unit - 
 
 }  // namespace
 
+std::shared_ptr<const SharedMemory> Heap::memory() {
+  const std::lock_guard lock(mutex_);
+  if (!memory_) memory_ = std::make_shared<const SharedMemory>(SharedMemory::create("lockstep heap", bytes_));
+  return memory_;
+}
+
 std::byte* Heap::allocate(std::size_t bytes) {
-  if (bytes > memory_->size()) fail_short(bytes, memory_->size());  // rounding it up could overflow
+  if (bytes > bytes_) fail_short(bytes, bytes_);  // rounding it up could overflow
+  (void)memory();
   // Not whole huge pages: rebuilt buckets must fit into the place of the old ones.
   const auto length = std::max(kPage, up_to(kPage, bytes));
   const std::lock_guard lock(mutex_);
@@ -58,7 +65,7 @@ std::size_t Heap::extend(std::size_t bytes) {
   const bool large = bytes >= Layout::kHugePage;
   const auto begin = large ? up_to(Layout::kHugePage, end_) : end_;
   const auto end = begin + (large ? up_to(Layout::kHugePage, bytes) : bytes);
-  if (end > memory_->size()) fail_short(bytes, memory_->size());
+  if (end > bytes_) fail_short(bytes, bytes_);
   memory_->commit(end_, end - end_, kPurpose);
   if (large) memory_->prefer_huge_pages(begin, end - begin);
   const auto before = std::exchange(end_, end);

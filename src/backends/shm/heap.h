@@ -13,9 +13,11 @@ namespace lockstep::shm {
 // Allocates pieces of a shared memory. Freed pieces are kept and reused. Safe from any thread.
 class Heap {
  public:
-  explicit Heap(std::shared_ptr<const SharedMemory> memory) : memory_(std::move(memory)) {}
+  // Of this address space, which memory() reserves at its first call.
+  explicit Heap(std::size_t bytes) : bytes_(bytes) {}
 
-  const std::shared_ptr<const SharedMemory>& memory() const { return memory_; }
+  // Throws Error where the address space is short.
+  std::shared_ptr<const SharedMemory> memory();
 
   // At least `bytes`, aligned to a page. Contents are unspecified. Throws Error when memory is short.
   std::byte* allocate(std::size_t bytes);
@@ -29,8 +31,9 @@ class Heap {
   std::size_t extend(std::size_t bytes);
   void give_back(std::size_t offset, std::size_t bytes);
 
-  std::shared_ptr<const SharedMemory> memory_;
+  std::size_t bytes_;
   mutable std::mutex mutex_;
+  std::shared_ptr<const SharedMemory> memory_;
   std::map<std::size_t, std::size_t> free_;  // offset from the start: bytes
   std::map<std::size_t, std::size_t> used_;
   std::size_t end_ = 0;  // everything before it is committed

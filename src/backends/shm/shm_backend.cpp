@@ -187,7 +187,7 @@ BackendHandle create_shm(const BackendRequest& request) {
                     request.rank, request.size, request.group_name));
   }
   const auto heap = request.heap ? request.heap : shm::make_heap(request.size);
-  const auto node_group = join_node_group(request, shm::Connection::part(request.size, *heap));
+  const auto node_group = join_node_group(request, shm::Connection::part(request.size, heap));
   const int ranks = node_group->ranks_on_own_cores();
   const auto policy = request.has_network ? shm::WaitPolicy::beside_network(ranks, usable_cores())
                                           : shm::WaitPolicy::for_cores(ranks, usable_cores());

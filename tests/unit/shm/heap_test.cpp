@@ -18,12 +18,8 @@ using ::testing::ThrowsMessage;
 
 constexpr std::size_t kMegabyte = 1UL << 20U;
 
-Heap heap_of(std::size_t bytes) {
-  return Heap(std::make_shared<SharedMemory>(SharedMemory::create("test", bytes)));
-}
-
 TEST(Heap, PiecesDoNotOverlapAndAreReused) {
-  Heap heap = heap_of(256 * kMegabyte);
+  Heap heap(256 * kMegabyte);
   std::mt19937 random(1);
   std::map<std::byte*, std::size_t> pieces;
   for (int step = 0; step < 2000; ++step) {
@@ -44,7 +40,7 @@ TEST(Heap, PiecesDoNotOverlapAndAreReused) {
 }
 
 TEST(Heap, FreedNeighboursAreMerged) {
-  Heap heap = heap_of(64 * kMegabyte);
+  Heap heap(64 * kMegabyte);
   auto* const a = heap.allocate(8 * kMegabyte);
   auto* const b = heap.allocate(8 * kMegabyte);
   const auto before = heap.committed();
@@ -55,7 +51,7 @@ TEST(Heap, FreedNeighboursAreMerged) {
 }
 
 TEST(Heap, ReportsAShortageOfMemory) {
-  Heap heap = heap_of(4 * kMegabyte);
+  Heap heap(4 * kMegabyte);
   EXPECT_THAT([&] { heap.allocate(8 * kMegabyte); }, ThrowsMessage<Error>(HasSubstr("memory is short")));
   EXPECT_NE(heap.allocate(kMegabyte), nullptr);
 }
