@@ -45,7 +45,8 @@ RankMemory own_memory(int rank, const NodeGroup::Part& part, const std::string& 
     memory.commit(0, sizeof(RankStatus), "notes on calls");
     if (part.committed > 0) memory.commit(offset, part.committed, "passing data between ranks");
     introduce(*new (memory.data()) RankStatus);
-    return {.segment = std::make_shared<const SharedMemory>(std::move(memory)), .heap = part.heap ? part.heap() : nullptr};
+    return {.segment = std::make_shared<const SharedMemory>(std::move(memory)),
+            .heap = part.heap ? part.heap() : nullptr};
   } catch (const std::exception& error) {
     decline(rank, point, error.what());
     throw;

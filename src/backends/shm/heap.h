@@ -13,7 +13,7 @@ namespace lockstep::shm {
 // Allocates pieces of a shared memory. Freed pieces are kept and reused. Safe from any thread.
 class Heap {
  public:
-  // Of this address space, which memory() reserves at its first call.
+  // `bytes`: of address space, which memory() reserves at its first call.
   explicit Heap(std::size_t bytes) : bytes_(bytes) {}
 
   // Throws Error where the address space is short.
