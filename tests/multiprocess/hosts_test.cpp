@@ -269,9 +269,10 @@ const Scenario on_use("gloo connects on use", [] {
   const auto context = init({.backend = "gloo"});
   EXPECT_EQ(connections().size(), 0U);
   // No rank connects before all have counted.
-  c10d::FileStore store(Env().get("TEST_FOLDER").value() + "/store", -1);
-  if (store.add("counted", 1) == context.world_size()) store.set("all counted", "");
-  store.wait({"all counted"});
+  const c10::intrusive_ptr<c10d::Store> store =
+      c10::make_intrusive<c10d::FileStore>(Env().get("TEST_FOLDER").value() + "/store", -1);
+  if (store->add("counted", 1) == context.world_size()) store->set("all counted", "yes");
+  store->wait({"all counted"});
   auto one = torch::ones({1});
   context.group().all_reduce(one);
   EXPECT_EQ(one.item<float>(), 4);

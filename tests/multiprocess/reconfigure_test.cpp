@@ -70,6 +70,16 @@ std::vector<std::string> handles_of(const std::vector<int>& processes, const Pro
   return handles;
 }
 
+// Outside of the group: a rank that dies before the others have completed a call may end it.
+void wait_for(const std::vector<int>& processes, const std::string& event) {
+  const auto store = shared_store();
+  const auto key = [&](int process) { return fmt::format("{}/{}", event, process); };
+  store->set(key(own_process()), "yes");
+  std::vector<std::string> keys;
+  for (const int process : processes) keys.push_back(key(process));
+  store->wait(keys, 30s);
+}
+
 void form(const Context& context, const std::vector<int>& processes, std::int64_t uuid) {
   context.reconfigure({.uuid = uuid, .handles = handles_of(processes, context.group(), uuid)});
   EXPECT_EQ(context.world_size(), std::ssize(processes));
@@ -153,6 +163,7 @@ const testing::Scenario shrinks("reconfigure: shrinks", [] {
   const auto memory = registered(before, 3'000'001);
   const auto* const place = memory.data_ptr();
   expect_sums(before, memory);
+  wait_for({0, 1, 2, 3}, "sums");
   if (context.rank() == 1) ::raise(SIGKILL);
   EXPECT_THROW(before.all_reduce_async(torch::ones({10})).wait(), Error);
   form(context, {0, 2, 3}, 1);
@@ -214,16 +225,17 @@ const testing::Scenario replaces("reconfigure: replaces twice", [] {
   const bool is_spare = own_process() > 2;
   context.emplace(is_spare ? init_for_later() : init_among(3));
   std::optional<at::Tensor> memory;
-  const auto run_until_death = [&](int victim) {
+  const auto run_until_death = [&](int victim, const std::vector<int>& processes) {
     if (!memory) memory = registered(context->group(), 1'000'000);
     expect_sums(context->group(), *memory);
+    wait_for(processes, fmt::format("sums with {}", victim));
     if (own_process() == victim) ::raise(SIGKILL);
     EXPECT_THROW(context->barrier(), Error);
   };
-  if (!is_spare) run_until_death(2);
+  if (!is_spare) run_until_death(2, {0, 1, 2});
   if (own_process() != 4) {
     form(*context, {0, 1, 3}, 1);
-    run_until_death(1);
+    run_until_death(1, {0, 1, 3});
   }
   form(*context, {4, 0, 3}, 2);
   expect_sums(context->group(), memory ? *memory : registered(context->group(), 1'000'000));
