@@ -100,11 +100,11 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::Backend> backend() const;
 
   /// Whether reconfigure() can form the group again: over shm, and hierarchical over gloo, as its only
-  /// backend. PyTorch: `supports_reconfigure`.
+  /// backend, unless it is closed. PyTorch: `supports_reconfigure`.
   bool supports_reconfigure() const;
   /// Stands for this process in the options of reconfigure(), on every member; the program passes it to them,
-  /// e.g. through a store. Changes when reconfigure() succeeds. Throws ArgumentError unless
-  /// supports_reconfigure(). PyTorch: `get_reconfigure_handle`.
+  /// e.g. through a store. Changes when reconfigure() succeeds. Throws ArgumentError if the
+  /// group cannot be formed again, Error if it is closed. PyTorch: `get_reconfigure_handle`.
   std::string reconfigure_handle() const;
   /// Forms the group again, of other members: without the ranks that are lost, or with processes that were no
   /// ranks (InitOptions::enable_reconfigure). Blocks until all members have called it, and returns the new
