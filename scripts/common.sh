@@ -51,6 +51,18 @@ make_torch_venv() {
     say "No headers for CUDA $cuda: building without the nccl backend"
 }
 
+# torchvision_for <version of torch>: the torchvision that belongs to it.
+torchvision_for() {
+  case $1 in
+    2.11.*) echo 0.26.0 ;;
+    2.12.*) echo 0.27.1 ;;
+    2.13.*) echo 0.28.0 ;;
+    2.14.*) echo 0.29.1 ;;
+    2.15.*) echo 0.29.2 ;;
+    *) fail "no torchvision is known for torch $1: add it to torchvision_for() in scripts/common.sh" ;;
+  esac
+}
+
 # torch_prefix <venv>: the LibTorch in its torch.
 torch_prefix() { "$1/bin/python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])'; }
 

@@ -131,17 +131,6 @@ run_wheel() (
   .venv/bin/python tests/package/wheel_test.py "$folder/work" c++ build/wheel build/wheel/lockstep_torch-*.tar.gz --download
 )
 
-# The torchvision that belongs to a torch.
-torchvision_for() {
-  case $1 in
-    2.11.*) echo 0.26.0 ;;
-    2.12.*) echo 0.27.1 ;;
-    2.13.*) echo 0.28.0 ;;
-    2.14.* | 2.15.*) echo 0.29.2 ;;
-    *) fail "no torchvision is known for torch $1: add it to torchvision_for() in scripts/nightly.sh" ;;
-  esac
-}
-
 # run_torch <version>
 run_torch() (
   version=$1 venv=$root/build/torch/venv-$1 tree=build/torch/$1
@@ -149,8 +138,7 @@ run_torch() (
   bash scripts/setup.sh --tests || return
   mkdir -p build/torch
   make_torch_venv "$venv" "torch==$version" "torchvision==$vision" || return
-  grep -v '^torchvision==' scripts/requirements-tests.txt >build/torch/requirements.txt
-  retry 3 "$venv/bin/pip" install --quiet --no-deps --requirement build/torch/requirements.txt || return
+  retry 3 "$venv/bin/pip" install --quiet --no-deps --requirement scripts/requirements-tests.txt || return
   start=$SECONDS
   limit() { timeout $((5400 - (SECONDS - start))) "$@"; }
   cmake --preset release -B "$tree" "-DTorch_DIR=$(torch_prefix "$venv")/share/cmake/Torch" -DLOCKSTEP_BUILD_TESTS=ON \

@@ -154,11 +154,22 @@ make_venv() {
   "$python" -m venv --clear .venv
 }
 
-# install_requirements <file> [option of pip...]
+# version_of_torch: of the LibTorch that the build takes.
+version_of_torch() {
+  local prefix=${LOCKSTEP_TORCH_PREFIX:-} python=.venv/bin/python
+  if [[ -n $prefix ]]; then
+    sed -n 's/^set(PACKAGE_VERSION "\([0-9.]*\).*/\1/p' "$prefix/share/cmake/Torch/TorchConfigVersion.cmake"
+    return
+  fi
+  wants_own_torch || python=$(active_python)
+  "$python" -c 'import importlib.metadata as m; print(m.version("torch").split("+")[0])'
+}
+
+# install_requirements <file> [argument of pip...]
 install_requirements() {
   local file=$1
   shift
-  say "Installing $(grep -v '^#' "$file" | paste -sd ' ') into .venv (downloads and unpacks; this can take minutes)"
+  say "Installing $(grep -v '^#' "$file" | paste -sd ' ') ${*:2} into .venv (downloads and unpacks; this can take minutes)"
   retry 3 pip_install --requirement "$file" "$@" || fail "pip could not install what $file lists; see its messages above"
 }
 
@@ -199,7 +210,7 @@ still_there() {
 }
 
 main() {
-  local stamp=.cache/setup/$kind missing
+  local stamp=.cache/setup/$kind missing vision
   parse_torch_choice
   if [[ -f $stamp && "$(<"$stamp")" == "$(fingerprint)" ]] && still_there; then return 0; fi
   mkdir -p .cache/setup
@@ -224,7 +235,8 @@ main() {
   check_cmake
   if [[ $kind == tests ]]; then
     make_venv
-    install_requirements scripts/requirements-tests.txt --no-deps
+    vision=$(torchvision_for "$(version_of_torch)") || exit
+    install_requirements scripts/requirements-tests.txt --no-deps "torchvision==$vision"
     touch .cache/setup/uses-venv
   fi
   fingerprint >"$stamp"
