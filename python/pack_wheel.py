@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Makes the wheel of a build tree: pack_wheel.py <build folder> <output folder>
 
-Compiles nothing. Name and metadata are those of pyproject.toml; auditwheel decides whether the tag holds.
+Compiles nothing. Name and metadata are those of pyproject.toml, but it requires the torch of this interpreter, with which
+the tree is built. auditwheel decides whether the tag holds.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from zipfile import ZIP_STORED
 
@@ -16,7 +19,8 @@ import auditwheel.main_repair  # noqa: F401  (a missing package is known before 
 import scikit_build_core.build
 from wheel.wheelfile import WheelFile
 
-PLATFORM = "manylinux_2_36_x86_64"
+GLIBC = os.confstr("CS_GNU_LIBC_VERSION").split()[1]
+PLATFORM = f"manylinux_{GLIBC.replace('.', '_')}_x86_64"
 TAG = "cp{0}{1}-cp{0}{1}-{2}".format(*sys.version_info[:2], PLATFORM)
 SOURCE = Path(__file__).resolve().parent.parent
 # libtorch's libraries are the torch wheel's.
@@ -44,6 +48,10 @@ def write_metadata(stage):
     lines = (info / "WHEEL").read_text().strip().splitlines()
     lines = [line for line in lines if not line.startswith("Tag:")] + [f"Tag: {TAG}"]
     (info / "WHEEL").write_text("\n".join(lines) + "\n")
+    text, found = re.subn(r"(?m)^Requires-Dist: torch==.*$", f"Requires-Dist: torch=={metadata.version('torch').split('+')[0]}",
+                          (info / "METADATA").read_text())
+    assert found == 1, "pyproject.toml does not require one release of torch"
+    (info / "METADATA").write_text(text)
     return info
 
 

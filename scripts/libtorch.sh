@@ -7,7 +7,7 @@ index_seconds=5
 minimum_torch=$(sed -n 's/^set(LOCKSTEP_LIBTORCH_MINIMUM \(.*\))$/\1/p' cmake/LockstepLibTorch.cmake)
 pinned_torch=$(sed -n 's/^torch==//p' scripts/requirements.txt)
 
-# What LOCKSTEP_TORCH asks for: torch_wheel, or torch_version ("" for the pinned one or a later one that is there) and
+# What LOCKSTEP_TORCH asks for: torch_wheel, or torch_version ("" for any that is there and new enough, else the pinned one) and
 # torch_variant (cpu, cuda, or "" for what fits the machine).
 torch_wheel='' torch_version='' torch_variant=''
 parse_torch_choice() {
@@ -57,9 +57,9 @@ END
 has_chosen_torch() {
   local wanted=$torch_variant
   if wants_cuda; then wanted=cuda; fi
-  .venv/bin/python - "$torch_wheel" "$torch_version" "$wanted" "$pinned_torch" >/dev/null 2>&1 <<'END'
+  .venv/bin/python - "$torch_wheel" "$torch_version" "$wanted" "$minimum_torch" >/dev/null 2>&1 <<'END'
 import hashlib, importlib.metadata, json, pathlib, re, sys
-wheel, version, variant, pinned = sys.argv[1:]
+wheel, version, variant, minimum = sys.argv[1:]
 torch = importlib.metadata.distribution("torch")
 if wheel:
     source = json.loads(torch.read_text("direct_url.json") or "{}").get("archive_info", {})
@@ -69,7 +69,7 @@ if wheel:
                  else hashlib.sha256(file.read()).hexdigest() != digest)
 have = torch.version.split("+")[0]
 numbers = lambda text: [int(n) for n in re.findall(r"\d+", text)]
-if have != version if version else numbers(have) < numbers(pinned):
+if have != version if version else numbers(have) < numbers(minimum):
     sys.exit(1)
 cuda = pathlib.Path(torch.locate_file("torch/lib/libtorch_cuda.so")).exists()
 sys.exit(variant == "cuda" and not cuda or variant == "cpu" and cuda)
@@ -137,7 +137,10 @@ fetch_torch() {
     return
   fi
   say "Downloading torch $version from PyPI: 530 MB (a build with CUDA, of which the CPU part is used)"
-  retry 3 pip_install "${options[@]}" "torch==$version" || fail "pip could not install torch $version; see its messages above"
+  # pip's settings, or an old Python, may exclude the pinned release.
+  local wanted=">=$minimum_torch,<=$version"
+  [[ -z $torch_version ]] || wanted="==$version"
+  retry 3 pip_install "${options[@]}" "torch$wanted" || fail "pip could not install torch$wanted; see its messages above"
 }
 
 # torch_parts <cpu|headers>: the packages of CUDA that the CPU part of the torch in .venv is linked with, or that have the

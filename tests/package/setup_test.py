@@ -4,6 +4,8 @@ PyTorch's index and for PyPI, and small wheels for torch and CUDA's packages. Us
 import base64, contextlib, hashlib, http.server, os, pathlib, platform, shutil, socket, subprocess, sys, threading, zipfile
 
 source, work = (pathlib.Path(argument).resolve() for argument in sys.argv[1:])
+minimum = next(line for line in (source / "cmake/LockstepLibTorch.cmake").read_text().splitlines()
+               if line.startswith("set(LOCKSTEP_LIBTORCH_MINIMUM "))[:-1].split()[1]
 version = next(line for line in (source / "scripts/requirements.txt").read_text().split() if line.startswith("torch=="))[7:]
 tag = "cp{0}{1}-cp{0}{1}-linux_{2}".format(*sys.version_info[:2], platform.machine())
 
@@ -37,6 +39,7 @@ def make_indexes():
     both = ["torch/lib/libtorch_cpu.so", "torch/lib/libtorch_cuda.so"]
     make_wheel(pypi / "torch", "torch", version, ["filelock", "cuda-toolkit[cublas,cudart,cupti]==13.0.3; platform_system == 'Linux'"], both, tag)
     make_wheel(pypi / "torch", "torch", "98.0.0", ["filelock"], both, tag)
+    make_wheel(pypi / "torch", "torch", minimum, ["filelock"], both, tag)
     parts = {"cudart": "nvidia-cuda-runtime", "cupti": "nvidia-cuda-cupti", "crt": "nvidia-cuda-crt", "cccl": "nvidia-cuda-cccl",
              "cublas": "nvidia-cublas"}
     make_wheel(pypi / "cuda-toolkit", "cuda-toolkit", "13.0.3", [f"{p}==13.0.*; extra == '{e}'" for e, p in parts.items()])
@@ -161,6 +164,18 @@ def check_index_that_refuses(machine):
         expect_line(text, "LOCKSTEP_TORCH asks for a CPU build, which PyPI does not have")
 
 
+def check_constraint(machine):
+    """pip's settings exclude the release that is installed by default: the newest older one is taken, and stays."""
+    machine.be_new()
+    constraints = machine.folder / "constraints.txt"
+    constraints.write_text(f"torch<{version}\n")
+    with refusing() as index:
+        machine.setup(index, PIP_CONSTRAINT=str(constraints))
+        expect("an older release", machine.packages(), {"torch": minimum})
+        machine.setup(index)
+        expect("a release that is new enough", machine.packages(), {"torch": minimum})
+
+
 def check_index_that_is_silent(machine):
     machine.be_new()
     with silent() as index:
@@ -219,8 +234,8 @@ def main():
     make_indexes()
     with serve(work / "pypi") as pypi:
         machine = Machine(pypi)
-        for check in (check_refusals, check_index_that_answers, check_index_that_refuses, check_index_that_is_silent, check_gpu,
-                      check_wheels, check_configure):
+        for check in (check_refusals, check_index_that_answers, check_index_that_refuses, check_constraint, check_index_that_is_silent,
+                      check_gpu, check_wheels, check_configure):
             check(machine)
             print(f"{check.__name__}: passed", flush=True)
 
