@@ -13,6 +13,7 @@ Runs one part or all of them (default), and reports every part that failed.
   arguments  20,000 calls with random arguments over shm, gloo and hierarchical at 2 and 3 ranks, other ones every day
   conformance  PyTorch's own distributed tests with shm and hierarchical in Gloo's place, at 2, 3 and 4 ranks; 200 rounds of Python ranks under load
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
+  rehearsal  scripts/gpu_check.sh --rehearse: the plan for a machine with a GPU, in a minimal Debian 13 without network; needs root
   hosts    DDP's parity cases and collectives between hosts with networks of their own; DDP's parity cases over mpi at 3 and 4 ranks
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
            examples/ killed at random steps, 20 times
@@ -160,6 +161,7 @@ run_part() {
     arguments) run_arguments ;;
     conformance) run_conformance ;;
     gpu) bash scripts/cuda_build_check.sh ;;
+    rehearsal) bash scripts/gpu_check.sh --rehearse ;;
     hosts) run_hosts ;;
     faults) run_faults ;;
     pipelines) run_pipelines ;;
@@ -174,17 +176,19 @@ run_part() {
 }
 
 version=${2:-}
-parts=(arguments conformance gpu hosts faults pipelines memory mpi fuzz sharding shared wheel
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory mpi fuzz sharding shared wheel
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  arguments | conformance | gpu | hosts | faults | pipelines | memory | mpi | fuzz | sharding | shared | wheel | fresh\ bookworm | fresh\ trixie) parts=("$*") ;;
   torch | torch\ *)
     [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "torch needs a version, such as: scripts/nightly.sh torch 2.15.0"
     parts=(torch)
     ;;
-  *) usage >&2 && exit 2 ;;
+  *)
+    printf '%s\n' "${parts[@]}" | grep -qxF -- "$*" || { usage >&2 && exit 2; }
+    parts=("$*")
+    ;;
 esac
 failed=()
 for part in "${parts[@]}"; do
