@@ -93,15 +93,22 @@ TEST_P(DdpParity, LossesWeightsBuffersAndBuckets) {
 // Three: sizes that are no power of two divide through the reciprocal. Python runs over Gloo. The others add
 // two summands to the same sum, and more of them in a different order.
 std::vector<std::pair<std::string, int>> backends_and_sizes() {
-  std::vector<std::pair<std::string, int>> all{
-      {"gloo", 1},         {"gloo", 2},        {"gloo", 3},
-      {"gloo", 4},         {"shm", 2},         {"threads_gloo", 2},
-      {"threads_gloo", 4}, {"threads_shm", 2}, {"hierarchical_1_1", 2}};
+  std::vector<std::pair<std::string, int>> all{{"gloo", 1},
+                                               {"gloo", 2},
+                                               {"gloo", 3},
+                                               {"shm", 2},
+                                               {"threads_gloo", 2},
+                                               {"threads_shm", 2},
+                                               {"hierarchical_1_1", 2}};
   const auto built = backends::available_backends();
   const bool has_mpi = std::ranges::find(built, "mpi") != built.end();
   if (has_mpi) all.emplace_back("mpi", 2);
   if (std::getenv("LOCKSTEP_DDP_GRID") == nullptr) return all;
-  all.insert(all.end(), {{"hierarchical_1_1_1", 3}, {"hierarchical_2_2", 4}, {"hierarchical_3_1", 4}});
+  all.insert(all.end(), {{"gloo", 4},
+                         {"threads_gloo", 4},
+                         {"hierarchical_1_1_1", 3},
+                         {"hierarchical_2_2", 4},
+                         {"hierarchical_3_1", 4}});
   if (has_mpi) all.insert(all.end(), {{"mpi", 3}, {"mpi", 4}});
   return all;
 }
