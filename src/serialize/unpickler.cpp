@@ -58,6 +58,7 @@ const Names& plain_names() {
 const Names& distributed_names() {
   static const Names names = {
       {"pathlib", {"PosixPath"}},
+      {"pathlib._local", {"PosixPath"}},  // of Python 3.13
       {"torch.distributed.checkpoint.filesystem", {"_StorageInfo", "_StoragePrefix"}},
       {"torch.distributed.checkpoint.metadata",
        {"BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
@@ -170,7 +171,7 @@ class Unpickler {
     if (callee == "collections OrderedDict") return ordered_dict(node, args);
     if (!node.items.empty()) refuse_call(callee);
     if (callee.starts_with("torch.distributed.checkpoint.")) return record(callee, node, args);
-    if (callee == "pathlib PosixPath") return Tuple(values(args));
+    if (callee == "pathlib PosixPath" || callee == "pathlib._local PosixPath") return Tuple(values(args));
     if (node.state != pickle::kNoRef && callee != "numpy dtype") refuse_call(callee);
     if (TensorCalls::makes_tensor(callee)) {
       // The same object in two places stays one tensor.

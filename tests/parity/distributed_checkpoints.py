@@ -7,8 +7,10 @@ check: <folder>/cpp, which the other side wrote, holds what <folder>/plain.pt do
        <folder>/plain.
 """
 import os
+import pathlib
 import sys
 import tempfile
+import types
 
 import torch
 import torch.distributed as dist
@@ -43,7 +45,14 @@ def strings(value):
     return [strings(item) for item in value] if isinstance(value, list) and not all(isinstance(x, float | int) for x in value) else value
 
 
+def name_paths_as_python_3_13():
+    module = sys.modules.setdefault("pathlib._local", types.ModuleType("pathlib._local"))
+    module.PosixPath = pathlib.PosixPath
+    pathlib.PosixPath.__module__ = "pathlib._local"
+
+
 def save_shards(rank, meeting, folder):
+    name_paths_as_python_3_13()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     rows, columns = torch.arange(35.0).view(7, 5), torch.arange(12).view(3, 4)
