@@ -175,7 +175,8 @@ struct LBFGSFields : Types<torch::optim::LBFGS, torch::optim::LBFGSOptions, torc
     field("prev_loss", of.prev_loss());
     field("al", of.al());
   }
-  static Dict constants() { return {}; }
+  // Of torch 2.15; earlier releases ignore it.
+  static Dict constants() { return {{"maximize", false}}; }
 };
 
 }  // namespace lockstep::checkpointing

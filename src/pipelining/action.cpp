@@ -99,6 +99,16 @@ std::vector<std::string_view> fields_of(std::string_view line) {
   }
 }
 
+// Such as 3WAIT_SEND_F0.
+bool is_wait(std::string_view field) {
+  constexpr std::string_view kDigits = "0123456789";
+  const auto begin = std::min(field.find_first_not_of(kDigits), field.size());
+  const auto end = field.find_last_not_of(kDigits) + 1;
+  if (begin == 0 || begin >= end) return false;
+  const auto name = field.substr(begin, end - begin);
+  return end == field.size() ? name == "WAIT_REDUCE_GRAD" : name == "WAIT_SEND_F" || name == "WAIT_SEND_B";
+}
+
 void widen(Plan& plan, const Action& action) {
   for (const auto& part : action.sub_actions) widen(plan, part);
   plan.num_stages = std::max(plan.num_stages, action.stage_index + 1);
@@ -111,18 +121,21 @@ Plan plan_from_csv(std::string_view csv) {
   Plan plan;
   for (const auto& line : split(csv, '\n')) {
     auto& actions = plan.pipeline_order.emplace_back();
+    int column = 0;
     for (auto field : fields_of(trimmed(line))) {
+      ++column;
       field = trimmed(field);
       // Python's writer quotes a line of one empty field.
       if (field.size() > 1 && field.front() == '"' && field.back() == '"')
         field = field.substr(1, field.size() - 2);
+      if (is_wait(field)) continue;
       actions.emplace_back();
       if (field.empty()) continue;
       try {
         actions.back() = Action::from_str(field);
       } catch (const ArgumentError& error) {
         throw_error<ArgumentError>("plan_from_csv: line {}, column {}: {}", plan.pipeline_order.size(),
-                                   actions.size(), error.what());
+                                   column, error.what());
       }
       widen(plan, *actions.back());
     }

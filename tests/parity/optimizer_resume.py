@@ -69,7 +69,7 @@ def main():
         else:
             halfway = torch.load(os.path.join(folder, f"{kind}.cpp_half.pt"), weights_only=True)
             net.load_state_dict(halfway["model"])
-            keys = [set(group) for group in optimizer.param_groups]
+            keys = [set(group) | ({"maximize"} if kind.startswith("lbfgs") else set()) for group in optimizer.param_groups]
             optimizer.load_state_dict(halfway["optimizer"])
             assert [set(group) for group in optimizer.param_groups] == keys, (kind, optimizer.param_groups, keys)
             train(net, optimizer, HALF, WHOLE)

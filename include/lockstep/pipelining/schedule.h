@@ -60,7 +60,8 @@ struct Plan {
 Plan make_plan(std::string_view schedule_name, int pp_group_size, int n_local_stages, int n_microbatches);
 
 /// A line for each rank, its actions separated by commas; nothing is an idle step. Throws ArgumentError that
-/// names the line and column. The numbers of stages and micro-batches follow from the actions. PyTorch:
+/// names the line and column. The numbers of stages and micro-batches follow from the actions. WAIT_SEND_F,
+/// WAIT_SEND_B and WAIT_REDUCE_GRAD of PyTorch 2.15 are left out: a schedule waits where it must. PyTorch:
 /// `_load_csv` and `_dump_csv`.
 Plan plan_from_csv(std::string_view csv);
 std::string to_csv(const Plan& plan);

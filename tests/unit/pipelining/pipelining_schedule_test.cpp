@@ -36,6 +36,13 @@ TEST(PipelineActions, CsvBothWays) {
   EXPECT_THAT(error_of<ArgumentError>([] { plan_from_csv("0F0,0B0\n1F0,1Q0\n"); }),
               HasSubstr("line 2, column 2: action \"1Q0\""));
   EXPECT_THAT(error_of<ArgumentError>([] { plan_from_csv("\n"); }), HasSubstr("no actions"));
+  EXPECT_EQ(plan_from_csv("0F0,0SEND_F0,0WAIT_SEND_F0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n").pipeline_order,
+            plan_from_csv("0F0,0SEND_F0,0REDUCE_GRAD\n").pipeline_order);
+  for (const std::string wrong : {"0WAIT_F0", "0WAIT_SEND_F", "WAIT_SEND_F0", "0WAIT_RECV_B0"}) {
+    EXPECT_THAT(error_of<ArgumentError>([&] { plan_from_csv("0F0," + wrong + "\n"); }),
+                HasSubstr("line 1, column 2"))
+        << wrong;
+  }
 }
 
 TEST(PipelinePlans, HaveTheMessagesOfTwoRanksInOneOrder) {
