@@ -5,18 +5,18 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-version=${1:-2.13.0}
+version=${1:-$(sed -n 's/^torch==//p' scripts/requirements.txt)}
 if [[ $version == -h || $version == --help ]]; then
   cat <<'END2'
 Usage: scripts/cuda_build_check.sh [version of torch]
 
-Installs that version's Python package with CUDA (default 2.13.0; about 5 GB with what it links) into build/cuda,
+Installs that version's Python package with CUDA (default: that of scripts/requirements.txt; about 5 GB with what it links) into build/cuda,
 builds Lockstep with it into build/cuda as well, and runs the tests that need no GPU, and with simulated GPUs those that
 need one (docs/gpu.md says what that shows). Prints what it saw for docs/gpu.md.
 END2
   exit 0
 fi
-[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "\"$version\" is not a version such as 2.13.0"
+[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "\"$version\" is not a version such as 2.15.0"
 
 bash scripts/setup.sh --tests
 venv=$root/build/cuda/venv-$version

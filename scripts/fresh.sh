@@ -123,7 +123,9 @@ pivot_root . old-root
 cd /
 umount -l /old-root
 rmdir /old-root
-exec bash /enter.sh </dev/null
+# Not exec: the first process of the namespace has to collect orphans.
+bash /enter.sh </dev/null &
+wait "$!"
 END
 }
 
