@@ -109,7 +109,7 @@ prepare_mpi() {
   fi
   cmake --preset release -B build/mpi -DLOCKSTEP_WITH_MPI=ON "-DMPI_CXX_COMPILER=$venv/bin/mpicxx" || return
   cmake --build build/mpi --target lockstep_mpi || return
-  printf '#!/bin/sh\nexec "%s" --with-ft ulfm --allow-run-as-root --oversubscribe --bind-to none "$@"\n' "$venv/bin/mpirun" >build/mpi/mpiexec
+  printf '#!/bin/sh\nexec "%s" --with-ft ulfm "$@"\n' "$venv/bin/mpirun" >build/mpi/mpiexec
   chmod +x build/mpi/mpiexec
 }
 

@@ -328,7 +328,6 @@ std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
   if (own == split_ranks.end()) return std::nullopt;
   origin.key = fmt::format("{}/split {}/{}", origin.key, number, own - split_ranks.begin());
   auto ranks = *own;
-  std::ranges::sort(ranks);
   for (auto& rank : ranks) rank = parent.global_rank(rank);
   return connect_subgroup(origin, ranks, std::move(info));
 }

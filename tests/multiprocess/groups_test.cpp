@@ -78,7 +78,8 @@ const testing::Scenario split("groups split", [] {
   };
   const auto halves = split_group(context.group(), {{1, 0}, {2, 3}}, {.timeout = std::chrono::seconds(50)});
   EXPECT_EQ(sum_over(*halves), rank < 2 ? 1 : 5);
-  EXPECT_EQ(halves->rank(), rank % 2);
+  EXPECT_EQ(halves->rank(), rank < 2 ? 1 - rank : rank - 2);
+  EXPECT_EQ(halves->global_rank(0), rank < 2 ? 1 : 2);
   EXPECT_EQ(halves->name(), "default:split:1");
   EXPECT_EQ(halves->timeout(), std::chrono::seconds(50));
   // Only the ranks of the parent take part; the parts hold ranks within it.

@@ -9,6 +9,7 @@
 #include <regex>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -111,7 +112,7 @@ pid_t pid_of_rank_1(const std::string& report) {
   return std::regex_search(report, found, std::regex("rank 1 \\(pid (\\d+) on")) ? std::stoi(found[1]) : 0;
 }
 
-// Rank 1 makes no call, in pause(), until rank 0 has written its report; rank 2 has called before rank 0
+// Rank 1 makes no call, in syscall(), until rank 0 has written its report; rank 2 has called before rank 0
 // does.
 const testing::Scenario is_stuck("survivors: stuck", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = 50s});
@@ -121,12 +122,12 @@ const testing::Scenario is_stuck("survivors: stuck", [] {
   auto token = torch::ones({1});
   if (context.rank() == 1) {
     ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // if only parents may inspect processes
-    auto* const function = ::dlsym(RTLD_DEFAULT, "pause");
+    auto* const function = ::dlsym(RTLD_DEFAULT, "syscall");
     Dl_info library{};
     ::dladdr(function, &library);
-    std::cerr << "pause is at " << static_cast<char*>(function) - static_cast<char*>(library.dli_fbase)
+    std::cerr << "syscall is at " << static_cast<char*>(function) - static_cast<char*>(library.dli_fbase)
               << std::endl;
-    ::pause();
+    ::syscall(SYS_pause);
   }
   if (context.rank() == 2) {
     auto work = group.all_reduce_async(x);
@@ -166,7 +167,7 @@ TEST_P(HungRank, TheReportShowsItsLocationAndTheWaitOfOtherRanks) {
                  "called from libc[^ ]*\\+0x([0-9a-f]+)\\); it had completed barrier #1")))
       << report;
   const auto place = std::stoul(found[1], nullptr, 16);
-  ASSERT_TRUE(std::regex_search(results[1].err, found, std::regex("pause is at (\\d+)")));
+  ASSERT_TRUE(std::regex_search(results[1].err, found, std::regex("syscall is at (\\d+)")));
   EXPECT_GT(place, std::stoul(found[1]));
   EXPECT_LT(place, std::stoul(found[1]) + 256);
 }

@@ -19,7 +19,7 @@ endfunction()
 # expect_configured(<what> <ON or OFF or AUTO> <"ends" or "continues"> <regex>...): only what is below root is found.
 function(expect_configured what with_cuda ends)
   file(REMOVE_RECURSE "${work}/cuda_finds")
-  execute_process(COMMAND "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/finds" -B "${work}/cuda_finds" "-Dsource=${source}"
+  execute_process(COMMAND "${CMAKE_COMMAND}" -G Ninja -S "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/finds" -B "${work}/cuda_finds" "-Dsource=${source}"
     "-DTorch_DIR=${prefix}" "-DLOCKSTEP_WITH_CUDA=${with_cuda}" "-DCMAKE_FIND_ROOT_PATH=${root}"
     -DCMAKE_FIND_ROOT_PATH_MODE_INCLUDE=ONLY -DCMAKE_FIND_ROOT_PATH_MODE_LIBRARY=ONLY
     OUTPUT_VARIABLE text ERROR_VARIABLE text RESULT_VARIABLE code)

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "support/mpi_ranks.h"
 
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <poll.h>
 #include <signal.h>
 #include <stdexcept>
+#include <string_view>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -40,8 +44,7 @@ std::string lines_of(const std::vector<std::string>& scenarios, const std::vecto
 
 std::map<std::string, std::string> mpi_environment(const std::string& lines, const RunOptions& options,
                                                    const TempFolder& folder) {
-  // Tests have more ranks than cores, and run as root in containers. Variables, because options differ from
-  // MPI to MPI.
+  // Tests have more ranks than cores, and run as root in containers.
   std::map<std::string, std::string> env{{kScenarioVariable, lines},
                                          {kOutputVariable, folder.path().string()},
                                          {"OMP_NUM_THREADS", "1"},
@@ -54,10 +57,17 @@ std::map<std::string, std::string> mpi_environment(const std::string& lines, con
   return env;
 }
 
-// Ranks with variables of their own are programs of their own to mpiexec.
-std::vector<std::string> command_of(const RunOptions& options, const std::string& program) {
+std::string mpiexec() {
   const char* const other = std::getenv("LOCKSTEP_TEST_MPIEXEC");
-  std::vector<std::string> words{other != nullptr ? other : LOCKSTEP_MPIEXEC};
+  return other != nullptr ? other : LOCKSTEP_MPIEXEC;
+}
+
+// Ranks with variables of their own are programs of their own to mpiexec.
+std::vector<std::string> command_of(const RunOptions& options, const std::string& program,
+                                    const std::vector<std::string>& mpiexec_options) {
+  std::vector<std::string> words{mpiexec()};
+  if (is_open_mpi_5()) words.insert(words.end(), {"--oversubscribe", "--bind-to", "none"});
+  words.insert(words.end(), mpiexec_options.begin(), mpiexec_options.end());
   if (options.rank_env.empty()) {
     words.insert(words.end(), {"-n", std::to_string(options.world_size), program});
     return words;
@@ -105,11 +115,23 @@ int finish(pid_t pid, std::chrono::seconds timeout) {
 
 }  // namespace
 
-MpiRun run_mpi_ranks(const std::vector<std::string>& scenarios, const RunOptions& options) {
+bool is_open_mpi_5() {
+  static const bool is = [] {
+    std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen((mpiexec() + " --version").c_str(), "r"), &::pclose);
+    std::array<char, 200> text{};
+    if (!pipe || std::fgets(text.data(), text.size(), pipe.get()) == nullptr) return false;
+    return std::string_view(text.data()).find("(Open MPI) 5.") != std::string_view::npos;
+  }();
+  return is;
+}
+
+MpiRun run_mpi_ranks(const std::vector<std::string>& scenarios, const RunOptions& options,
+                     const std::vector<std::string>& mpiexec_options) {
   const TempFolder folder;
   const std::vector<ReservedPort> ports(scenarios.size());
   const auto env = mpi_environment(lines_of(scenarios, ports), options, folder);
-  const auto command = command_of(options, std::filesystem::read_symlink("/proc/self/exe").string());
+  const auto command =
+      command_of(options, std::filesystem::read_symlink("/proc/self/exe").string(), mpiexec_options);
   const auto pid = ::fork();
   if (pid < 0) throw std::runtime_error("fork failed");
   if (pid == 0) become_mpiexec(env, command, folder.file("mpiexec"));

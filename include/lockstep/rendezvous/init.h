@@ -180,9 +180,10 @@ Context init(const InitOptions& options = {});
 std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {});
 
 /// Splits a group of this run: returns the new group of the part of `split_ranks` that this rank is in, or
-/// nullopt. Parts hold ranks within `parent_pg`, which keep their order; no rank is in two. Only the ranks of
-/// `parent_pg` call it, all with the same arguments. Backend, timeout and NCCL options are by default the
-/// parent's. Any backend. PyTorch: `torch.distributed.split_group`.
+/// nullopt. Parts hold ranks within `parent_pg`; a rank's position in its part is its rank in the new group,
+/// and no rank is in two. Only the ranks of `parent_pg` call it, all with the same arguments. Backend,
+/// timeout and NCCL options are by default the parent's. Any backend. PyTorch:
+/// `torch.distributed.split_group` (which sorts the ranks of a part before 2.14).
 std::optional<ProcessGroup> split_group(const ProcessGroup& parent_pg,
                                         const std::vector<std::vector<int>>& split_ranks,
                                         const GroupOptions& options = {});
