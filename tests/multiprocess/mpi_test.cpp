@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The scenarios of the other backends over MPI, under mpiexec, all of one world size in the same processes.
 #include <csignal>
+#include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
 #include <fstream>
