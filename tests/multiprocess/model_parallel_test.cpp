@@ -15,7 +15,7 @@ namespace {
 using torch::nn::Linear;
 using torch::nn::Sequential;
 
-const c10::Device kFirst(at::kPrivateUse1, 0), kSecond(at::kPrivateUse1, 1);  // of two_devices.cpp
+const c10::Device kFirst(at::kMTIA, 0), kSecond(at::kMTIA, 1);  // of two_devices.cpp
 
 Sequential make_net(int seed) {
   torch::manual_seed(static_cast<std::uint64_t>(seed));

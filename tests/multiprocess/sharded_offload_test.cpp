@@ -16,7 +16,7 @@ using at::Tensor;
 using torch::nn::Linear;
 using torch::nn::Sequential;
 
-constexpr auto kDevice = at::kPrivateUse1;  // of two_devices.cpp
+constexpr auto kDevice = at::kMTIA;  // of two_devices.cpp
 
 // Tensors of the device travel through memory of the host.
 Context init_with_device() { return init({.backend = "gloo", .device = c10::Device(kDevice, 0)}); }

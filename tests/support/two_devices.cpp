@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Two devices that are not the CPU, for tests of code that moves tensors between devices: privateuseone:0 and
-// :1, the type of device that a program adds, also where LibTorch has CUDA. Their memory is the host's, and
-// operators run on the CPU with copies.
+// Two devices that are not the CPU, for tests of code that moves tensors between devices: mtia:0 and mtia:1,
+// a type of device for which LibTorch has no kernels, and which may be beside CUDA. Their memory is the
+// host's, and operators run on the CPU with copies.
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -9,7 +9,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/detail/MTIAHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/as_strided_native.h>
@@ -21,7 +21,7 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr auto kType = c10::DeviceType::PrivateUse1;
+constexpr auto kType = c10::DeviceType::MTIA;
 thread_local c10::DeviceIndex current = 0;
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -42,7 +42,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void*) const override { return true; }
   void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
 };
-C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+C10_REGISTER_GUARD_IMPL(MTIA, Guard);
 
 // Memory of the host that counts as page-locked for these devices.
 struct PinnedMemory final : c10::Allocator {
@@ -80,9 +80,11 @@ struct PinnedMemory final : c10::Allocator {
   }
 };
 
-struct Hooks final : at::PrivateUse1HooksInterface {
+struct Hooks final : at::MTIAHooksInterface {
+  explicit Hooks(at::MTIAHooksArgs) {}
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
+  bool hasMTIA() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return 2; }
   // For torch::manual_seed().
@@ -104,9 +106,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 };
 [[maybe_unused]] const bool is_registered = [] {
-  static Hooks hooks;
-  at::RegisterPrivateUse1HooksInterface(&hooks);
-  c10::register_privateuse1_backend("privateuseone");
+  at::MTIAHooksRegistry()->Register("MTIAHooks",
+                                    [](at::MTIAHooksArgs args) -> std::unique_ptr<at::MTIAHooksInterface> {
+                                      return std::make_unique<Hooks>(args);
+                                    });
   return true;
 }();
 
@@ -132,8 +135,8 @@ at::Tensor empty(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype,
                  std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard guard(device.value_or(c10::Device(kType, current)));
   return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(sizes), &memory,
-                                   c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                   dtype.value_or(at::kFloat), format);
+                                   c10::DispatchKeySet(c10::DispatchKey::MTIA), dtype.value_or(at::kFloat),
+                                   format);
 }
 
 at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
@@ -141,7 +144,7 @@ at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
                          std::optional<at::Device> device, std::optional<bool>) {
   const c10::DeviceGuard guard(device.value_or(c10::Device(kType, current)));
   return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
-                                           &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                           &memory, c10::DispatchKeySet(c10::DispatchKey::MTIA),
                                            dtype.value_or(at::kFloat));
 }
 
@@ -197,11 +200,11 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::native::cpu_fallback(op, stack);
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+TORCH_LIBRARY_IMPL(_, MTIA, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+TORCH_LIBRARY_IMPL(aten, MTIA, library) {
   library.impl("empty.memory_format", empty);
   library.impl("empty_strided", empty_strided);
   library.impl("resize_", resize_);

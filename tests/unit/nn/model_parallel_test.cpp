@@ -15,7 +15,7 @@ using at::Tensor;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const c10::Device kFirst(at::kPrivateUse1, 0), kSecond(at::kPrivateUse1, 1);
+const c10::Device kFirst(at::kMTIA, 0), kSecond(at::kMTIA, 1);
 
 // Residuals, factories, indices, buffers, tied weights and lists of tensors, which need no code for devices.
 struct NetImpl : torch::nn::Module {
