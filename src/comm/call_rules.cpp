@@ -386,7 +386,8 @@ void CallRules::check_coalesced(
   const CallCheck check(*this, call);
   check.all_copied(outputs, "outputs");
   check.all_copied(inputs, "inputs");
-  const auto overlap = find_overlap(outputs, inputs, is_allowed);
+  auto overlap = find_overlap(outputs, inputs, is_allowed);
+  if (!overlap) overlap = find_overlap_with_holes(outputs, inputs, is_allowed);
   if (!overlap) return;
   check.refuse(fmt::format("outputs[{}] and {}[{}] share memory; each output needs memory of its own",
                            overlap->output, overlap->is_input ? "inputs" : "outputs", overlap->other));

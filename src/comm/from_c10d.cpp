@@ -82,6 +82,25 @@ at::Tensor flatten(const Tensors& tensors) {
   return torch::utils::flatten_dense_tensors(tensors);
 }
 
+// Each list can take the inputs of a rank one by one, not only all of them together.
+void check_same_parts(const std::vector<Tensors>& lists, const Tensors& inputs) {
+  const auto describe = [](const at::Tensor& tensor) {
+    return fmt::format("{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
+  };
+  for (std::size_t rank = 0; rank < lists.size(); ++rank) {
+    if (lists[rank].size() != inputs.size()) {
+      throw ArgumentError(fmt::format("outputs[{}] has {} tensors, inputs {}; one for each input is needed",
+                                      rank, lists[rank].size(), inputs.size()));
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (lists[rank][i].sizes() == inputs[i].sizes()) continue;
+      throw ArgumentError(
+          fmt::format("outputs[{}][{}] is {} but inputs[{}] is {}; their shapes must be the same", rank, i,
+                      describe(lists[rank][i]), i, describe(inputs[i])));
+    }
+  }
+}
+
 void unflatten(const at::Tensor& flat, const Tensors& tensors) {
   const at::NoGradGuard no_grad;
   const auto parts = torch::utils::unflatten_dense_tensors(flat, tensors);
@@ -325,6 +344,7 @@ WorkPtr FromC10d::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& in
                          [&](std::size_t output, std::size_t input) {
                            return output == static_cast<std::size_t>(getRank()) * inputs.size() + input;
                          });
+  check_same_parts(outputs, inputs);
   const auto flat = flatten(inputs);
   Tensors flat_outputs;
   for (const auto& list : outputs) flat_outputs.push_back(flatten(list));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <ATen/ops/zeros.h>
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
@@ -88,6 +89,36 @@ std::string in_place_form(const Call& call, int rank) {
   }
 }
 
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.is_contiguous() || tensor.is_non_overlapping_and_dense();
+}
+
+// With the memory between the elements.
+Extent span_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  std::int64_t last = 0;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  const auto begin = placed(tensor).extent().begin;
+  return {begin, begin + (static_cast<std::size_t>(last) + 1) * tensor.itemsize()};
+}
+
+// Whether an element of one lies where one of the other does, by a map of the memory that both are in.
+bool share_elements(const at::Tensor& one, const at::Tensor& other) {
+  const auto a = span_of(one), b = span_of(other);
+  if (!a.overlaps(b)) return false;
+  const auto size = one.itemsize();
+  const auto begin = std::min(a.begin, b.begin);
+  if (other.itemsize() != size || (a.begin - begin) % size != 0 || (b.begin - begin) % size != 0) return true;
+  const auto elements = static_cast<std::int64_t>((std::max(a.end, b.end) - begin) / size);
+  const auto map = at::zeros({elements}, at::kBool);
+  const auto in_map = [&](const at::Tensor& tensor, const Extent& span) {
+    return map.as_strided(tensor.sizes(), tensor.strides(),
+                          static_cast<std::int64_t>((span.begin - begin) / size));
+  };
+  in_map(one, a).fill_(true);
+  return in_map(other, b).any().item<bool>();
+}
+
 // "output", or "output[2]".
 std::string name_of(const char* text, bool is_list, std::size_t index) {
   return is_list ? fmt::format("{}[{}]", text, index) : text;
@@ -110,10 +141,26 @@ bool has_shared_elements(const at::Tensor& tensor) {
   return false;
 }
 
-Extent extent_of(const at::Tensor& tensor) {
-  const bool is_dense = tensor.is_contiguous() || tensor.is_non_overlapping_and_dense();
-  return is_dense ? placed(tensor).extent() : Extent{};
+std::optional<Overlap> find_overlap_with_holes(
+    at::TensorList outputs, at::TensorList inputs,
+    c10::function_ref<bool(std::size_t output, std::size_t input)> is_allowed) {
+  if (std::ranges::all_of(outputs, is_dense) && std::ranges::all_of(inputs, is_dense)) return std::nullopt;
+  for (std::size_t output = 0; output < outputs.size(); ++output) {
+    const bool has_holes = !is_dense(outputs[output]);
+    for (std::size_t other = output + 1; other < outputs.size(); ++other) {
+      if ((has_holes || !is_dense(outputs[other])) && share_elements(outputs[output], outputs[other]))
+        return Overlap{output, other};
+    }
+    for (std::size_t input = 0; input < inputs.size(); ++input) {
+      if ((has_holes || !is_dense(inputs[input])) && share_elements(outputs[output], inputs[input]) &&
+          !is_allowed(output, input))
+        return Overlap{output, input, true};
+    }
+  }
+  return std::nullopt;
 }
+
+Extent extent_of(const at::Tensor& tensor) { return is_dense(tensor) ? placed(tensor).extent() : Extent{}; }
 
 std::optional<Overlap> find_overlap(
     at::TensorList outputs, at::TensorList inputs,

@@ -66,6 +66,11 @@ std::optional<Overlap> find_overlap(
     at::TensorList outputs, at::TensorList inputs,
     c10::function_ref<bool(std::size_t output, std::size_t input)> is_allowed);
 
+// Finds such an overlap of which one tensor or both have holes. Takes O(n^2).
+std::optional<Overlap> find_overlap_with_holes(
+    at::TensorList outputs, at::TensorList inputs,
+    c10::function_ref<bool(std::size_t output, std::size_t input)> is_allowed);
+
 // What is wrong with the arguments of a call whose outputs share memory with each other or with inputs, other
 // than in the forms that ProcessGroup's rules allow. Empty: nothing.
 std::string overlap_complaint(const Call& call, int rank);

@@ -196,30 +196,40 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
       group_(runtime::required_group(options.process_group, "DistributedDataParallel")),
       sync_buffers_(options.forward_sync_buffers.value_or(options.broadcast_buffers)),
       skips_found_unused_(options.skip_all_reduce_unused_params && !options.static_graph),
-      where_(where),
-      device_(common_device(some_parameters(module))) {
-  check_options(options);
-  check_mixed_precision(options);
-  check_with_python(options, comm::state_of(group_));
-  const auto limits = limits_from(options);
-  const auto all = distinct(module.named_parameters());
-  find_all(joined(all, distinct(module.named_buffers())), options.params_and_buffers_to_ignore,
+      where_(where) {
+  // Ranks compare their modules only if they synchronize them.
+  const auto compared = options.init_sync ? std::vector{group_} : std::vector<ProcessGroup>{};
+  auto parts =
+      tell_on_failure(compared, "DistributedDataParallel", where, [this] { return look_at_arguments(); });
+  start_equal(parts.trained);
+  if (!parts.delayed.empty())
+    delayed_ = std::make_unique<DelayedReduction>(parts.delayed, parts.trigger, group_, where_);
+  if (!parts.trained.empty()) make_reducer(std::move(parts.trained), parts.limits, sync);
+  watch_module();
+  refuse_new_parameters();
+}
+
+// Throws ArgumentError.
+DdpState::Parts DdpState::look_at_arguments() {
+  check_options(options_);
+  check_mixed_precision(options_);
+  check_with_python(options_, comm::state_of(group_));
+  Parts parts{.limits = limits_from(options_)};
+  device_ = common_device(some_parameters(module_));
+  const auto all = distinct(module_.named_parameters());
+  find_all(joined(all, distinct(module_.named_buffers())), options_.params_and_buffers_to_ignore,
            "params_and_buffers_to_ignore");
-  auto trained = look_at_module();
-  const auto delayed =
-      find_all(parameters_, options.delay_all_reduce_named_params, "delay_all_reduce_named_params");
-  if (trained.empty() && delayed.empty()) {
+  parts.trained = look_at_module();
+  parts.delayed =
+      find_all(parameters_, options_.delay_all_reduce_named_params, "delay_all_reduce_named_params");
+  if (!parts.delayed.empty()) {
+    parts.trigger =
+        find_all(all, {options_.param_to_hook_all_reduce}, "param_to_hook_all_reduce").front().tensor;
+  } else if (parts.trained.empty()) {
     throw ArgumentError(
         "DistributedDataParallel: params_and_buffers_to_ignore leaves no parameter to reduce");
   }
-  start_equal(trained);
-  if (!delayed.empty()) {
-    const auto trigger = find_all(all, {options.param_to_hook_all_reduce}, "param_to_hook_all_reduce");
-    delayed_ = std::make_unique<DelayedReduction>(delayed, trigger.front().tensor, group_, where_);
-  }
-  if (!trained.empty()) make_reducer(std::move(trained), limits, sync);
-  watch_module();
-  refuse_new_parameters();
+  return parts;
 }
 
 std::vector<TrainedParameter> DdpState::look_at_module() {

@@ -116,6 +116,13 @@ class DdpState {
 
  private:
   // The module's parameters, its buffers and the parameters in buckets, as they are now.
+  struct Parts {
+    BucketLimits limits;
+    std::vector<TrainedParameter> trained = {};
+    std::vector<NamedTensor> delayed = {};
+    at::Tensor trigger = {};
+  };
+  Parts look_at_arguments();
   std::vector<TrainedParameter> look_at_module();
   void start_equal(const std::vector<TrainedParameter>& trained) const;
   // What the ranks compare, with `more` lines.
@@ -156,7 +163,7 @@ class DdpState {
   bool sync_buffers_;
   bool skips_found_unused_;
   std::source_location where_;
-  c10::Device device_;
+  c10::Device device_{at::kCPU};
   std::vector<NamedTensor> parameters_;
   std::vector<NamedTensor> buffers_;
   std::vector<NamedTensor> untrained_;  // parameters without requires_grad when the reducer was built

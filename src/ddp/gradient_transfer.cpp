@@ -8,6 +8,7 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
@@ -24,6 +25,11 @@ namespace {
 
 bool aliases(const at::Tensor& gradient, const at::Tensor& view) {
   return gradient.is_alias_of(view) && gradient.storage_offset() == view.storage_offset();
+}
+
+// LibTorch does not divide complex numbers of half precision.
+void divide_by(int divisor, const at::Tensor& gradients) {
+  (gradients.scalar_type() == at::kComplexHalf ? at::view_as_real(gradients) : gradients).div_(divisor);
 }
 
 }  // namespace
@@ -121,7 +127,7 @@ void Reducer::copy_to_bucket(Bucket& bucket, Bucket::Slot& slot) {
   }
   if (options_.batched_grad_copy) return;
   if (aliases(gradient, slot.view)) {
-    if (!hook_) slot.view.div_(divisor());
+    if (!hook_) divide_by(divisor(), slot.view);
     return;
   }
   if (hook_) {
@@ -147,7 +153,7 @@ void Reducer::copy_all_to_bucket(Bucket& bucket) {
     if (options_.gradient_as_bucket_view) gradient = slot.view;
   }
   if (!views.empty()) at::_foreach_copy_(views, gradients);
-  if (!hook_) bucket.flat.div_(divisor());
+  if (!hook_) divide_by(divisor(), bucket.flat);
 }
 
 void Reducer::take_sparse_gradient(Bucket& bucket) {

@@ -65,6 +65,10 @@ std::string first_difference(const std::vector<std::string>& texts) {
                      readable(lines_of(texts[culprit]), earliest));
 }
 
+bool can_be_sent_itself(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 // The backend writes without autograd's knowledge; a saved tensor must count as changed.
 void broadcast_in_place(const ProcessGroup& group, int source, const at::Tensor& tensor,
                         std::source_location where) {
@@ -75,7 +79,7 @@ void broadcast_in_place(const ProcessGroup& group, int source, const at::Tensor&
 void broadcast_flattened(const ProcessGroup& group, int source, const std::vector<at::Tensor>& tensors,
                          std::source_location where) {
   if (tensors.empty()) return;
-  if (tensors.size() == 1 && tensors.front().is_contiguous()) {
+  if (tensors.size() == 1 && can_be_sent_itself(tensors.front())) {
     broadcast_in_place(group, source, tensors.front(), where);
     return;
   }
@@ -96,7 +100,15 @@ void check_can_be_sent(const ProcessGroup& group, const char* user, const std::v
     };
     const auto dtype = c10::isComplexType(tensor.scalar_type()) ? c10::toRealValueType(tensor.scalar_type())
                                                                 : tensor.scalar_type();
-    const auto& dtypes = traits.on(tensor.device().type()).dtypes;
+    const auto& of_device = traits.on(tensor.device().type());
+    const auto& [devices, dtypes] = std::tie(of_device.devices, of_device.dtypes);
+    if (!devices.empty() && !devices.contains(tensor.device().type())) {
+      refuse(
+          fmt::format("is on {}, which backend {} does not carry; move the module to another device before, "
+                      "or name it in "
+                      "params_and_buffers_to_ignore",
+                      tensor.device().str(), comm::state_of(group).backend_name()));
+    }
     if (tensor.layout() != c10::kStrided) refuse("is not a dense tensor; replace it by its to_dense()");
     if (!dtypes.empty() && !dtypes.contains(dtype)) {
       refuse(
@@ -114,13 +126,14 @@ void check_can_be_sent(const ProcessGroup& group, const char* user, const std::v
 }
 
 std::string describe(const std::string& kind, const NamedTensor& item) {
-  return fmt::format("{} {}\t{}[{}]{}", kind, item.name, c10::toString(item.tensor.scalar_type()),
-                     fmt::join(item.tensor.sizes(), ", "), strides_of(item.tensor));
+  return fmt::format("{} {}\t{}[{}]{} on {}", kind, item.name, c10::toString(item.tensor.scalar_type()),
+                     fmt::join(item.tensor.sizes(), ", "), strides_of(item.tensor),
+                     c10::DeviceTypeName(item.tensor.device().type(), true));
 }
 
 at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> rows;
-  for (const auto& tensor : tensors) rows.push_back(tensor.reshape({-1}));
+  for (const auto& tensor : tensors) rows.push_back(tensor.resolve_conj().resolve_neg().reshape({-1}));
   return at::cat(rows);
 }
 
@@ -141,6 +154,19 @@ void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, s
                            own.user, first_difference(texts), own.advice);
 }
 
+void tell_failure(const std::vector<ProcessGroup>& groups, ModuleText why, std::source_location where) {
+  std::ranges::replace(why.lines, '\n', ' ');
+  why.lines = "an error: " + why.lines;
+  for (const auto& group : groups) {
+    try {
+      if (group.size() > 1 && !comm::state_of(group).info().with_python)
+        check_same_on_all_ranks(group, why, where);
+    } catch (const Error&) {
+      // Expected: others have no error, another one, or are not there.
+    }
+  }
+}
+
 void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,
                     std::source_location where) {
   if (comm::state_of(group).info().with_python) {
@@ -152,7 +178,7 @@ void broadcast_from(const ProcessGroup& group, int source, const std::vector<Nam
   std::map<std::pair<c10::ScalarType, std::string>, std::int64_t> bytes;
   for (const auto& item : tensors) {
     const auto tensor = item.tensor.detach();
-    if (tensor.nbytes() >= kDirectBytes && tensor.is_contiguous()) {
+    if (tensor.nbytes() >= kDirectBytes && can_be_sent_itself(tensor)) {
       broadcast_in_place(group, source, tensor, where);
       continue;
     }
@@ -177,10 +203,7 @@ void broadcast_module(const torch::nn::Module& module, int src, std::optional<Pr
   auto tensors = nn::distinct(module.named_parameters());
   for (auto& buffer : nn::distinct(module.named_buffers())) tensors.push_back(std::move(buffer));
   std::string lines;
-  for (const auto& item : tensors) {
-    lines += fmt::format("{} on {}\n", ddp::describe("tensor", item),
-                         c10::DeviceTypeName(item.tensor.device().type(), true));
-  }
+  for (const auto& item : tensors) lines += ddp::describe("tensor", item) + "\n";
   ddp::check_same_on_all_ranks(
       group, {.user = "broadcast_module", .lines = lines, .advice = "Build the same module on every rank"},
       where);

@@ -3,7 +3,9 @@
 
 #include <source_location>
 #include <string>
+#include <vector>
 
+#include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 
 #include "nn/named_tensors.h"
@@ -12,7 +14,7 @@ namespace lockstep::ddp {
 
 using nn::NamedTensor;
 
-// One line: "parameter fc1.weight\tFloat[500, 1600]", with strides where the tensor is not contiguous.
+// One line: "parameter fc1.weight\tFloat[500, 1600] on cpu", with strides where the tensor is not contiguous.
 std::string describe(const std::string& kind, const NamedTensor& item);
 
 // A description of a module that must be the same on all ranks.
@@ -25,6 +27,23 @@ struct ModuleText {
 // Throws DesyncError on every rank unless all ranks have the same lines; the error names the first that
 // differs and where.
 void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, std::source_location where);
+
+// In place of check_same_on_all_ranks(), on a rank whose module is refused: `why` has the reason as its
+// lines.
+void tell_failure(const std::vector<ProcessGroup>& groups, ModuleText why, std::source_location where);
+
+// What `prepare` returns, which precedes check_same_on_all_ranks() in these groups. If it throws on this
+// rank, the others' DesyncError has the reason.
+template <class Prepare>
+auto tell_on_failure(const std::vector<ProcessGroup>& groups, const char* user, std::source_location where,
+                     const Prepare& prepare) {
+  try {
+    return prepare();
+  } catch (const Error& error) {
+    tell_failure(groups, {.user = user, .lines = error.what(), .advice = ""}, where);
+    throw;
+  }
+}
 
 // Throws ArgumentError, which names the tensor, unless the group can carry each and write to it.
 void check_can_be_sent(const ProcessGroup& group, const char* user, const std::vector<NamedTensor>& tensors);

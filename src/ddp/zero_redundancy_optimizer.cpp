@@ -120,10 +120,12 @@ ZeroShards::ZeroShards(Optimizer& optimizer, const std::optional<ProcessGroup>& 
 ZeroShards::~ZeroShards() = default;
 
 void ZeroShards::check_parameters(Where where) const {
+  const auto lines =
+      tell_on_failure({group_}, "ZeroRedundancyOptimizer", where, [&] { return parameters_text(where); });
   check_same_on_all_ranks(
       group_,
       {.user = place_of(where),
-       .lines = parameters_text(where),
+       .lines = lines,
        .advice = "Build the optimizer from the same parameters in the same order on all ranks"},
       where);
 }

@@ -147,8 +147,10 @@ void check_same_on_all_ranks(const std::string& parameters, const fsdp::GroupOpt
       .user = fmt::format("{}:{}: fully_shard()", options.where.file_name(), options.where.line()),
       .lines = parameters + text_of(options),
       .advice = "Make the same calls for the same module with the same options on every rank"};
-  ddp::check_same_on_all_ranks(options.shard_group, own, options.where);
-  if (options.replicas) ddp::check_same_on_all_ranks(*options.replicas, own, options.where);
+  const auto replicas = options.replicas ? std::vector{*options.replicas} : std::vector<ProcessGroup>{};
+  ddp::tell_on_failure(replicas, "fully_shard()", options.where,
+                       [&] { ddp::check_same_on_all_ranks(options.shard_group, own, options.where); });
+  for (const auto& group : replicas) ddp::check_same_on_all_ranks(group, own, options.where);
 }
 
 // Parameters in the order of PyTorch's flat layout: those of children before those of the module.
@@ -162,6 +164,29 @@ void visit_parameters(const torch::nn::Module& module, const std::string& prefix
   }
 }
 
+// The parameters that no earlier call has; the groups of others become part of the tree.
+GroupPointer own_group(const torch::nn::Module& module, const std::vector<at::Tensor>& ignored,
+                       const fsdp::GroupOptions& options, const std::shared_ptr<Tree>& tree) {
+  std::vector<nn::NamedTensor> ordered, own;
+  visit_parameters(module, "", ordered);
+  for (const auto& each : ordered) {
+    const auto is_same = [&](const auto& tensor) { return tensor.is_same(each.tensor); };
+    if (const auto earlier = group_of(each.tensor)) {
+      if (earlier->module() == &module) {
+        throw_error<ArgumentError>(
+            "{}:{}: fully_shard(): the module is already sharded; keep the FSDPModule of the first call",
+            options.where.file_name(), options.where.line());
+      }
+      move_into(tree, earlier);
+    } else if (std::ranges::none_of(ignored, is_same)) {
+      own.push_back(each);
+    }
+  }
+  check_shared_groups(*tree, options);
+  check_experts(module, own, options);
+  return own.empty() ? nullptr : ParameterGroup::create(own, options, tree);
+}
+
 std::size_t index_in(const ParameterGroup& group, const at::Tensor& tensor) {
   const auto& all = group.parameters();
   const auto it =
@@ -173,32 +198,15 @@ std::size_t index_in(const ParameterGroup& group, const at::Tensor& tensor) {
 
 FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
                        std::source_location where) {
-  const auto ignored = [&](const at::Tensor& tensor) {
-    return std::ranges::any_of(options.ignored_params,
-                               [&](const auto& each) { return each.is_same(tensor); });
-  };
   auto group = group_options(options, where);
   group.module = &module;
+  std::vector<ProcessGroup> ranks{group.shard_group};
+  if (group.replicas) ranks.push_back(*group.replicas);
   auto tree = std::make_shared<Tree>();
-  std::vector<nn::NamedTensor> ordered, own;
-  visit_parameters(module, "", ordered);
-  for (const auto& each : ordered) {
-    if (const auto earlier = group_of(each.tensor)) {
-      if (earlier->module() == &module) {
-        throw_error<ArgumentError>(
-            "{}:{}: fully_shard(): the module is already sharded; keep the FSDPModule of the first call",
-            where.file_name(), where.line());
-      }
-      move_into(tree, earlier);
-    } else if (!ignored(each.tensor)) {
-      own.push_back(each);
-    }
-  }
-  check_shared_groups(*tree, group);
-  check_experts(module, own, group);
 
   FSDPModule result;
-  if (!own.empty()) result.own_ = ParameterGroup::create(own, group, tree);
+  result.own_ = ddp::tell_on_failure(ranks, "fully_shard()", where,
+                                     [&] { return own_group(module, options.ignored_params, group, tree); });
   check_same_on_all_ranks(result.own_ ? result.own_->text() : "", group);
   if (result.own_) {
     result.own_->distribute();
@@ -210,8 +218,6 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
       &module, options.mp_policy,
       fmt::format("{}:{}: fully_shard(): {}", where.file_name(), where.line(), module.name()));
   for (const auto& each : result.groups(true)) each->forward_policies.push_back(result.forward_);
-  std::vector<ProcessGroup> ranks{group.shard_group};
-  if (group.replicas) ranks.push_back(*group.replicas);
   if (!tree->groups.empty())
     tree->watch(module, fmt::format("{}:{}: fully_shard()", where.file_name(), where.line()), ranks);
   return result;

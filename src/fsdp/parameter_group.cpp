@@ -97,9 +97,8 @@ std::string ParameterGroup::text() const {
   std::string lines;
   for (const auto& parameter : parameters_) {
     const auto whole = parameter.lock_whole();
-    lines += fmt::format("{}, Shard({}), on {}{}\n", ddp::describe("parameter", {parameter.name, whole}),
-                         parameter.dim, c10::DeviceTypeName(whole.device().type(), true),
-                         parameter.trained ? "" : ", no gradient");
+    lines += fmt::format("{}, Shard({}){}\n", ddp::describe("parameter", {parameter.name, whole}),
+                         parameter.dim, parameter.trained ? "" : ", no gradient");
   }
   return lines;
 }

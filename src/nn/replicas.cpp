@@ -18,6 +18,7 @@
 
 #include "base/throw_error.h"
 #include "device/thread_generator.h"
+#include "nn/module_copy.h"
 #include "runtime/intra_op_threads.h"
 
 namespace lockstep::nn {
@@ -26,24 +27,11 @@ namespace {
 using at::Tensor;
 using runtime::IntraOpThreads;
 
-std::shared_ptr<torch::nn::Module> copy_of(const torch::nn::Module& module) {
-  try {
-    return module.clone();
-  } catch (const c10::Error& error) {
-    throw_error<ArgumentError>(
-        "DataParallel: the module {} cannot be cloned; derive it and its submodules from "
-        "torch::nn::Cloneable, or set options.make_replica. LibTorch's error: {}",
-        module.name(), error.what_without_backtrace());
-  }
-}
-
 std::shared_ptr<torch::nn::Module> new_replica(
     const torch::nn::Module& original, const Replicas::Make& make,
     const std::function<bool(const torch::nn::Module&)>& is_replica) {
-  // The initial weights of a replica must not consume the user's random numbers.
-  const auto restore = c10::make_scope_exit(
-      [state = device::state_of(default_generator())] { device::set_state(default_generator(), state); });
-  auto replica = make ? make() : copy_of(original);
+  auto replica =
+      make ? make_module(make) : copy_module(original, "DataParallel", ", or set options.make_replica");
   if (!replica || !is_replica(*replica)) {
     throw ArgumentError("DataParallel: options.make_replica must return a module of the wrapped type");
   }

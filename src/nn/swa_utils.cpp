@@ -11,6 +11,7 @@
 #include <lockstep/nn/sync_batch_norm.h>
 
 #include "base/throw_error.h"
+#include "nn/module_copy.h"
 #include "nn/synced_batch_norm.h"
 
 namespace lockstep::optim {
@@ -176,7 +177,7 @@ AveragedModelBase::AveragedModelBase(AveragedModelOptions options)
 std::shared_ptr<torch::nn::Module> AveragedModelBase::copy_of(
     const std::shared_ptr<const torch::nn::Module>& model) {
   if (!model) throw_error<ArgumentError>("AveragedModel: the model is empty (a null holder or pointer)");
-  copy_ = model->clone(options_.device);
+  copy_ = nn::copy_module(*model, "AveragedModel", "", options_.device);
   nn::convert_copy(*model, copy_);
   const auto from = model->torch::nn::Module::parameters();
   const auto to = copy_->torch::nn::Module::parameters();

@@ -76,6 +76,25 @@ const testing::Scenario futures("c10d callers: futures", [] {
   std::vector<at::Tensor> wholes{twice[0], at::zeros({2})};
   refuses([&] { (void)backend->allgather_into_tensor_coalesced(wholes, halves); },
           "outputs[0] and inputs[1] share memory");
+  // Interleaved columns are apart, although they have holes.
+  const auto grid = at::zeros({3, 4});
+  const auto column = [&](std::int64_t from, std::int64_t count) { return grid.narrow(1, from, count); };
+  std::vector<at::Tensor> columns{column(0, 2), column(1, 2)};
+  refuses([&] { (void)backend->allreduce_coalesced(columns); }, "outputs[0] and outputs[1] share memory");
+  std::vector<std::vector<at::Tensor>> to_columns{{column(1, 2)}, {column(0, 3)}};
+  std::vector<at::Tensor> from_column{column(1, 2)};
+  refuses([&] { (void)backend->allgather_coalesced(to_columns, from_column); }, "share memory");
+  to_columns = {{column(0, 2)}, {column(2, 2)}};
+  from_column = {at::full({3, 2}, static_cast<float>(context.rank()))};
+  backend->allgather_coalesced(to_columns, from_column)->wait();
+  EXPECT_TRUE(at::equal(grid, at::tensor({0.F, 0.F, 1.F, 1.F}).expand({3, 4})));
+  // As many elements in all.
+  std::vector<std::vector<at::Tensor>> swapped{{at::empty({3}), at::empty({2})},
+                                               {at::empty({3}), at::empty({2})}};
+  refuses([&] { (void)backend->allgather_coalesced(swapped, own); },
+          "outputs[0][0] is Float[3] but inputs[0] is Float[2]");
+  swapped[0] = {at::empty({5})};
+  refuses([&] { (void)backend->allgather_coalesced(swapped, own); }, "outputs[0] has 1 tensors, inputs 2");
   // Of three entries, and of one.
   const auto ones = at::diag(context.is_main() ? at::ones({3}) : at::tensor({1.F, 0.F, 0.F}));
   std::vector<at::Tensor> sparse{ones.to_sparse()};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What DistributedDataParallel does at construction, between real processes.
 #include <array>
+#include <chrono>
+#include <functional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -139,10 +141,97 @@ const testing::Scenario unsendable("ddp of tensors that cannot be sent", [] {
   EXPECT_THAT(error_of(context.rank() == 0 ? torch::ones({3}) : torch::ones({1}).expand({3})),
               HasSubstr("mask"));
   EXPECT_EQ(error_of(torch::ones({4, 6}).narrow(1, 1, 2)), "");
+  const auto on_meta = torch::ones({3}, at::kMeta);
+  EXPECT_THAT(error_of(on_meta),
+              AllOf(HasSubstr("mask"), HasSubstr("is on meta"), HasSubstr("does not carry")));
+  EXPECT_THAT(error_of(context.rank() == 0 ? torch::ones({3}) : on_meta),
+              HasSubstr("rank 1 has buffer mask Float[3] on meta"));
 });
 
 TEST(DdpAgreement, TensorsThatCannotBeSentAreNamed) {
   testing::expect_all_passed(testing::run_ranks(unsendable));
+}
+
+const testing::Scenario lazy_views("ddp of lazy conjugates and negations", [] {
+  const auto context = init();
+  const double value = context.rank() + 1;
+  const auto complex = torch::full({3}, c10::complex<double>(value, value));
+  const auto expect_equal = [](const at::Tensor& buffer, const at::Tensor& of_rank_0) {
+    torch::nn::Linear net(2, 2);
+    net->register_buffer("sent", buffer);
+    const DistributedDataParallel ddp(net);
+    EXPECT_TRUE(buffer.equal(of_rank_0)) << buffer;
+  };
+  expect_equal(complex.conj(), torch::full({3}, c10::complex<double>(1, -1)));
+  expect_equal(torch::_neg_view(torch::full({3}, value)), torch::full({3}, -1.0));
+  // Large enough to be sent by itself.
+  const std::int64_t many = 200'000;
+  expect_equal(torch::_neg_view(torch::full({many}, value, at::kDouble)),
+               torch::full({many}, -1.0, at::kDouble));
+});
+
+TEST(DdpAgreement, LazyConjugatesAndNegationsComeFromRank0) {
+  testing::expect_all_passed(testing::run_ranks(lazy_views));
+}
+
+// Rank 0 learns it from the comparison of modules, and does not wait for it.
+const testing::Scenario refused_on_one("wrapping refused on one rank", [] {
+  const auto context = init();
+  const bool odd = context.rank() == 1;
+  const auto expect_told = [&](const std::function<void()>& wrap, const std::string& reason) {
+    if (odd) {
+      EXPECT_THAT(wrap, ThrowsMessage<ArgumentError>(HasSubstr(reason)));
+    } else {
+      EXPECT_THAT(wrap, ThrowsMessage<DesyncError>(AllOf(HasSubstr("rank 1 has"), HasSubstr(reason))));
+    }
+  };
+  torch::nn::Linear net(2, 2), frozen(2, 2), mixed(2, 2);
+  for (auto& parameter : frozen->parameters()) parameter.set_requires_grad(!odd);
+  if (odd) mixed->register_parameter("extra", torch::ones({2}, at::kMeta));
+  expect_told([&] { DistributedDataParallel ddp(frozen); }, "has no parameter that requires a gradient");
+  expect_told([&] { DistributedDataParallel ddp(mixed); }, "weight is on cpu, extra on meta");
+  expect_told([&] { DistributedDataParallel ddp(net, {.bucket_cap_mb = odd ? -1 : 1}); },
+              "bucket_cap_mb is -1 MiB");
+  std::vector<std::string> ignored;
+  if (odd) ignored = {"no such name"};
+  expect_told([&] { DistributedDataParallel ddp(net, {.params_and_buffers_to_ignore = ignored}); },
+              "the module has no no such name");
+  expect_told([&] { fully_shard(*mixed); }, "parameter extra has another dtype or device");
+  const auto parameter = odd ? torch::ones({2, 2}).to_sparse().requires_grad_() : net->weight;
+  expect_told([&] { ZeroRedundancyOptimizer<torch::optim::SGD>({parameter}, torch::optim::SGDOptions(0.1)); },
+              "not dense");
+});
+
+TEST(DdpAgreement, ARefusalOnOneRankIsAnErrorOnAll) {
+  testing::expect_all_passed(testing::run_ranks(refused_on_one, {.timeout = std::chrono::seconds(30)}));
+}
+
+const testing::Scenario refused_in_a_mesh("sharding refused on one rank of a mesh", [] {
+  const auto context = init();
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"replicate", "shard"}});
+  const torch::nn::Linear net(2, context.rank() == 1 ? 3 : 2);
+  EXPECT_THROW(fully_shard(*net, {.mesh = mesh}), DesyncError);
+});
+
+TEST(DdpAgreement, ADifferenceOnOneRankOfAMeshIsAnErrorOnAll) {
+  testing::expect_all_passed(
+      testing::run_ranks(refused_in_a_mesh, {.world_size = 4, .timeout = std::chrono::seconds(30)}));
+}
+
+const testing::Scenario complex_half("ddp of complex numbers in half precision", [] {
+  const auto context = init();
+  torch::nn::Linear net(2, 2);
+  const auto weight = net->register_parameter("phase", torch::ones({2}, at::kComplexHalf));
+  DistributedDataParallel ddp(net);
+  for (int step = 0; step < 2; ++step) {
+    const auto output = ddp->forward(torch::ones({1, 2})).sum();
+    (output + torch::view_as_real(weight).to(at::kFloat).sum() * (context.rank() + 1)).backward();
+    EXPECT_TRUE(torch::view_as_real(weight.grad()).eq(1.5 * (step + 1)).all().item<bool>()) << weight.grad();
+  }
+});
+
+TEST(DdpAgreement, ComplexNumbersInHalfPrecisionAreAveraged) {
+  testing::expect_all_passed(testing::run_ranks(complex_half));
 }
 
 // A user's own, beside a DDP: each counts its iterations over all ranks.

@@ -138,6 +138,44 @@ TEST(AveragedModel, RefusesWhatDoesNotFit) {
               HasSubstr("weight has the shape [2, 2] in the average and [4, 3, 3, 3] in the model"));
 }
 
+struct PlainImpl : torch::nn::Module {
+  PlainImpl() { register_module("layer", layer); }
+  at::Tensor forward(const at::Tensor& x) { return layer->forward(x); }
+  torch::nn::Linear layer{2, 2};
+};
+TORCH_MODULE(Plain);
+
+struct BaseImpl : torch::nn::Cloneable<BaseImpl> {
+  BaseImpl() { BaseImpl::reset(); }
+  void reset() override { register_parameter("weight", torch::ones({2})); }
+};
+struct DerivedImpl : BaseImpl {};
+TORCH_MODULE(Derived);
+
+TEST(AveragedModel, RefusesAModuleThatCannotBeCloned) {
+  const auto advice = HasSubstr("derive it and its submodules from torch::nn::Cloneable");
+  EXPECT_THAT(
+      error_of([] { optim::AveragedModel{Plain()}; }),
+      AllOf(HasSubstr("AveragedModel: the module lockstep::testing::"), HasSubstr("PlainImpl"), advice));
+  EXPECT_THAT(error_of([] { optim::AveragedModel(torch::nn::Sequential(torch::nn::Linear(2, 2), Plain())); }),
+              AllOf(HasSubstr("Sequential"), HasSubstr("PlainImpl"), advice));
+  EXPECT_THAT(error_of([] { optim::AveragedModel{Derived()}; }),
+              AllOf(HasSubstr("DerivedImpl cannot"), HasSubstr("BaseImpl"), advice));
+  const optim::AveragedModel average(torch::nn::Linear(2, 2));
+  EXPECT_THAT(
+      error_of([&] { optim::AveragedModel<optim::AveragedModel<torch::nn::Linear>> nested(average); }),
+      HasSubstr("its module()"));
+}
+
+TEST(AveragedModel, ConsumesNoRandomNumbers) {
+  const torch::nn::Linear net(2, 2);
+  torch::manual_seed(3);
+  const auto expected = torch::rand({2});
+  torch::manual_seed(3);
+  const optim::AveragedModel average(net);
+  EXPECT_TRUE(torch::rand({2}).equal(expected));
+}
+
 TEST(AveragedModel, FollowsAnotherDtypeAndRefusesAnotherStructure) {
   torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
   optim::AveragedModel average(net, {.multi_avg_fn = optim::get_ema_multi_avg_fn(0.5)});

@@ -63,7 +63,8 @@ class AveragedModelBase : public nn::WrapperModule {
 
  protected:
   explicit AveragedModelBase(AveragedModelOptions options);
-  /// A deep copy on the device of the options. Throws ArgumentError for a null pointer.
+  /// A deep copy on the device of the options. Throws ArgumentError for a null pointer and for a module that
+  /// cannot be cloned.
   std::shared_ptr<torch::nn::Module> copy_of(const std::shared_ptr<const torch::nn::Module>& model);
 
  private:
@@ -105,7 +106,8 @@ class AveragedModel
   using Impl = AveragedModelImpl<typename nn::WrappedBy<Module>::type>;
 
  public:
-  /// Throws ArgumentError for an empty module and for both avg_fn and multi_avg_fn.
+  /// Throws ArgumentError for an empty module, for one that cannot be cloned (derive it and its submodules
+  /// from torch::nn::Cloneable), and for both avg_fn and multi_avg_fn.
   explicit AveragedModel(const Module& model, AveragedModelOptions options = {})
       : torch::nn::ModuleHolder<Impl>(
             std::make_shared<Impl>(nn::WrappedBy<Module>::pointer(model), std::move(options))) {}
