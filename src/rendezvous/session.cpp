@@ -130,6 +130,7 @@ std::unique_ptr<Session> Session::connect(const InitOptions& options, const back
                    .check_calls = checks_calls(options),
                    .with_python = with_python,
                    .enable_reconfigure = options.enable_reconfigure,
+                   .serves_store = rank_info.rank == 0 && !options.store,
                    .hosts = std::move(hosts),
                    .world = world,
                    .device = selected.device,
@@ -341,6 +342,7 @@ void Session::wait_for_others_to_leave() {
   auto& store = *config_.store;
   const auto& world = config_.world;
   try {
+    if (config_.serves_store) config_.store_of_run->set(kServerLeftKey, "");
     store.add(kLeftKey, 1);
     if (world.rank != 0) return;
     const Deadline deadline(kLeaveLimit);

@@ -80,6 +80,7 @@ class Session : public runtime::Run {
     bool check_calls;
     bool with_python;
     bool enable_reconfigure;
+    bool serves_store;
     HostMap hosts;
     World world;
     c10::Device device;

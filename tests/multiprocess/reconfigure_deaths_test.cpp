@@ -87,12 +87,14 @@ const testing::Scenario dies_meanwhile("reconfigure: dies meanwhile", [] {
   try {
     for (int round = 0; round < kFormings; ++round) {
       const auto handles = handles_of({0, 1, 2, 3}, context.group(), round, 1s);
-      context.reconfigure({.uuid = round, .handles = handles, .timeout = 1s});
+      context.reconfigure({.uuid = round, .handles = handles, .timeout = 40s});
       context.group().all_reduce(memory);
     }
     FAIL() << "no rank died";
+  } catch (const RendezvousError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 (pid "));
   } catch (const std::exception&) {
-    // of a forming or a call, or of the store, which waits for the handle of the dead rank
+    // of a call, or of the store, which waits for the handle of the dead rank
   }
   form(context, {0, 1, 3}, kFormings);
   expect_sums(context.group(), memory);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <optional>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -123,6 +124,25 @@ const testing::Scenario spares("reconfigure: spare rank", [] {
   expect_sums(context.group(), registered(context.group(), 10'000));
   if (!::testing::Test::HasFailure()) fmt::print("formed {}\n", context.rank());
 });
+
+// Rank 2 leaves the run and joins the others later.
+const testing::Scenario comes_again("reconfigure: comes again", [] {
+  std::optional<Context> context(init({.backend = "shm", .timeout = 30s}));
+  const auto store = store_of_launcher();
+  if (own_process() == 2) {
+    context.reset();
+    context.emplace(init({.backend = "shm", .timeout = 30s, .enable_reconfigure = true}));
+  } else {
+    context->reconfigure({.uuid = 1, .handles = handles_at_launcher({1, 0}, *store, *context, 1)});
+    expect_sums(context->group(), registered(context->group(), 1'000));
+  }
+  context->reconfigure({.uuid = 2, .handles = handles_at_launcher({0, 2, 1}, *store, *context, 2)});
+  expect_sums(context->group(), registered(context->group(), 1'000));
+});
+
+TEST(ReconfigureUnderLauncher, ARankThatLeftCanComeAgain) {
+  expect_all_passed(run_ranks(comes_again, {.world_size = 3}));
+}
 
 TEST(ReconfigureUnderLauncher, SpareRanksReplaceThoseThatLeave) {
   testing::LauncherProcess launcher(
