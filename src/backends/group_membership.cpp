@@ -220,7 +220,7 @@ class GroupMembership final : public comm::Membership {
     std::vector<std::string> keys;
     for (int rank = 0; rank < request.size; ++rank) keys.push_back(member_key(rank));
     try {
-      store.wait(keys, deadline.remaining());
+      store.wait(keys, std::max<milliseconds>(deadline.remaining(), milliseconds(1)));
       return {};
     } catch (const RendezvousError&) {
       if (!deadline.expired()) throw;
@@ -234,13 +234,19 @@ class GroupMembership final : public comm::Membership {
 
   BackendHandle connect(BackendRequest request, const Forming& forming, const Deadline& deadline) const {
     forming.store->watch(request.find_lost);
-    const auto end = c10::make_scope_exit([&] { forming.store->end_watch(); });
+    bool formed = false;
+    const auto end = c10::make_scope_exit([&] {
+      const auto failed = [] { return std::string("the group could not be formed"); };
+      forming.store->watch(formed ? std::function<std::string()>() : failed);
+    });
     std::string complaint, error;
     try {
       complaint = meet(request, forming, deadline);
       if (complaint.empty()) {
         request.timeout = std::max<milliseconds>(deadline.remaining(), milliseconds(1));
-        return connect_(request);
+        auto group = connect_(request);
+        formed = true;
+        return group;
       }
     } catch (const Error& failed) {
       error = failed.what();

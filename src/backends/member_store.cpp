@@ -86,11 +86,11 @@ void MemberStore::wait(const std::vector<std::string>& keys, const std::chrono::
       const std::lock_guard lock(mutex_);
       return find_lost_;
     }();
-    if (!find_lost) return PrefixStore::wait(keys, deadline.remaining());
+    if (!find_lost) return PrefixStore::wait(keys, timeout);
     if (check(keys)) return;
     check_wait();
     if (const auto lost = find_lost(); !lost.empty()) throw RendezvousError(lost);
-    if (deadline.expired()) {
+    if (timeout != kNoTimeout && deadline.expired()) {
       throw RendezvousError(fmt::format("no rank set {} in the ranks' store within {} ms",
                                         fmt::join(keys, ", "), timeout.count()));
     }

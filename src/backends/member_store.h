@@ -18,9 +18,9 @@ class MemberStore final : public c10d::PrefixStore {
  public:
   using PrefixStore::PrefixStore;
 
-  // Until end_watch() waits call `find_lost` and throw RendezvousError with its text, unless that is empty.
+  // From now on waits call `find_lost`, unless it is empty, and throw RendezvousError with its text, unless
+  // that is empty.
   void watch(std::function<std::string()> find_lost);
-  void end_watch() { watch({}); }
   // Deletes the keys that this member has set, for when it has left the group. A failure is ignored.
   void delete_own_keys() noexcept;
 

@@ -84,6 +84,7 @@ inline void form(const Context& context, const std::vector<int>& processes, std:
   EXPECT_EQ(processes.at(static_cast<std::size_t>(context.rank())), own_process());
   EXPECT_EQ(get_rank(), context.rank());
   EXPECT_EQ(get_world_size(), context.world_size());
+  EXPECT_EQ(context.group().backend()->getBackendOptions()->timeout, context.group().timeout());
   EXPECT_TRUE(context.group().recent_calls().empty());
 }
 

@@ -36,6 +36,7 @@ std::string member_key(std::int64_t uuid, int rank) {
 }
 
 // Process TEST_VICTIM dies before the others form the group, while they wait for it, or when they connect.
+// The timeout is longer than that of run_ranks(), so a death that is not noticed fails the test.
 const testing::Scenario dies_in_forming("reconfigure: a member dies", [] {
   const auto victim = static_cast<int>(*Env().get_int("TEST_VICTIM"));
   const auto moment = Env().get("TEST_MOMENT").value();
@@ -53,7 +54,7 @@ const testing::Scenario dies_in_forming("reconfigure: a member dies", [] {
     ::raise(SIGKILL);
   }
   const auto error = error_of<RendezvousError>(
-      [&] { context.reconfigure({.uuid = 1, .handles = handles, .timeout = 40s}); });
+      [&] { context.reconfigure({.uuid = 1, .handles = handles, .timeout = 100s}); });
   EXPECT_THAT(error, HasSubstr(fmt::format("rank {} (pid ", victim)));
   EXPECT_THAT(error, HasSubstr("is dead"));
   EXPECT_THAT(error,
@@ -87,7 +88,7 @@ const testing::Scenario dies_meanwhile("reconfigure: dies meanwhile", [] {
   try {
     for (int round = 0; round < kFormings; ++round) {
       const auto handles = handles_of({0, 1, 2, 3}, context.group(), round, 1s);
-      context.reconfigure({.uuid = round, .handles = handles, .timeout = 40s});
+      context.reconfigure({.uuid = round, .handles = handles, .timeout = 100s});
       context.group().all_reduce(memory);
     }
     FAIL() << "no rank died";

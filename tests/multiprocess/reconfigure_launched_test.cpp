@@ -75,7 +75,7 @@ TEST(ReconfigureThreads, NameTheFailureOfOne) {
                                 if (context.rank() == 1) throw std::runtime_error("no more");
                                 auto& error = errors.at(static_cast<std::size_t>(context.rank()));
                                 error = error_of<RendezvousError>([&] {
-                                  context.reconfigure({.uuid = 1, .handles = handles, .timeout = 40s});
+                                  context.reconfigure({.uuid = 1, .handles = handles, .timeout = 100s});
                                 });
                               },
                               {.backend = "shm"});

@@ -53,9 +53,11 @@ TEST_P(Reconfigure, GoesOnWithoutAKilledRank) { run_with_victims(shrinks, 4, {1}
 
 const testing::Scenario grows("reconfigure: grows", [] {
   std::optional<Context> context;
+  std::optional<ProcessGroup> former_part;
   if (own_process() < 2) {
     context.emplace(init_among(2));
-    context->barrier();
+    former_part = context->new_group({0, 1});
+    former_part->barrier();
   } else {
     context.emplace(init_for_later());
     EXPECT_THAT(
@@ -64,13 +66,30 @@ const testing::Scenario grows("reconfigure: grows", [] {
   }
   form(*context, {2, 0, 1, 3}, 7);
   expect_sums(context->group(), registered(context->group(), 100'000));
+  if (former_part) EXPECT_THROW(former_part->barrier(), Error);
   const auto part = context->new_group({0, 3});
   EXPECT_EQ(part.has_value(), own_process() >= 2);
-  if (part) expect_sums(*part, torch::empty({4}));
+  if (part) {
+    expect_sums(*part, torch::empty({4}));
+    EXPECT_EQ(part->global_rank(1), 3);
+    const auto handles = part->all_gather_object(part->reconfigure_handle());
+    const auto formed = part->reconfigure({.uuid = 1, .handles = handles});
+    expect_sums(formed, torch::empty({4}));
+    EXPECT_EQ(formed.global_rank(1), 1);
+  }
   context->barrier();
 });
 
 TEST_P(Reconfigure, GrowsByProcessesThatCameLater) { run(grows, 4); }
+
+// Each process has the elements in another order.
+void form_of_set(const Context& context, std::int64_t uuid) {
+  auto handles = handles_of({0, 1, 2}, context.group(), uuid);
+  std::ranges::rotate(handles, handles.begin() + own_process());
+  std::unordered_set<std::string> set;
+  for (const auto& handle : handles) set.insert(handle);
+  context.reconfigure({.uuid = uuid, .handles = std::move(set)});
+}
 
 // Each member to a group of its own and back, as the elements of a set.
 const testing::Scenario splits("reconfigure: alone and together", [] {
@@ -78,8 +97,7 @@ const testing::Scenario splits("reconfigure: alone and together", [] {
   const auto memory = registered(context.group(), 300'000);
   form(context, {own_process()}, 10 + own_process());
   expect_sums(context.group(), memory);
-  const auto handles = handles_of({0, 1, 2}, context.group(), 20);
-  context.reconfigure({.uuid = 20, .handles = std::unordered_set(handles.begin(), handles.end())});
+  form_of_set(context, 20);
   EXPECT_EQ(context.world_size(), 3);
   expect_sums(context.group(), memory);
   const auto shared = comm::maps_memory(context.group())
@@ -89,6 +107,10 @@ const testing::Scenario splits("reconfigure: alone and together", [] {
   form(context, {2, 1, 0}, 21);
   expect_sums(context.group(), memory);
   EXPECT_EQ(shared[0][own_process()].item<int>(), own_process() + 1);
+  form_of_set(context, 22);
+  // These two are on one host.
+  const auto order = context.group().all_gather_object(std::to_string(own_process()));
+  EXPECT_LT(std::ranges::find(order, "1"), std::ranges::find(order, "0")) << "not as before";
 });
 
 TEST_P(Reconfigure, MembersPartAndMeetAgain) { run(splits, 3); }
@@ -190,7 +212,7 @@ const testing::Scenario differs("reconfigure: other options", [] {
   const auto own = context.rank();
   const auto error_with = [&](std::int64_t uuid, const std::vector<std::string>& handles) {
     return error_of<RendezvousError>(
-        [&] { context.reconfigure({.uuid = uuid, .handles = handles, .timeout = 40s}); });
+        [&] { context.reconfigure({.uuid = uuid, .handles = handles, .timeout = 100s}); });
   };
   auto mine = handles_of({0, 1, 2}, context.group(), 1);
   if (own == 0) mine.pop_back();
@@ -200,8 +222,10 @@ const testing::Scenario differs("reconfigure: other options", [] {
   if (own == 1) std::ranges::reverse(mine);
   EXPECT_THAT(error_with(2, mine), HasSubstr("pass the handles in different orders"));
 
-  if (own == 2)
-    context.reconfigure({.uuid = 3, .handles = std::vector{context.group().reconfigure_handle()}});
+  for (const int uuid : {3, 30}) {  // whose keys go at the second
+    if (own == 2)
+      context.reconfigure({.uuid = uuid, .handles = std::vector{context.group().reconfigure_handle()}});
+  }
   const auto handles = handles_of({0, 1, 2}, context.group(), 3);
   EXPECT_THAT(error_with(3, handles), HasSubstr("uuid 3 was already used"));
   form(context, {0, 1, 2}, 4);
