@@ -223,7 +223,7 @@ class GroupMembership final : public comm::Membership {
       store.wait(keys, std::max<milliseconds>(deadline.remaining(), milliseconds(1)));
       return {};
     } catch (const RendezvousError&) {
-      if (!deadline.expired()) throw;
+      if (!forming.watch->find_lost().empty()) throw;
     }
     std::vector<int> missing;
     for (int rank = 0; rank < request.size; ++rank)

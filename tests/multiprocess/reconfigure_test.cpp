@@ -66,7 +66,9 @@ const testing::Scenario grows("reconfigure: grows", [] {
   }
   form(*context, {2, 0, 1, 3}, 7);
   expect_sums(context->group(), registered(context->group(), 100'000));
-  if (former_part) EXPECT_THROW(former_part->barrier(), Error);
+  if (former_part) {
+    EXPECT_THROW(former_part->barrier(), Error);
+  }
   const auto part = context->new_group({0, 3});
   EXPECT_EQ(part.has_value(), own_process() >= 2);
   if (part) {
