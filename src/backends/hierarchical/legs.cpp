@@ -76,15 +76,18 @@ BackendHandle connect_network(const std::string& network, BackendRequest request
   return create_backend(BackendSpec(network), request);
 }
 
-// Gloo waits until the timeout for a rank that dies before they are connected.
-void wait_unless_lost(c10d::Work& work, c10d::Backend& lane, const BackendRequest& request) {
+// Gloo waits until the timeout for a rank that dies before they are connected, and its destructor for that
+// wait, so the lane is leaked then.
+void wait_unless_lost(c10d::Work& work, const c10::intrusive_ptr<c10d::Backend>& lane,
+                      const BackendRequest& request) {
   while (request.find_lost && !work.isCompleted()) {
     const auto lost = request.find_lost();
     if (lost.empty()) {
       std::this_thread::sleep_for(kBetweenLooks);
       continue;
     }
-    lane.abort();
+    lane->abort();
+    new c10::intrusive_ptr(lane);
     throw RendezvousError(lost);
   }
   work.wait();
@@ -94,7 +97,7 @@ void wait_unless_lost(c10d::Work& work, c10d::Backend& lane, const BackendReques
 void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
   std::vector<at::Tensor> word{at::zeros({1})};
   try {
-    wait_unless_lost(*lane.backend->allreduce(word), *lane.backend, request);
+    wait_unless_lost(*lane.backend->allreduce(word), lane.backend, request);
   } catch (const std::exception& error) {
     const std::string text = error.what();
     throw RendezvousError(fmt::format("rank {} of {}: the hosts of group {} could not be connected: {}",
