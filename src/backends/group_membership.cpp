@@ -7,41 +7,43 @@
 #include <random>
 #include <set>
 #include <sstream>
-#include <thread>
 #include <tuple>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/base/error.h>
 
+#include "backends/forming_watch.h"
+#include "backends/member_store.h"
 #include "backends/reconfigurable_backend.h"
 #include "backends/shm/connection.h"
 #include "base/deadline.h"
 #include "base/host.h"
-#include "base/wait_check.h"
+#include "node/liveness.h"
 
 namespace lockstep::backends {
 namespace {
 
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr const char* kKind = "lockstep/1";  // the form of a handle
-constexpr microseconds kFirstPause{50};
-constexpr microseconds kLongestPause{10'000};
+constexpr const char* kKind = "lockstep/2";  // the form of a handle
 
 // A process that can be a rank. Equal to another one only if it is that process, group and formation.
 struct Member {
   int rank = 0;                // before
   std::uint64_t token = 0;     // of the process's group
   std::int64_t formation = 0;  // uuid of the last reconfigure()
+  node::ProcessIdentity process;
   std::string host;
 
-  // "lockstep/1:<rank>:<token>:<formation>:<host>"
-  std::string text() const { return fmt::format("{}:{}:{:x}:{}:{}", kKind, rank, token, formation, host); }
+  // "lockstep/2:<rank>:<token>:<formation>:<pid>:<start>:<space>:<host>"
+  std::string text() const {
+    return fmt::format("{}:{}:{:x}:{}:{}:{}:{}:{}", kKind, rank, token, formation, process.pid, process.start,
+                       process.space, host);
+  }
 
   static Member from_text(const std::string& text) {
     Member member;
@@ -50,7 +52,8 @@ struct Member {
     char colon = 0;
     std::getline(fields, kind, ':');
     fields >> member.rank >> colon >> std::hex >> member.token >> colon >> std::dec >> member.formation >>
-        colon;
+        colon >> member.process.pid >> colon >> member.process.start >> colon;
+    std::getline(fields, member.process.space, ':');
     std::getline(fields, member.host);
     if (kind == kKind && fields && member.text() == text) return member;
     throw ArgumentError(
@@ -86,13 +89,37 @@ std::vector<int> host_numbers(const std::vector<std::string>& handles) {
   return hosts;
 }
 
+std::vector<node::ProcessIdentity> processes_of(const std::vector<std::string>& handles) {
+  std::vector<node::ProcessIdentity> processes;
+  for (const auto& handle : handles) processes.push_back(Member::from_text(handle).process);
+  return processes;
+}
+
 std::string member_key(int rank) { return fmt::format("member/{}", rank); }
+
+std::string was_used(std::int64_t uuid) { return fmt::format("uuid {} was already used", uuid); }
+
+// `theirs`: the list for which the uuid is claimed.
+std::string difference(const std::vector<std::string>& handles, const std::string& theirs,
+                       std::int64_t uuid) {
+  std::vector<std::string> others;
+  std::istringstream lines(theirs);
+  for (std::string line; std::getline(lines, line);) others.push_back(line);
+  if (std::ranges::is_permutation(handles, others))
+    return "the members pass the handles in different orders; the position of a handle is its rank";
+  return fmt::format("{}, or the members pass different handles: {} here, {} on the first of them",
+                     was_used(uuid), handles.size(), others.size());
+}
 
 class GroupMembership final : public comm::Membership {
  public:
   GroupMembership(Factory connect, BackendRequest request)
       : connect_(std::move(connect)), request_(std::move(request)), hosts_(request_.hosts) {
-    self_ = {.rank = request_.rank, .token = random_token(), .formation = -1, .host = memory_identity()};
+    self_ = {.rank = request_.rank,
+             .token = random_token(),
+             .formation = -1,
+             .process = node::ProcessIdentity::own(),
+             .host = memory_identity()};
   }
 
   std::string handle() const override {
@@ -109,11 +136,19 @@ class GroupMembership final : public comm::Membership {
     const std::lock_guard lock(forming_);
     const Deadline deadline(options.timeout.value_or(timeout));
     const auto handles = in_rank_order(options);
-    const auto request = request_for(handles, options, deadline);
+    auto request = request_for(handles, deadline);
+    Forming forming(request_, options.uuid, handles);
+    request.store = forming.store;
+    request.find_lost = [watch = forming.watch] { return watch->find_lost(); };
+    request.key = fmt::format("{}/reconfigure/{}", request_.key, options.uuid);
+    stores_.push_back(forming.store);
+    if (used_.contains(options.uuid)) give_up(request, forming, was_used(options.uuid));
     leave();
     used_.insert(options.uuid);
-    auto group = connect(request, handles, options.uuid, deadline);
+    auto group = connect(request, forming, deadline);
     group.backend->setTimeout(timeout);
+    // The groups before are left, and no member that they still have connects to this one.
+    for (; stores_.size() > 1; stores_.erase(stores_.begin())) stores_.front()->delete_own_keys();
     const std::lock_guard change(mutex_);
     self_.rank = request.rank;
     self_.formation = options.uuid;
@@ -122,9 +157,22 @@ class GroupMembership final : public comm::Membership {
   }
 
  private:
+  // One attempt.
+  struct Forming {
+    Forming(const BackendRequest& group, std::int64_t uuid_of_all, std::vector<std::string> handles_of_all)
+        : uuid(uuid_of_all),
+          handles(std::move(handles_of_all)),
+          store(c10::make_intrusive<MemberStore>(fmt::format("reconfigure/{}", uuid), group.store)),
+          watch(std::make_shared<FormingWatch>(processes_of(handles), store, group.threads)) {}
+
+    std::int64_t uuid;
+    std::vector<std::string> handles;  // [rank]
+    c10::intrusive_ptr<MemberStore> store;
+    std::shared_ptr<FormingWatch> watch;
+  };
+
   // Checks the options.
-  BackendRequest request_for(const std::vector<std::string>& handles, const ReconfigureOptions& options,
-                             const Deadline& deadline) const {
+  BackendRequest request_for(const std::vector<std::string>& handles, const Deadline& deadline) const {
     const auto own = std::ranges::find(handles, self_.text());
     const auto refuse = [&](const std::string& complaint) {
       throw ArgumentError(fmt::format("reconfigure of group {}: {}", request_.group_name, complaint));
@@ -141,73 +189,87 @@ class GroupMembership final : public comm::Membership {
           "handles lacks the handle of this process. A process that is not to be a member does not call "
           "reconfigure(); a handle is valid until the next reconfigure() has succeeded");
     }
-    if (used_.contains(options.uuid)) throw used(options.uuid);
-    request.store =
-        c10::make_intrusive<c10d::PrefixStore>(fmt::format("reconfigure/{}", options.uuid), request_.store);
     request.rank = static_cast<int>(own - handles.begin());
     request.size = static_cast<int>(handles.size());
     request.one_host = std::ranges::count(request.hosts, request.hosts.front()) == std::ssize(handles);
-    request.key = fmt::format("{}/reconfigure/{}", request_.key, options.uuid);
     return request;
   }
 
-  RendezvousError used(std::int64_t uuid) const {
-    return RendezvousError(fmt::format(
-        "reconfigure of group {}: uuid {} was already used; pass a new one each time, the same on "
-        "all members",
-        request_.group_name, uuid));
+  static RendezvousError failure(const BackendRequest& request, const std::string& reason) {
+    return RendezvousError(
+        fmt::format("rank {} of {}: reconfigure of group {}: {}. Try again with a new uuid, the same on all "
+                    "members, and without the handles of lost processes",
+                    request.rank, request.size, request.group_name, reason));
   }
 
-  // Returns when all members are there. The first one claims the uuid for this list of them.
-  void meet(const BackendRequest& request, const std::vector<std::string>& handles, std::int64_t uuid,
-            const Deadline& deadline) const {
+  // Tells the others, too.
+  [[noreturn]] static void give_up(const BackendRequest& request, const Forming& forming,
+                                   const std::string& reason) {
+    forming.watch->report(fmt::format("rank {} has given up: {}", request.rank, reason));
+    throw failure(request, reason);
+  }
+
+  // Returns when all members are there, or what keeps them from being there. The first one claims the uuid
+  // for this list of them.
+  static std::string meet(const BackendRequest& request, const Forming& forming, const Deadline& deadline) {
     auto& store = *request.store;
-    const auto own = fmt::format("{}", fmt::join(handles, "\n"));
-    if (const auto theirs = store.compareSet("members", "", own); theirs != own) {
-      throw RendezvousError(
-          fmt::format("{}. Or the members pass different handles: {} here, {} on the first of them",
-                      used(uuid).what(), handles.size(), std::ranges::count(theirs, '\n') + 1));
-    }
+    const auto own = fmt::format("{}", fmt::join(forming.handles, "\n"));
+    if (const auto theirs = store.compareSet("members", "", own); theirs != own)
+      return difference(forming.handles, theirs, forming.uuid);
     store.set(member_key(request.rank), "");
     std::vector<std::string> keys;
     for (int rank = 0; rank < request.size; ++rank) keys.push_back(member_key(rank));
-    for (auto pause = kFirstPause; !store.check(keys); pause = std::min(2 * pause, kLongestPause)) {
-      check_wait();
-      if (deadline.expired()) throw missing(store, request, deadline);
-      std::this_thread::sleep_for(pause);
-    }
-  }
-
-  RendezvousError missing(c10d::Store& store, const BackendRequest& request, const Deadline& deadline) const {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < request.size; ++rank)
-      if (!store.check({member_key(rank)})) ranks.push_back(rank);
-    return RendezvousError(fmt::format(
-        "rank {} of {}: reconfigure of group {} timed out: rank{} {} did not call it within {} ms. Try "
-        "again with another uuid, and without the handles of lost processes",
-        request.rank, request.size, request_.group_name, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
-        deadline.timeout().count()));
-  }
-
-  BackendHandle connect(BackendRequest request, const std::vector<std::string>& handles, std::int64_t uuid,
-                        const Deadline& deadline) const {
     try {
-      meet(request, handles, uuid, deadline);
-      request.timeout = std::max<milliseconds>(deadline.remaining(), milliseconds(1));
-      return connect_(request);
-    } catch (const c10::Error& error) {
-      const std::string text = error.what_without_backtrace();
-      throw RendezvousError(
-          fmt::format("rank {} of {}: reconfigure of group {}: the members could not be connected, or the "
-                      "store is gone: {}",
-                      request.rank, request.size, request_.group_name, text.substr(0, text.find('\n'))));
+      store.wait(keys, std::max<milliseconds>(deadline.remaining(), milliseconds(1)));
+      return {};
+    } catch (const RendezvousError&) {
+      if (!forming.watch->find_lost().empty()) throw;
     }
+    std::vector<int> missing;
+    for (int rank = 0; rank < request.size; ++rank)
+      if (!store.check({member_key(rank)})) missing.push_back(rank);
+    return fmt::format("timed out: rank{} {} did not call it within {} ms", missing.size() == 1 ? "" : "s",
+                       fmt::join(missing, ", "), deadline.timeout().count());
+  }
+
+  BackendHandle connect(BackendRequest request, const Forming& forming, const Deadline& deadline) const {
+    forming.store->watch(request.find_lost);
+    bool formed = false;
+    const auto end = c10::make_scope_exit([&] {
+      const auto failed = [] { return std::string("the group could not be formed"); };
+      forming.store->watch(formed ? std::function<std::string()>() : failed);
+    });
+    std::string complaint, error;
+    try {
+      complaint = meet(request, forming, deadline);
+      if (complaint.empty()) {
+        request.timeout = std::max<milliseconds>(deadline.remaining(), milliseconds(1));
+        auto group = connect_(request);
+        formed = true;
+        return group;
+      }
+    } catch (const Error& failed) {
+      error = failed.what();
+    } catch (const c10::Error& failed) {
+      const std::string text = failed.what_without_backtrace();
+      error = fmt::format("the members could not be connected, or the store is gone: {}",
+                          text.substr(0, text.find('\n')));
+    } catch (...) {  // a signal handler's
+      forming.watch->report(fmt::format("rank {} has been interrupted", request.rank));
+      throw;
+    }
+    if (complaint.empty()) {
+      const auto lost = forming.watch->find_cause();
+      if (!lost.empty()) throw failure(request, lost);
+    }
+    give_up(request, forming, complaint.empty() ? error : complaint);
   }
 
   Factory connect_;
   BackendRequest request_;
   std::mutex forming_;
-  std::set<std::int64_t> used_;  // uuids
+  std::set<std::int64_t> used_;                          // uuids
+  std::vector<c10::intrusive_ptr<MemberStore>> stores_;  // of the group, and of attempts after it
   mutable std::mutex mutex_;
   Member self_;
   std::vector<int> hosts_;

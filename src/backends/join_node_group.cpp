@@ -20,6 +20,7 @@ std::shared_ptr<node::NodeGroup> join_node_group(const BackendRequest& request, 
           },
       .complaint =
           [&] {
+            if (auto lost = request.find_lost ? request.find_lost() : ""; !lost.empty()) return lost;
             return request.store->check({kComplaint}) ? request.store->get_to_str(kComplaint) : std::string();
           },
       .threads = request.threads,

@@ -57,10 +57,6 @@ void ReconfigurableBackend::shutdown() {
   if (const auto inner = find()) inner->shutdown();
 }
 
-void ReconfigurableBackend::leave() {
-  if (const auto inner = find()) inner->leave();
-}
-
 void ReconfigurableBackend::setTimeout(std::chrono::milliseconds timeout) {
   FromC10d::setTimeout(timeout);
   if (const auto inner = find()) inner->setTimeout(timeout);
@@ -81,7 +77,9 @@ std::string ReconfigurableBackend::get_reconfigure_handle() const {
 ReconfigurableBackend::WorkPtr ReconfigurableBackend::reconfigure(
     const libtorch::ReconfigureOptions& options) {
   if (!supportsReconfigure()) return FromC10d::reconfigure(options);
-  const auto group = membership_->form(options_of(options), timeout(), [this] { leave(); });
+  const auto group = membership_->form(options_of(options), timeout(), [former = find()] {
+    if (former) former->leave();
+  });
   auto inner = ours(group.backend);
   {
     const std::lock_guard lock(mutex_);

@@ -22,7 +22,6 @@ class ReconfigurableBackend final : public comm::FromC10d {
   bool isInitialized() override;
   void abort() override;
   void shutdown() override;
-  void leave() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;

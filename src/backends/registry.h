@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,8 +45,10 @@ struct BackendRequest {
   std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process
   std::string key = {};                                // unique in the run
   bool enable_reconfigure = false;                     // the ranks connect at the first reconfigure()
-  std::shared_ptr<shm::Heap> heap = {};                // shm: of this rank, where it has one already
-  c10::Device device{c10::kCPU};                       // of this rank
+  // Where a group is formed again: what has happened to a member that cannot connect; empty: nothing known.
+  std::function<std::string()> find_lost = {};
+  std::shared_ptr<shm::Heap> heap = {};  // shm: of this rank, where it has one already
+  c10::Device device{c10::kCPU};         // of this rank
   NcclOptions nccl = {};
 };
 

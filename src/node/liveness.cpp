@@ -3,16 +3,20 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
 #include <sstream>
+#include <sys/stat.h>
 #include <unistd.h>
+#include <vector>
 
 #include <fmt/format.h>
 
+#include "base/host.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::node {
@@ -23,6 +27,7 @@ constexpr std::uint64_t kExiting = 0x4;
 constexpr std::uint64_t kSignaled = 0x400;
 // Places in /proc/<pid>/stat after the program's name, see proc(5).
 constexpr int kFlags = 9;
+constexpr int kStart = 22;
 constexpr int kPending = 31;
 
 std::string start_of(const std::string& path) {
@@ -32,21 +37,39 @@ std::string start_of(const std::string& path) {
   return length > 0 ? std::string(text.data(), static_cast<std::size_t>(length)) : std::string();
 }
 
+// [place]: the number there, 0 before the fourth. Empty for a text that is no line of stat.
+std::vector<std::uint64_t> numbers_of(const std::string& stat) {
+  // The name may itself hold spaces and brackets.
+  const auto bracket = stat.rfind(')');
+  if (bracket == std::string::npos || bracket + 4 >= stat.size()) return {};
+  std::istringstream fields(stat.substr(bracket + 4));
+  std::vector<std::uint64_t> numbers(4);
+  for (std::string field; numbers.size() <= kPending && fields >> field;)
+    numbers.push_back(std::strtoull(field.c_str(), nullptr, 10));
+  numbers.resize(kPending + 1);
+  return numbers;
+}
+
+std::string stat_of(const std::string& process) { return start_of(fmt::format("/proc/{}/stat", process)); }
+
+// 0 if the process does not exist.
+std::uint64_t start_time_of(const std::string& process) {
+  const auto numbers = numbers_of(stat_of(process));
+  return numbers.empty() ? 0 : numbers[kStart];
+}
+
+std::string own_space() {
+  struct stat space {};
+  if (::stat("/proc/self/ns/pid", &space) != 0) return {};
+  return fmt::format("{}-{}", first_line("/proc/sys/kernel/random/boot_id"), space.st_ino);
+}
+
 }  // namespace
 
 bool is_thread_exiting(const std::string& stat) {
-  // The name may itself hold spaces and brackets.
-  const auto bracket = stat.rfind(')');
-  if (bracket == std::string::npos || bracket + 4 >= stat.size()) return false;
-  std::istringstream fields(stat.substr(bracket + 4));
-  std::uint64_t flags = 0;
-  std::uint64_t pending = 0;
-  std::string field;
-  for (int place = 4; place <= kPending && fields >> field; ++place) {
-    if (place == kFlags) flags = std::strtoull(field.c_str(), nullptr, 10);
-    if (place == kPending) pending = std::strtoull(field.c_str(), nullptr, 10);
-  }
-  return (flags & (kExiting | kSignaled)) != 0 || (pending >> (SIGKILL - 1U) & 1U) != 0;
+  const auto numbers = numbers_of(stat);
+  if (numbers.empty()) return false;
+  return (numbers[kFlags] & (kExiting | kSignaled)) != 0 || (numbers[kPending] >> (SIGKILL - 1U) & 1U) != 0;
 }
 
 int process_of_pidfd(int pidfd) {
@@ -57,7 +80,7 @@ int process_of_pidfd(int pidfd) {
 
 bool is_exiting(int pid) {
   // The main thread comes first, because it decides for a live process.
-  if (!is_thread_exiting(start_of(fmt::format("/proc/{}/stat", pid)))) return false;
+  if (!is_thread_exiting(stat_of(std::to_string(pid)))) return false;
   std::error_code gone;
   std::filesystem::directory_iterator threads(fmt::format("/proc/{}/task", pid), gone);
   for (; !gone && threads != std::filesystem::directory_iterator(); threads.increment(gone)) {
@@ -66,6 +89,21 @@ bool is_exiting(int pid) {
     if (!stat.empty() && !is_thread_exiting(stat)) return false;
   }
   return true;
+}
+
+ProcessIdentity ProcessIdentity::own() {
+  ProcessIdentity own{.space = own_space(), .pid = ::getpid(), .start = start_time_of("self")};
+  // A /proc of another namespace shows other processes under these numbers.
+  if (own.start != start_time_of(std::to_string(own.pid))) own.space.clear();
+  return own;
+}
+
+bool has_ended(const ProcessIdentity& process) {
+  static const auto visible = ProcessIdentity::own().space;
+  if (process.space.empty() || process.space != visible) return false;
+  if (::kill(process.pid, 0) != 0 && errno == ESRCH) return true;
+  const auto start = start_time_of(std::to_string(process.pid));
+  return (start != 0 && start != process.start) || is_exiting(process.pid);
 }
 
 }  // namespace lockstep::node

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace lockstep::node {
@@ -19,5 +20,17 @@ bool is_exiting(int pid);
 
 // The same for the thread that a line of /proc/<pid>/stat describes.
 bool is_thread_exiting(const std::string& stat);
+
+// A process among all processes ever.
+struct ProcessIdentity {
+  std::string space = {};   // the boot of the kernel and the pid namespace; without colons
+  int pid = 0;              // in that namespace
+  std::uint64_t start = 0;  // in ticks since the boot, because pids are used again
+
+  static ProcessIdentity own();
+};
+
+// Whether the process has ended or is_exiting(). False if this process cannot see it.
+bool has_ended(const ProcessIdentity& process);
 
 }  // namespace lockstep::node

@@ -98,19 +98,19 @@ RankInfo place(const InitOptions& options, const InitMethod& method) {
 }
 
 // The store of a run that ends is served until its last rank has left, perhaps on the port of the next run.
-bool has_ended(c10d::Store& store) {
+bool has_ended(c10d::Store& store, bool joins_later) {
   try {
-    return store.check({kLeftKey});
+    return store.check({joins_later ? kServerLeftKey : kLeftKey});
   } catch (const std::exception&) {
     return true;  // its rank 0 left meanwhile
   }
 }
 
 StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const Deadline& deadline,
-                         bool with_python) {
+                         const InitOptions& options) {
   while (true) {
-    const auto store = join_store(server, place.rank, place.world_size, deadline, with_python);
-    if (!has_ended(*store)) return store;
+    const auto store = join_store(server, place.rank, place.world_size, deadline, options.with_python);
+    if (!has_ended(*store, options.enable_reconfigure)) return store;
     if (deadline.expired()) {
       throw RendezvousError(
           fmt::format("rank {} of {}: rank 0 has not arrived: at {}:{} an earlier run still ends after {} ms",
@@ -128,12 +128,12 @@ bool meets_at_agent(const InitMethod& method, const InitOptions& options) {
 }
 
 StorePtr store_over_tcp(const RankInfo& place, const Deadline& deadline, bool by_agent,
-                        bool with_python = false) {
+                        const InitOptions& options) {
   if (place.rank == 0 && !by_agent) {
     return serve_store(listen_on(place.master_port, place.master_addr), place.master_addr, place.world_size,
                        deadline);
   }
-  return join_live_store({place.master_addr, place.master_port}, place, deadline, with_python);
+  return join_live_store({place.master_addr, place.master_port}, place, deadline, options);
 }
 
 StorePtr store_by_file(RankInfo& place, const std::string& path, const Deadline& deadline) {
@@ -170,7 +170,7 @@ StorePtr find_store(RankInfo& place, const InitMethod& method, const InitOptions
     return store_of_run(options.store, options.group_name, place.world_size, options.enable_reconfigure);
   if (place.world_size == 1 && place.master_addr.empty()) return c10::make_intrusive<c10d::HashStore>();
   if (method.kind == InitMethod::Kind::file) return store_by_file(place, method.path, deadline);
-  return store_over_tcp(place, deadline, meets_at_agent(method, options));
+  return store_over_tcp(place, deadline, meets_at_agent(method, options), options);
 }
 
 // What store_barrier() looks for in the store of find_store().
@@ -238,7 +238,7 @@ std::unique_ptr<Session> join_with_python(const InitOptions& options, const back
   auto ignored = std::make_unique<IgnoreSigpipe>();
   const auto store = options.store
                          ? options.store
-                         : store_over_tcp(rank_info, deadline, is_served_by_agent(options.env), true);
+                         : store_over_tcp(rank_info, deadline, is_served_by_agent(options.env), options);
   auto session = open_session(options, backend, rank_info, store);
   session->keep(std::move(ignored));
   return session;

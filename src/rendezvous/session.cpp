@@ -130,6 +130,7 @@ std::unique_ptr<Session> Session::connect(const InitOptions& options, const back
                    .check_calls = checks_calls(options),
                    .with_python = with_python,
                    .enable_reconfigure = options.enable_reconfigure,
+                   .serves_store = rank_info.rank == 0 && !options.store,
                    .hosts = std::move(hosts),
                    .world = world,
                    .device = selected.device,
@@ -236,6 +237,7 @@ std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, cons
 
 // The groups of the members before are gone, and their keys must not meet those of the groups to come.
 void Session::reconfigure(const ReconfigureOptions& options) {
+  const std::lock_guard lock(reconfiguring_);
   const auto origin = origins_.at(&comm::state_of(*group_));
   group_ = group_->reconfigure(options);
   for (const auto& group : subgroups_) group.close();
@@ -243,8 +245,10 @@ void Session::reconfigure(const ReconfigureOptions& options) {
   origins_ = {{&comm::state_of(*group_), origin}};
   groups_made_ = 0;
   config_.enable_reconfigure = false;
-  config_.store =
-      c10::make_intrusive<c10d::PrefixStore>(fmt::format("formed/{}", options.uuid), config_.store_of_run);
+  if (formed_store_) formed_store_->delete_own_keys();
+  formed_store_ = c10::make_intrusive<backends::MemberStore>(fmt::format("formed/{}", options.uuid),
+                                                             config_.store_of_run);
+  config_.store = formed_store_;
   config_.hosts = HostMap(comm::state_of(*group_).required_membership()->hosts());
   config_.world = world_of(config_.hosts, {.rank = group_->rank(), .world_size = group_->size()});
   runtime::change_world(*this);
@@ -337,6 +341,7 @@ void Session::wait_for_others_to_leave() {
   auto& store = *config_.store;
   const auto& world = config_.world;
   try {
+    if (config_.serves_store) config_.store_of_run->set(kServerLeftKey, "");
     store.add(kLeftKey, 1);
     if (world.rank != 0) return;
     const Deadline deadline(kLeaveLimit);

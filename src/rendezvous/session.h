@@ -4,6 +4,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "backends/backend_spec.h"
+#include "backends/member_store.h"
 #include "backends/registry.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/rank_info.h"
@@ -78,6 +80,7 @@ class Session : public runtime::Run {
     bool check_calls;
     bool with_python;
     bool enable_reconfigure;
+    bool serves_store;
     HostMap hosts;
     World world;
     c10::Device device;
@@ -117,6 +120,8 @@ class Session : public runtime::Run {
   Config config_;
   int uncaught_at_start_;
   int groups_made_ = 0;
+  std::mutex reconfiguring_;
+  c10::intrusive_ptr<backends::MemberStore> formed_store_;  // since the last reconfigure()
   std::optional<ProcessGroup> group_;
   std::vector<ProcessGroup> subgroups_;
   std::map<const comm::GroupState*, Origin> origins_;

@@ -114,10 +114,9 @@ def a_uuid_serves_once(own):
     check_error(dist.DistBackendError, "already used", lambda: dist._reconfigure(alone, [dist._get_reconfigure_handle()]))
     check_sums()  # the group stays
     own.form(1)
-    # By other ranks: each names another one's uuid.
-    handle = dist._get_reconfigure_handle()
-    other = 1100 + (own.rank + 1) % RANKS
-    check_error(dist.DistBackendError, "already used", lambda: dist._reconfigure(other, [handle], timeout=SHORT))
+    # If one rank has used it, it is an error of all.
+    handles = own.handles()
+    check_error(dist.DistBackendError, "uuid 1100 was already used", lambda: dist._reconfigure(1100, handles, timeout=LIMIT))
     own.form(2)
     check_sums()
 
@@ -256,13 +255,15 @@ def mortal_rank(rank, port, backend):
     if not is_new:
         own.form(1)
         check_sums()
+        handles = own.handles()
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         check_error(dist.DistBackendError, "", lambda: dist.all_reduce(torch.ones(10)))
+        check_error(dist.DistBackendError, "rank 1 (pid", lambda: dist._reconfigure(7, handles, timeout=LIMIT))
         own.form(2, of=[0, 2, 3])
         check_sums()
     else:
-        own.keys = itertools.count(2)
+        own.keys = itertools.count(3)
     own.form(3)
     check_sums()
     own.meet()

@@ -116,9 +116,9 @@ class ProcessGroup {
   /// Memory that the backend has allocated, as for DDP's buckets, stays valid and registered. For the default
   /// group use Context::reconfigure().
   ///
-  /// Throws ArgumentError for wrong options, before anything has changed; RendezvousError if the uuid was
-  /// used, or if members do not call it in time, naming them. Not during another call on the group. PyTorch:
-  /// `reconfigure`, which changes the group in place.
+  /// Throws ArgumentError for wrong options, before anything has changed; RendezvousError if a member has
+  /// used the uuid, passes other handles, dies meanwhile or does not call it in time. The error is that of
+  /// all members, and names the rank. PyTorch: `reconfigure`, which changes the group in place.
   ProcessGroup reconfigure(const ReconfigureOptions& options) const;
 
   /// Closes the connections; every later call throws. The destructor of init()'s context does the same.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <thread>
 
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -21,6 +22,7 @@ namespace {
 using Leg = HostCollectives::Leg;
 
 constexpr std::size_t kNamedRanks = 16;  // of a lane, in errors
+constexpr auto kBetweenLooks = std::chrono::microseconds(200);
 
 // All ranks must name the network of rank 0.
 std::string agree_on_network(const BackendRequest& request) {
@@ -74,11 +76,28 @@ BackendHandle connect_network(const std::string& network, BackendRequest request
   return create_backend(BackendSpec(network), request);
 }
 
+// Gloo waits until the timeout for a rank that dies before they are connected, and its destructor for that
+// wait, so the lane is leaked then.
+void wait_unless_lost(c10d::Work& work, const c10::intrusive_ptr<c10d::Backend>& lane,
+                      const BackendRequest& request) {
+  while (request.find_lost && !work.isCompleted()) {
+    const auto lost = request.find_lost();
+    if (lost.empty()) {
+      std::this_thread::sleep_for(kBetweenLooks);
+      continue;
+    }
+    lane->abort();
+    new c10::intrusive_ptr(lane);
+    throw RendezvousError(lost);
+  }
+  work.wait();
+}
+
 // Connects the neighbours in the ring, so that each notices when the other dies, and waits for all of them.
 void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
   std::vector<at::Tensor> word{at::zeros({1})};
   try {
-    lane.backend->allreduce(word)->wait();
+    wait_unless_lost(*lane.backend->allreduce(word), lane.backend, request);
   } catch (const std::exception& error) {
     const std::string text = error.what();
     throw RendezvousError(fmt::format("rank {} of {}: the hosts of group {} could not be connected: {}",

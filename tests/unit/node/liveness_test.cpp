@@ -93,6 +93,35 @@ TEST(Liveness, IsDetectedImmediatelyAfterTheKill) {
   }
 }
 
+TEST(Liveness, AProcessIsKnownByItsNumberAndStart) {
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const UniqueFd from(pipe[0]);
+  const UniqueFd to(pipe[1]);
+  auto identity = node::ProcessIdentity::own();
+  EXPECT_FALSE(node::has_ended(identity));
+  {
+    const Forked child([&] {
+      const auto start = node::ProcessIdentity::own().start;
+      (void)!::write(to.get(), &start, sizeof(start));
+      ::pause();
+    });
+    identity.pid = child.pid();
+    ASSERT_EQ(::read(from.get(), &identity.start, sizeof(identity.start)), sizeof(identity.start));
+    EXPECT_FALSE(node::has_ended(identity));
+    auto former = identity;
+    --former.start;
+    EXPECT_TRUE(node::has_ended(former)) << "its pid belongs to another process now";
+    ::kill(child.pid(), SIGKILL);
+    siginfo_t how{};
+    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child.pid()), &how, WEXITED | WNOWAIT), 0);
+    EXPECT_TRUE(node::has_ended(identity));
+  }
+  EXPECT_TRUE(node::has_ended(identity)) << "it has been reaped";
+  identity.space += "1";
+  EXPECT_FALSE(node::has_ended(identity)) << "it cannot be seen from here";
+}
+
 TEST(Liveness, AProcessWhoseMainThreadHasEndedLives) {
   int pipe[2];
   ASSERT_EQ(::pipe(pipe), 0);

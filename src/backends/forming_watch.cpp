@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/forming_watch.h"
+
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/deadline.h"
+#include "base/host.h"
+
+namespace lockstep::backends {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr const char* kLostKey = "lost";
+constexpr auto kBetweenLooks = 20ms;
+constexpr int kProcessesOfALook = 8;  // each costs about 20 us
+constexpr std::chrono::milliseconds kWaitForReports = 200ms;
+
+}  // namespace
+
+FormingWatch::FormingWatch(std::vector<node::ProcessIdentity> members, c10::intrusive_ptr<c10d::Store> store,
+                           std::shared_ptr<node::ThreadExchange> threads)
+    : members_(std::move(members)),
+      store_(std::move(store)),
+      threads_(std::move(threads)),
+      next_look_(std::chrono::steady_clock::now() + kBetweenLooks) {}
+
+std::string FormingWatch::find_lost() {
+  const std::lock_guard lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (!lost_.empty() || now < next_look_) return lost_;
+  next_look_ = now + kBetweenLooks;
+  return look(kProcessesOfALook);
+}
+
+std::string FormingWatch::find_cause() noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    const Deadline deadline(kWaitForReports);
+    while (look(static_cast<int>(members_.size())).empty() && !deadline.expired())
+      std::this_thread::sleep_for(1ms);
+  } catch (const std::exception&) {
+    // The store is gone.
+  }
+  return lost_;
+}
+
+void FormingWatch::report(const std::string& text) noexcept {
+  try {
+    (void)store_->compareSet(kLostKey, "", text);
+  } catch (const std::exception&) {
+    // The store is gone, and with it the members that would read this.
+  }
+}
+
+// The first report counts on all members.
+std::string FormingWatch::look(int most) {
+  if (!lost_.empty()) return lost_;
+  if (store_->check({kLostKey})) return lost_ = store_->get_to_str(kLostKey);
+  if (threads_ && threads_->given_up()) return lost_ = "the thread of another rank has failed";
+  const auto dead = find_dead(most);
+  return lost_ = dead.empty() ? dead : store_->compareSet(kLostKey, "", dead);
+}
+
+std::string FormingWatch::find_dead(int most) {
+  for (int i = 0; i < most; ++i) {
+    const auto rank = next_member_++ % members_.size();
+    const auto& member = members_[rank];
+    if (node::has_ended(member))
+      return fmt::format("rank {} (pid {} on {}) is dead", rank, member.pid, host_name());
+  }
+  return {};
+}
+
+}  // namespace lockstep::backends

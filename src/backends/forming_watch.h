@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "node/liveness.h"
+#include "node/thread_exchange.h"
+
+namespace lockstep::backends {
+
+// Tells the members that form a group when one of them is dead or has given up. Each looks at the processes
+// that it can see, and tells the others through the store. Safe from any thread.
+class FormingWatch {
+ public:
+  // [rank]: the process of each member. `store`: of this forming. `threads`: of ranks that are threads.
+  FormingWatch(std::vector<node::ProcessIdentity> members, c10::intrusive_ptr<c10d::Store> store,
+               std::shared_ptr<node::ThreadExchange> threads);
+
+  // What has happened to a member: "rank 2 (pid 4711 on node7) is dead". Empty if nothing is known. Looks
+  // every 20 ms at most, at some of the processes; so not at all in a forming that takes a few milliseconds.
+  std::string find_lost();
+  // The same after an error that another member's end may have caused: looks at all processes, and waits
+  // shortly for the other members' reports.
+  std::string find_cause() noexcept;
+  // Ends the waits of the other members with this text.
+  void report(const std::string& text) noexcept;
+
+ private:
+  std::string look(int most);
+  std::string find_dead(int most);
+
+  std::vector<node::ProcessIdentity> members_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<node::ThreadExchange> threads_;
+  std::mutex mutex_;
+  std::chrono::steady_clock::time_point next_look_;
+  std::size_t next_member_ = 0;
+  std::string lost_;
+};
+
+}  // namespace lockstep::backends
