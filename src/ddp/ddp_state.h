@@ -115,14 +115,14 @@ class DdpState {
   bool has_reducer() const { return reducer_ != nullptr; }
 
  private:
-  // The module's parameters, its buffers and the parameters in buckets, as they are now.
   struct Parts {
     BucketLimits limits;
     std::vector<TrainedParameter> trained = {};
     std::vector<NamedTensor> delayed = {};
-    at::Tensor trigger = {};
+    at::Tensor trigger = {};  // param_to_hook_all_reduce
   };
   Parts look_at_arguments();
+  // The module's parameters, its buffers and the parameters in buckets, as they are now.
   std::vector<TrainedParameter> look_at_module();
   void start_equal(const std::vector<TrainedParameter>& trained) const;
   // What the ranks compare, with `more` lines.
