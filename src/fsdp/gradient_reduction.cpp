@@ -55,8 +55,7 @@ void ParameterGroup::begin_backward() {
 void ParameterGroup::drop_zeroed_gradients() {
   for (auto& parameter : parameters_) {
     const auto whole = parameter.lock_whole();
-    if (whole.defined() && !whole.mutable_grad().defined() && !parameter.unreduced.defined())
-      parameter.shard.mutable_grad().reset();
+    if (whole.defined() && !whole.mutable_grad().defined()) parameter.shard.mutable_grad().reset();
   }
 }
 
@@ -80,7 +79,6 @@ void ParameterGroup::zero_grad() {
   partial_.reset();
   for (auto& parameter : parameters_) {
     parameter.shard.mutable_grad().reset();
-    parameter.unreduced.reset();
     if (const auto whole = parameter.lock_whole(); whole.defined()) whole.mutable_grad().reset();
   }
 }
@@ -91,30 +89,25 @@ void ParameterGroup::fill_gradients_with_zeros() {
   }
 }
 
-void ParameterGroup::accumulate_in_reduce_dtype(ShardedParameter& parameter) {
-  const auto dtype = options_.mp_policy.reduce_dtype;
-  const auto whole = parameter.lock_whole();
-  if (!dtype || *dtype == whole.scalar_type()) return;
-  parameter.unreduced = take_gradient(parameter).to(*dtype);
+at::ScalarType ParameterGroup::reduce_dtype() const {
+  return options_.mp_policy.reduce_dtype.value_or(parameters_.front().shard.scalar_type());
 }
 
 at::Tensor ParameterGroup::take_gradient(ShardedParameter& parameter) {
   const auto whole = parameter.lock_whole();
   auto gradient = std::exchange(whole.mutable_grad(), {});
-  if (!gradient.defined()) return std::exchange(parameter.unreduced, {});
   if (gradient.layout() != at::kStrided) {
     throw_error<ArgumentError>(
         "the gradient of {} is sparse, which fully_shard() cannot reduce; construct the embedding without "
         "sparse(true)",
         parameter.name);
   }
-  if (parameter.unreduced.defined()) gradient = std::exchange(parameter.unreduced, {}).add_(gradient);
   return gradient.contiguous();
 }
 
 bool ParameterGroup::has_gradient(const ShardedParameter& parameter) const {
   const auto whole = parameter.lock_whole();
-  return parameter.trained && whole.defined() && (whole.grad().defined() || parameter.unreduced.defined());
+  return parameter.trained && whole.defined() && whole.grad().defined();
 }
 
 void ParameterGroup::reduce() {
@@ -135,7 +128,7 @@ void ParameterGroup::reduce() {
   tree_->before_reduction(*this);
 
   const auto& group = options_.shard_group;
-  const auto dtype = options_.mp_policy.reduce_dtype.value_or(gradients.front().scalar_type());
+  const auto dtype = reduce_dtype();
   const auto options = gradients.front().options().dtype(dtype);
   reduction.input = comm::memory_for_calls(group, numel * group.size(), options);
   reduction.output = at::empty({numel}, options);

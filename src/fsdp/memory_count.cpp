@@ -21,7 +21,6 @@ void ParameterGroup::count_memory(MemoryCount& count) const {
     }
     if (!memory.defined() || !memory.is_alias_of(parameter.shard)) count.parameters.add(parameter.shard);
     count.gradients.add(parameter.shard.grad());
-    count.gradients.add(parameter.unreduced);
     if (whole.defined()) count.gradients.add(whole.grad());
   }
   for (const auto& tensor : memory_->gathered()) count.gathered.add(tensor);

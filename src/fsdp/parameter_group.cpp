@@ -210,6 +210,7 @@ void ParameterGroup::watch_gradients() {
   is_ready_.assign(parameters_.size(), false);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto whole = parameters_[i].lock_whole();
+    whole.set_grad_dtype(reduce_dtype());  // so several uses and passes are added in it
     torch::autograd::impl::add_hook(whole, std::make_unique<BeforeGradient>(*this));
     torch::autograd::impl::set_post_acc_grad_hooks(whole, std::make_unique<GradientReady>(*this, i));
   }
@@ -255,8 +256,7 @@ void ParameterGroup::on_gradient_ready(std::size_t index) {
   const std::lock_guard lock(tree_->mutex);
   if (!is_ready_[index]) ++ready_;
   is_ready_[index] = true;
-  if (!requires_gradient_sync) return accumulate_in_reduce_dtype(parameters_[index]);
-  if (ready_ == trained_) reduce();
+  if (requires_gradient_sync && ready_ == trained_) reduce();
 }
 
 bool ParameterGroup::is_current() const { return is_whole_ && has_last_values(); }

@@ -141,7 +141,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::int64_t shard_dim(const nn::NamedTensor& named) const;
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const;
   void watch_gradients();
-  void accumulate_in_reduce_dtype(ShardedParameter& parameter);
+  at::ScalarType reduce_dtype() const;
   bool has_gradient(const ShardedParameter& parameter) const;
   at::Tensor take_gradient(ShardedParameter& parameter);
   void record_gathering();

@@ -26,9 +26,8 @@ struct ShardedParameter {
   std::int64_t offset = 0;  // of this parameter in a rank's part of the group's flat layout
   // The module's tensor. Its storage owns the group, so the group does not own it.
   c10::weak_intrusive_ptr<c10::TensorImpl> whole;
-  at::Tensor initial = {};    // this rank's rows before there is memory for them
-  at::Tensor shard = {};      // this rank's rows: what the optimizer steps
-  at::Tensor unreduced = {};  // gradients of earlier backward passes, if their dtype is not the module's
+  at::Tensor initial = {};  // this rank's rows before there is memory for them
+  at::Tensor shard = {};    // this rank's rows: what the optimizer steps
 
   std::int64_t all_rows() const { return sizes[static_cast<std::size_t>(dim)]; }
   std::int64_t first_row(int rank) const { return std::min(rank * chunk, all_rows()); }

@@ -50,7 +50,8 @@ def requirements(*names):
 
 def link(distribution, packages):
     for name in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
-        (packages / name).symlink_to(distribution.locate_file(name))
+        if not (packages / name).exists():  # "nvidia" is of several distributions
+            (packages / name).symlink_to(distribution.locate_file(name))
 
 
 def make_environment(folder, download):

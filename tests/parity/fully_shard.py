@@ -9,9 +9,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, Shard
 
 from ddp_training import run_everywhere
+
+IS_2_15 = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 15)
 
 
 class OddNet(nn.Module):
@@ -102,19 +105,39 @@ def columns(parameter):
     return {1: None, 2: Shard(-1), 3: Shard(1)}[parameter.dim()]
 
 
+def policy(**options):
+    """From torch 2.15 on gradients are by default reduced in the dtype of the shards."""
+    return MixedPrecisionPolicy(**({} if IS_2_15 else {"reduce_dtype": torch.float32}) | options)
+
+
+def accumulate_in_reduce_dtype():
+    """As torch 2.15 does: a parameter's gradients of several uses are added in it."""
+    init = FSDPParam.init_unsharded_param
+
+    def init_unsharded_param(self):
+        init(self)
+        self._unsharded_param.grad_dtype = self.reduce_dtype or self._unsharded_param.dtype
+
+    FSDPParam.init_unsharded_param = init_unsharded_param
+
+
+if not IS_2_15:
+    accumulate_in_reduce_dtype()
+
+
 def run_case(case):
     ranks = dist.get_world_size()
     mesh = (init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
             if case["mesh"] == "hybrid" else init_device_mesh("cpu", (ranks,)))
-    policy = {"float": MixedPrecisionPolicy(),
-              "half": MixedPrecisionPolicy(param_dtype=torch.float16),
-              "bf16": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
-              "bf16_float": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
-              "bf16_output": MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)}[case["dtype"]]
+    mixed = {"float": MixedPrecisionPolicy(),
+              "half": policy(param_dtype=torch.float16),
+              "bf16": policy(param_dtype=torch.bfloat16),
+              "bf16_float": policy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+              "bf16_output": policy(param_dtype=torch.bfloat16, output_dtype=torch.float32)}[case["dtype"]]
     reshard = {"default": None, "true": True, "false": False, "2": 2}[case["reshard"]]
     net = {"odd": OddNet, "stack": Stack, "wide": Wide, "residual": Residual}[case["net"]]()
-    children_policy = dataclasses.replace(policy, output_dtype=None)
-    options = {"mesh": mesh, "reshard_after_forward": reshard, "mp_policy": policy,
+    children_policy = dataclasses.replace(mixed, output_dtype=None)
+    options = {"mesh": mesh, "reshard_after_forward": reshard, "mp_policy": mixed,
                "shard_placement_fn": columns if case["placement"] == "columns" else None,
                "ignored_params": {p for name, p in net.named_parameters() if name == case["ignored"]}}
     if case["groups"] == "children":
