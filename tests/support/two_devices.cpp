@@ -81,7 +81,6 @@ struct PinnedMemory final : c10::Allocator {
 };
 
 struct Hooks final : at::MTIAHooksInterface {
-  explicit Hooks(at::MTIAHooksArgs) {}
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasMTIA() const override { return true; }
@@ -106,10 +105,7 @@ struct Hooks final : at::MTIAHooksInterface {
   }
 };
 [[maybe_unused]] const bool is_registered = [] {
-  at::MTIAHooksRegistry()->Register("MTIAHooks",
-                                    [](at::MTIAHooksArgs args) -> std::unique_ptr<at::MTIAHooksInterface> {
-                                      return std::make_unique<Hooks>(args);
-                                    });
+  at::MTIAHooksRegistry()->Register("MTIAHooks", [] { return std::make_unique<Hooks>(); });
   return true;
 }();
 
