@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 # What would lead programs to libraries and packages outside of the environment.
 HIDDEN = ("CMAKE_PREFIX_PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "Torch_DIR", "VIRTUAL_ENV")
 # glibc, the compiler's libraries and what the kernel adds; all others are in the wheel or are torch's.
-SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so\.\d+$|ld-linux|linux-vdso")
+SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|util|stdc\+\+|gcc_s)\.so\.\d+$|ld-linux|linux-vdso")
 
 
 def run(*command, fails=False, **environment):
@@ -101,15 +101,17 @@ def run_cpp(folder, bin_folder, compiler):
 
 def check(work, packages, compiler):
     bin_folder, package, torch = work / "venv/bin", packages / "lockstep_torch", packages / "torch/lib"
+    # A torch with CUDA has its libraries beside it.
+    of_torch = [folder for lib in (torch, torch.resolve()) for folder in (lib, lib.parent.parent / "nvidia")]
     for program in [package / "_C.so", *package.glob("bin/*"), *package.glob("lib/bundled/*")]:
-        check_libraries(program, package, torch, torch.resolve())
+        check_libraries(program, package, *of_torch)
     check_commands(bin_folder)
     check_refusal(bin_folder / "python", work / "other")
     run(bin_folder / "python", "-m", "lockstep_torch.run", "--nproc-per-node", 2, HERE / "wheel/train.py")
     shutil.rmtree(work / "build", ignore_errors=True)
     begin = time.monotonic()
     run_cpp(work / "build", bin_folder, compiler)
-    check_libraries(work / "build/program", package, torch, torch.resolve(), work / "build")
+    check_libraries(work / "build/program", package, *of_torch, work / "build")
     print(f"C++ project configured, built and run in {time.monotonic() - begin:.1f} s", flush=True)
 
 
