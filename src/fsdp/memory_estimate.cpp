@@ -41,9 +41,10 @@ void check_plan(const MemoryPlan& plan) {
 MemoryEstimate::Choice choice_of(const MemoryPlan& plan, ShardingForm form, int hosts) {
   const bool shards = form == ShardingForm::gathered || form == ShardingForm::shared;
   const auto on_host = std::int64_t{plan.ranks_per_host};
-  const auto all = plan.parameters * static_cast<std::int64_t>(c10::elementSize(plan.dtype));
+  const auto element = static_cast<std::int64_t>(c10::elementSize(plan.dtype));
+  const auto all = plan.parameters * element;
   const auto in_forward = static_cast<std::int64_t>(c10::elementSize(plan.param_dtype.value_or(plan.dtype)));
-  const auto groups = 2 * plan.largest_group.value_or(plan.parameters) * in_forward;
+  const auto groups = 2 * plan.largest_group.value_or(plan.parameters);  // elements
   const auto ranks = form == ShardingForm::shared ? on_host : on_host * hosts;
   // Shared parameters have a copy for each NUMA node; without a param_dtype, the shards are parts of these.
   auto copies = form == ShardingForm::shared ? plan.numa_nodes * plan.parameters * in_forward : 0;
@@ -52,9 +53,9 @@ MemoryEstimate::Choice choice_of(const MemoryPlan& plan, ShardingForm form, int 
   MemoryBytes rank{.activations = plan.activations};
   rank.parameters = shards ? (all + copies) / ranks : all;
   if (form == ShardingForm::zero1_shared) rank.parameters = all / ranks;
-  rank.gradients = shards ? all / ranks + groups : all;
+  rank.gradients = shards ? all / ranks + groups * element : all;
   rank.optimizer_states = plan.optimizer_states * all / (form == ShardingForm::ddp ? 1 : ranks);
-  if (form == ShardingForm::gathered) rank.gathered = groups + plan.outermost_group * in_forward;
+  if (form == ShardingForm::gathered) rank.gathered = (groups + plan.outermost_group) * in_forward;
   const MemoryBytes host{.parameters = on_host * rank.parameters,
                          .gradients = on_host * rank.gradients,
                          .optimizer_states = on_host * rank.optimizer_states,

@@ -191,10 +191,10 @@ TEST(MemoryEstimate, HasTheFormulasValues) {
   EXPECT_EQ(host(ShardingForm::shared), 20'000 + 2 * 80);
   plan.param_dtype = at::kBFloat16;
   plan.outermost_group = 100;
-  EXPECT_EQ(host(ShardingForm::gathered), 8'000 + 2 * (80 + 200));
-  EXPECT_EQ(host(ShardingForm::shared), 20'000 + 2 * 40);
+  EXPECT_EQ(host(ShardingForm::gathered), 8'000 + 2 * (80 + 40 + 200));
+  EXPECT_EQ(host(ShardingForm::shared), 20'000 + 2 * 80);
   plan.numa_nodes = 1;
-  EXPECT_EQ(host(ShardingForm::shared), 18'000 + 2 * 40);
+  EXPECT_EQ(host(ShardingForm::shared), 18'000 + 2 * 80);
 }
 
 TEST(MemoryEstimate, SaysWhatWouldFit) {
