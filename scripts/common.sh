@@ -102,11 +102,13 @@ configure() {
   fi
   say "Configuring build/$preset"
   if [[ -n $earlier && -z $same ]]; then # what was found in the earlier one is looked for again
-    forget=(-U Torch_DIR -U LOCKSTEP_PYTHON -U 'LOCKSTEP_CU*_INCLUDE_DIR' -U 'LOCKSTEP_[CN]*_INCLUDE_DIR' -U LOCKSTEP_CUDART)
+    forget=(-U Torch_DIR -U LOCKSTEP_WITH_CUDA -U LOCKSTEP_PYTHON -U 'LOCKSTEP_CU*_INCLUDE_DIR' -U 'LOCKSTEP_[CN]*_INCLUDE_DIR' -U LOCKSTEP_CUDART)
   fi
   local options=("-DLOCKSTEP_BUILD_TESTS=$tests" "-DLOCKSTEP_BUILD_BENCHMARKS=$tests" "-DLOCKSTEP_BUILD_PYTHON=$tests"
     "-DLOCKSTEP_WARNINGS_AS_ERRORS=$warnings_as_errors")
   if [[ $tests == ON ]]; then options+=("-DLOCKSTEP_WITH_MPI=ON"); fi # tests do not skip themselves
+  # Without a GPU a toolkit that happens to be there changes nothing: setup.sh installed the CPU part alone.
+  if [[ -f .cache/setup/without-cuda && -z ${LOCKSTEP_TORCH_PREFIX:-} ]]; then options+=("-DLOCKSTEP_WITH_CUDA=OFF"); fi
   if [[ -n $torch ]]; then options+=("-DTorch_DIR=$torch"); fi
   cmake --preset "$preset" "${forget[@]}" "${options[@]}"
   echo "${torch:-${earlier% *}} $state" >"$record"

@@ -228,7 +228,9 @@ main() {
       install_libtorch "$kind"
     fi
     touch .cache/setup/uses-venv
+    if wants_cuda; then rm -f .cache/setup/without-cuda; else touch .cache/setup/without-cuda; fi
   else
+    rm -f .cache/setup/without-cuda
     say "Using the LibTorch of ${LOCKSTEP_TORCH_PREFIX:-$(active_python)}"
     if ((${#missing[@]})); then install_packages "${missing[@]}"; fi
   fi

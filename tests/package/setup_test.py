@@ -188,6 +188,7 @@ def check_gpu(machine):
     with refusing() as index:
         machine.setup(index)
         expect("a machine with a GPU", machine.packages(), with_cuda)
+        assert not (machine.folder / ".cache/setup/without-cuda").exists(), "a machine with a GPU builds without nccl"
 
 
 def check_wheels(machine):
@@ -216,9 +217,10 @@ def check_configure(machine):
         return done.stdout
 
     first = configure()
-    assert "-DLOCKSTEP_WARNINGS_AS_ERRORS=OFF" in first and "Torch_DIR" not in first, first
+    assert "-DLOCKSTEP_WARNINGS_AS_ERRORS=OFF" in first and "-DLOCKSTEP_WITH_CUDA=OFF" in first and "Torch_DIR" not in first, first
     expect("the same again", configure(), "")
     assert "-U Torch_DIR" in (text := configure(LOCKSTEP_TORCH_PREFIX="/mine")) and "-DTorch_DIR=/mine" in text, text
+    assert "-DLOCKSTEP_WITH_CUDA=OFF" not in text, text
     expect("no LibTorch named", configure(), "")
     text = configure(LOCKSTEP_TORCH="+cuda")
     assert f"-DTorch_DIR={machine.folder}/.venv/lib/python3" in text and text.rstrip().endswith("/site-packages/torch"), text
