@@ -102,13 +102,42 @@ Extent span_of(const at::Tensor& tensor) {
   return {begin, begin + (static_cast<std::size_t>(last) + 1) * tensor.itemsize()};
 }
 
-// Whether an element of one lies where one of the other does, by a map of the memory that both are in.
+using Dims = std::vector<std::pair<std::int64_t, std::int64_t>>;  // stride and size
+
+Dims sorted_dims(const at::Tensor& tensor) {
+  Dims dims;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.size(dim) > 1) dims.emplace_back(tensor.stride(dim), tensor.size(dim));
+  std::ranges::sort(dims);
+  return dims;
+}
+
+// Whether two elements of a tensor without shared elements can be so far from each other. `count` dims are
+// left, whose steps together are shorter than one of the next.
+bool is_distance(std::int64_t distance, const Dims& dims, std::size_t count) {
+  if (count == 0) return distance == 0;
+  const auto [stride, size] = dims[count - 1];
+  const auto steps = distance / stride;
+  for (const auto k : {steps - 1, steps, steps + 1})
+    if (std::abs(k) < size && std::abs(distance - k * stride) < stride &&
+        is_distance(distance - k * stride, dims, count - 1))
+      return true;
+  return false;
+}
+
+// Whether an element of one lies where one of the other does: computed for equal forms, such as the columns
+// of a tensor, else by a map of the memory that both are in.
 bool share_elements(const at::Tensor& one, const at::Tensor& other) {
   const auto a = span_of(one), b = span_of(other);
   if (!a.overlaps(b)) return false;
   const auto size = one.itemsize();
   const auto begin = std::min(a.begin, b.begin);
   if (other.itemsize() != size || (a.begin - begin) % size != 0 || (b.begin - begin) % size != 0) return true;
+  if (one.sizes() == other.sizes() && one.strides() == other.strides() && !has_shared_elements(one)) {
+    const auto dims = sorted_dims(one);
+    const auto bytes = static_cast<std::int64_t>(a.begin) - static_cast<std::int64_t>(b.begin);
+    return is_distance(bytes / static_cast<std::int64_t>(size), dims, dims.size());
+  }
   const auto elements = static_cast<std::int64_t>((std::max(a.end, b.end) - begin) / size);
   const auto map = at::zeros({elements}, at::kBool);
   const auto in_map = [&](const at::Tensor& tensor, const Extent& span) {
@@ -129,12 +158,8 @@ std::string name_of(const char* text, bool is_list, std::size_t index) {
 // A dimension's steps are shorter than what lies within a step.
 bool has_shared_elements(const at::Tensor& tensor) {
   if (tensor.is_non_overlapping_and_dense() || tensor.numel() == 0) return false;
-  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride and size
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
-    if (tensor.size(dim) > 1) dims.emplace_back(tensor.stride(dim), tensor.size(dim));
-  std::ranges::sort(dims);
   std::int64_t extent = 1;
-  for (const auto& [stride, size] : dims) {
+  for (const auto& [stride, size] : sorted_dims(tensor)) {
     if (stride < extent) return true;
     extent += stride * (size - 1);
   }

@@ -346,6 +346,7 @@ void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool re
   for (const auto& group : groups(recurse)) {
     group->requires_gradient_sync = requires_gradient_sync;
     group->requires_all_reduce = requires_gradient_sync;
+    if (!group->is_deferred()) group->set_gradient_dtypes();
   }
 }
 

@@ -36,6 +36,29 @@ Division division(at::ScalarType dtype, int ranks, std::optional<double> factor)
 
 }  // namespace
 
+// Gradients that several passes add to are kept in reduce_dtype. Those of one pass are left in the dtype in
+// which autograd computes and adds them, if reduce_dtype holds it exactly, as in PyTorch 2.15.
+void ParameterGroup::set_gradient_dtypes() {
+  const auto dtype = reduce_dtype();
+  for (const auto& parameter : parameters_) {
+    const auto whole = parameter.lock_whole();
+    if (!whole.defined()) continue;
+    auto gradient = std::exchange(whole.mutable_grad(), {});  // its dtype may be another one
+    const bool is_kept = gradient.defined() && !is_placeholder(gradient);
+    if (is_kept && gradient.scalar_type() != dtype) gradient = gradient.to(dtype);
+    const bool is_wider = c10::isFloatingType(dtype) && c10::isFloatingType(whole.scalar_type()) &&
+                          c10::elementSize(dtype) > whole.itemsize();
+    const bool defers = is_wider && (requires_gradient_sync || is_kept);
+    whole.set_grad_dtype(defers ? std::nullopt : std::optional(dtype));
+    whole.mutable_grad() = std::move(gradient);
+  }
+}
+
+bool ParameterGroup::is_placeholder(const at::Tensor& gradient) const {
+  return gradient.layout() == at::kStrided &&
+         gradient.storage().unsafeGetStorageImpl() == no_gradient_.storage().unsafeGetStorageImpl();
+}
+
 void ParameterGroup::begin_backward() {
   is_ready_.assign(parameters_.size(), false);
   ready_ = 0;
@@ -45,10 +68,7 @@ void ParameterGroup::begin_backward() {
     const auto whole = parameter.lock_whole();
     if (!whole.defined()) continue;
     auto& gradient = whole.mutable_grad();
-    if (gradient.defined() &&
-        gradient.storage().unsafeGetStorageImpl() == no_gradient_.storage().unsafeGetStorageImpl()) {
-      gradient.reset();
-    }
+    if (gradient.defined() && is_placeholder(gradient)) gradient.reset();
   }
 }
 
@@ -64,6 +84,7 @@ void ParameterGroup::end_backward() {
   drop_prefetch();  // the optimizer changes the shards next
   if (reshard_after_backward) release();
   invalidate();
+  set_gradient_dtypes();
   note_gradients();
 }
 
@@ -81,6 +102,7 @@ void ParameterGroup::zero_grad() {
     parameter.shard.mutable_grad().reset();
     if (const auto whole = parameter.lock_whole(); whole.defined()) whole.mutable_grad().reset();
   }
+  set_gradient_dtypes();
 }
 
 void ParameterGroup::fill_gradients_with_zeros() {

@@ -50,13 +50,17 @@ void ModuleGroups::note_gradients() const {
 }
 
 void ModuleGroups::accumulate() const {
-  for (const auto& group : groups_) group->requires_gradient_sync = group->reshard_after_backward = false;
+  for (const auto& group : groups_) {
+    group->requires_gradient_sync = group->reshard_after_backward = false;
+    group->set_gradient_dtypes();
+  }
 }
 
 void ModuleGroups::reduce(double divisor) const {
   std::vector<std::shared_ptr<Tree>> trees;  // in an order that all ranks have
   for (const auto& group : groups_) {
     group->requires_gradient_sync = group->reshard_after_backward = true;
+    group->set_gradient_dtypes();
     if (std::ranges::find(trees, group->tree()) == trees.end()) trees.push_back(group->tree());
   }
   for (const auto& tree : trees) {

@@ -107,8 +107,12 @@ void ParameterGroup::place() {
   const auto place = is_shared() ? share_parameters : gather_parameters;
   memory_ = place(parameters_, shared_from_this(), options_);
   empty_cpu_cache();  // the whole parameters were larger than anything that this rank allocates later
-  for (auto& parameter : parameters_) parameter.shard.unsafeGetTensorImpl()->set_version_counter(version_);
+  for (auto& parameter : parameters_) {
+    parameter.shard.unsafeGetTensorImpl()->set_version_counter(version_);
+    parameter.lock_whole().mutable_grad().reset();  // gradients of before, as in PyTorch
+  }
   is_whole_ = is_shared();
+  set_gradient_dtypes();
   watch_gradients();
 }
 
@@ -210,7 +214,6 @@ void ParameterGroup::watch_gradients() {
   is_ready_.assign(parameters_.size(), false);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto whole = parameters_[i].lock_whole();
-    whole.set_grad_dtype(reduce_dtype());  // so several uses and passes are added in it
     torch::autograd::impl::add_hook(whole, std::make_unique<BeforeGradient>(*this));
     torch::autograd::impl::set_post_acc_grad_hooks(whole, std::make_unique<GradientReady>(*this, i));
   }

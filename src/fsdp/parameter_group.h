@@ -96,6 +96,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void finish_reduction();  // waits, and accumulates into the shards' gradients
   void end_backward();
   void zero_grad();
+  // After a change of requires_gradient_sync.
+  void set_gradient_dtypes();
   void fill_gradients_with_zeros();
   // What the zero_grad() of the module has zeroed.
   void drop_zeroed_gradients();
@@ -142,6 +144,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const;
   void watch_gradients();
   at::ScalarType reduce_dtype() const;
+  bool is_placeholder(const at::Tensor& gradient) const;
   bool has_gradient(const ShardedParameter& parameter) const;
   at::Tensor take_gradient(ShardedParameter& parameter);
   void record_gathering();

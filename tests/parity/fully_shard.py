@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Shard
 
 from ddp_training import run_everywhere
@@ -110,19 +110,21 @@ def policy(**options):
     return MixedPrecisionPolicy(**({} if IS_2_15 else {"reduce_dtype": torch.float32}) | options)
 
 
-def accumulate_in_reduce_dtype():
-    """As torch 2.15 does: a parameter's gradients of several uses are added in it."""
-    init = FSDPParam.init_unsharded_param
+def add_as_torch_2_15():
+    """Autograd adds the gradients of a pass in the dtype in which it computes them, unless it is the first of several."""
+    pre_backward = FSDPParamGroup.pre_backward
 
-    def init_unsharded_param(self):
-        init(self)
-        self._unsharded_param.grad_dtype = self.reduce_dtype or self._unsharded_param.dtype
+    def before(self, *arguments):
+        pre_backward(self, *arguments)
+        for each in self.fsdp_params:
+            defers = self.reduce_grads or each.unsharded_accumulated_grad is not None
+            each.unsharded_param.grad_dtype = None if defers else each.reduce_dtype or each.unsharded_param.dtype
 
-    FSDPParam.init_unsharded_param = init_unsharded_param
+    FSDPParamGroup.pre_backward = before
 
 
 if not IS_2_15:
-    accumulate_in_reduce_dtype()
+    add_as_torch_2_15()
 
 
 def run_case(case):

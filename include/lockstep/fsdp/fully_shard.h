@@ -36,8 +36,8 @@ struct ForwardPolicy;
 struct MixedPrecisionPolicy {
   /// The parameters' dtype in forward and backward; default: their own.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
-  /// The dtype in which gradients are accumulated and reduced; default: that of the shards. PyTorch before
-  /// 2.15: by default param_dtype, in which a parameter's gradients of one backward pass are always added.
+  /// The dtype in which gradients of several backward passes are added, and all are reduced. Default: the
+  /// parameters' own dtype, as in PyTorch 2.15; earlier releases take param_dtype.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   /// The dtype of floating tensors that forward returns; default: the module's own. The first use of the
   /// module's parameters is an Error unless FSDPModule::forward() was called before. Later calls of
