@@ -124,8 +124,8 @@ cd /
 umount -l /old-root
 rmdir /old-root
 # Not exec: the first process of the namespace has to collect orphans.
-bash /enter.sh </dev/null &
-wait "$!"
+bash /enter.sh </dev/null
+exit $?
 END
 }
 

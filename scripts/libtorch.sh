@@ -113,7 +113,7 @@ END
 
 # fetch_torch: torch itself, without what it requires.
 fetch_torch() {
-  local version=${torch_version:-$pinned_torch} options=(--no-deps --upgrade --force-reinstall)
+  local version=${torch_version:-$pinned_torch} options=(--no-deps --upgrade --force-reinstall) wanted
   if [[ -n $torch_wheel ]]; then
     say "Installing $torch_wheel"
     pip_install "${options[@]}" "$torch_wheel" || fail "pip could not install $torch_wheel; see its messages above"
@@ -122,7 +122,8 @@ fetch_torch() {
   if wants_cuda; then
     say "Downloading torch $version with CUDA from PyPI: 530 MB, and 2.2 GB of the libraries that it needs"
     # "===" is the very version, without a local one such as 2.13.0+cpu.
-    retry 3 pip_install "${options[@]}" "torch===$version" || fail "pip could not install torch $version; see its messages above"
+    retry 3 pip_install "${options[@]}" "torch===$version" ||
+      fail "pip could not install torch $version with CUDA; see its messages above. LOCKSTEP_TORCH=<version>+cuda chooses another release"
     return
   fi
   if index_offers "$version"; then
@@ -138,7 +139,7 @@ fetch_torch() {
   fi
   say "Downloading torch $version from PyPI: 530 MB (a build with CUDA, of which the CPU part is used)"
   # pip's settings, or an old Python, may exclude the pinned release.
-  local wanted=">=$minimum_torch,<=$version"
+  wanted=">=$minimum_torch,<=$version"
   [[ -z $torch_version ]] || wanted="==$version"
   retry 3 pip_install "${options[@]}" "torch$wanted" || fail "pip could not install torch$wanted; see its messages above"
 }

@@ -43,10 +43,10 @@ std::string FormingWatch::find_cause() noexcept {
     const Deadline deadline(kWaitForReports);
     while (look(static_cast<int>(members_.size())).empty() && !deadline.expired())
       std::this_thread::sleep_for(1ms);
+    return lost_;
   } catch (const std::exception&) {
-    // The store is gone.
+    return {};  // the store is gone
   }
-  return lost_;
 }
 
 void FormingWatch::report(const std::string& text) noexcept {
@@ -60,7 +60,8 @@ void FormingWatch::report(const std::string& text) noexcept {
 // The first report counts on all members.
 std::string FormingWatch::look(int most) {
   if (!lost_.empty()) return lost_;
-  if (store_->check({kLostKey})) return lost_ = store_->get_to_str(kLostKey);
+  // Not get(), which waits: the key may be deleted meanwhile.
+  if (lost_ = store_->compareSet(kLostKey, "", ""); !lost_.empty()) return lost_;
   if (threads_ && threads_->given_up()) return lost_ = "the thread of another rank has failed";
   const auto dead = find_dead(most);
   return lost_ = dead.empty() ? dead : store_->compareSet(kLostKey, "", dead);

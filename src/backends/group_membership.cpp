@@ -228,6 +228,7 @@ class GroupMembership final : public comm::Membership {
     std::vector<int> missing;
     for (int rank = 0; rank < request.size; ++rank)
       if (!store.check({member_key(rank)})) missing.push_back(rank);
+    if (missing.empty()) return {};
     return fmt::format("timed out: rank{} {} did not call it within {} ms", missing.size() == 1 ? "" : "s",
                        fmt::join(missing, ", "), deadline.timeout().count());
   }

@@ -130,7 +130,8 @@ std::unique_ptr<Session> Session::connect(const InitOptions& options, const back
                    .check_calls = checks_calls(options),
                    .with_python = with_python,
                    .enable_reconfigure = options.enable_reconfigure,
-                   .serves_store = rank_info.rank == 0 && !options.store,
+                   .serves_store = rank_info.rank == 0 && !options.store &&
+                                   options.env.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
                    .hosts = std::move(hosts),
                    .world = world,
                    .device = selected.device,

@@ -105,7 +105,7 @@ struct Hooks final : at::MTIAHooksInterface {
   }
 };
 [[maybe_unused]] const bool is_registered = [] {
-  at::MTIAHooksRegistry()->Register("MTIAHooks", [] { return std::make_unique<Hooks>(); });
+  at::MTIAHooksRegistry()->Register("MTIAHooks", [](auto&&...) { return std::make_unique<Hooks>(); });
   return true;
 }();
 
