@@ -2,7 +2,7 @@
 """Makes the wheel of a build tree: pack_wheel.py <build folder> <output folder>
 
 Compiles nothing. Name and metadata are those of pyproject.toml, but it requires the torch of this interpreter, with which
-the tree is built. auditwheel decides whether the tag holds.
+the tree is built. auditwheel decides whether the tag holds; it refuses a tree with the nccl backend (-DLOCKSTEP_WITH_CUDA=OFF).
 """
 
 import os

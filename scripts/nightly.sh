@@ -143,7 +143,7 @@ run_torch() (
   start=$SECONDS
   limit() { timeout $((5400 - (SECONDS - start))) "$@"; }
   cmake --preset release -B "$tree" "-DTorch_DIR=$(torch_prefix "$venv")/share/cmake/Torch" -DLOCKSTEP_BUILD_TESTS=ON \
-    -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_PYTHON=ON -DLOCKSTEP_WITH_MPI=ON || return
+    -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_PYTHON=ON -DLOCKSTEP_WITH_MPI=ON -DLOCKSTEP_WITH_CUDA=OFF || return
   built=no suite="not run"
   limit cmake --build "$tree" --parallel "$(jobs_that_fit)" && built=yes
   if [[ $built == yes ]]; then
