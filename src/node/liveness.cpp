@@ -60,8 +60,9 @@ std::uint64_t start_time_of(const std::string& process) {
 
 std::string own_space() {
   struct stat space {};
-  if (::stat("/proc/self/ns/pid", &space) != 0) return {};
-  return fmt::format("{}-{}", first_line("/proc/sys/kernel/random/boot_id"), space.st_ino);
+  const auto boot = first_line("/proc/sys/kernel/random/boot_id");
+  if (boot.empty() || ::stat("/proc/self/ns/pid", &space) != 0) return {};
+  return fmt::format("{}-{}", boot, space.st_ino);
 }
 
 }  // namespace

@@ -76,12 +76,20 @@ BackendHandle connect_network(const std::string& network, BackendRequest request
   return create_backend(BackendSpec(network), request);
 }
 
+std::string find_lost(const BackendRequest& request) {
+  try {
+    return request.find_lost();
+  } catch (const std::exception&) {
+    return "the ranks' store is gone";
+  }
+}
+
 // Gloo waits until the timeout for a rank that dies before they are connected, and its destructor for that
 // wait, so the lane is leaked then.
 void wait_unless_lost(c10d::Work& work, const c10::intrusive_ptr<c10d::Backend>& lane,
                       const BackendRequest& request) {
   while (request.find_lost && !work.isCompleted()) {
-    const auto lost = request.find_lost();
+    const auto lost = find_lost(request);
     if (lost.empty()) {
       std::this_thread::sleep_for(kBetweenLooks);
       continue;
