@@ -61,7 +61,7 @@ void FormingWatch::report(const std::string& text) noexcept {
 std::string FormingWatch::look(int most) {
   if (!lost_.empty()) return lost_;
   // Not get(), which waits: the key may be deleted meanwhile.
-  if (lost_ = store_->compareSet(kLostKey, "", ""); !lost_.empty()) return lost_;
+  if (store_->check({kLostKey}) && !(lost_ = store_->compareSet(kLostKey, "", "")).empty()) return lost_;
   if (threads_ && threads_->given_up()) return lost_ = "the thread of another rank has failed";
   const auto dead = find_dead(most);
   return lost_ = dead.empty() ? dead : store_->compareSet(kLostKey, "", dead);
