@@ -26,8 +26,8 @@ class FormingWatch {
   // What has happened to a member: "rank 2 (pid 4711 on node7) is dead". Empty if nothing is known. Looks
   // every 20 ms at most, at some of the processes; so not at all in a forming that takes a few milliseconds.
   std::string find_lost();
-  // The same after an error that another member's end may have caused: looks at all processes, and waits
-  // shortly for the other members' reports.
+  // What has happened to a member, for after an error that its end may have caused. Looks at all processes,
+  // and waits up to 200 ms for the other members' reports. Empty if nothing is known.
   std::string find_cause() noexcept;
   // Ends the waits of the other members with this text.
   void report(const std::string& text) noexcept;

@@ -120,9 +120,6 @@ StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const De
   }
 }
 
-// torchrun's agent then listens at the address of rank 0.
-bool is_served_by_agent(const Env& env) { return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"; }
-
 bool meets_at_agent(const InitMethod& method, const InitOptions& options) {
   return method.kind != InitMethod::Kind::tcp && is_served_by_agent(options.env);
 }

@@ -89,6 +89,8 @@ void check_split(const ProcessGroup& parent, const std::vector<std::vector<int>>
 
 }  // namespace
 
+bool is_served_by_agent(const Env& env) { return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"; }
+
 bool checks_calls(const InitOptions& options) {
   if (options.check_calls) return *options.check_calls;
   auto level = options.env.get("TORCH_DISTRIBUTED_DEBUG").value_or("");
@@ -130,8 +132,7 @@ std::unique_ptr<Session> Session::connect(const InitOptions& options, const back
                    .check_calls = checks_calls(options),
                    .with_python = with_python,
                    .enable_reconfigure = options.enable_reconfigure,
-                   .serves_store = rank_info.rank == 0 && !options.store &&
-                                   options.env.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+                   .serves_store = rank_info.rank == 0 && !options.store && !is_served_by_agent(options.env),
                    .hosts = std::move(hosts),
                    .world = world,
                    .device = selected.device,

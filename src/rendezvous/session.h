@@ -127,6 +127,9 @@ class Session : public runtime::Run {
   std::map<const comm::GroupState*, Origin> origins_;
 };
 
+// Whether the agent of torchrun or `lockstep run` serves the store at the address of rank 0.
+bool is_served_by_agent(const Env& env);
+
 // Whether the ranks compare their calls. c10d reads its variable so, in upper or lower case.
 bool checks_calls(const InitOptions& options);
 

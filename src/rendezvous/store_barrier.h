@@ -41,8 +41,8 @@ class HostMap {
 
 // In a run's store: the number of ranks that have left. Exists only when the run is ending.
 inline constexpr const char* kLeftKey = "left";
-// The same, when the rank that serves the store is leaving. Others may leave earlier, and come again, where
-// groups are formed again.
+// In a run's store: exists when the rank that serves the store is leaving. Other ranks may leave before it
+// and come again, where groups are formed again.
 inline constexpr const char* kServerLeftKey = "server_left";
 
 // Announces this rank in the store and waits for all others. Throws RendezvousError naming the ranks that
