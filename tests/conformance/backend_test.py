@@ -3,6 +3,7 @@
 
 LOCKSTEP_FAULT_ROUNDS=200 repeats all of it under load."""
 
+import gc
 import importlib
 import itertools
 import os
@@ -149,7 +150,9 @@ def check_threads():
 
 
 def resources():
-    """What a group may leave behind. Its shared memory has no name in /dev/shm: it is a descriptor and a mapping."""
+    """What a group may leave behind. Its shared memory has no name in /dev/shm: it is a descriptor and a mapping. Cycles of
+    Python's objects may hold a group that was destroyed until they are collected."""
+    gc.collect()
     with open("/proc/self/maps", encoding="utf-8") as mappings:
         shared = sum(line.split()[1].endswith("s") for line in mappings)
     with open("/proc/self/statm", encoding="utf-8") as pages:

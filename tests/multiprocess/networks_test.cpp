@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What ranks send between hosts that have networks of their own. networks.sh runs this program.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <string>
 
@@ -34,13 +36,18 @@ std::int64_t sent_on(const std::string& card) {
   return 0;
 }
 
+// The least that one of three calls sends: TCP sends again what a busy host acknowledges late.
 template <class Call>
 std::int64_t sent_by(const ProcessGroup& group, const Call& call) {
-  group.barrier();
-  const auto before = sent_on("network");
-  call();
-  group.barrier();
-  return sent_on("network") - before;
+  auto least = std::numeric_limits<std::int64_t>::max();
+  for (int time = 0; time < 3; ++time) {
+    group.barrier();
+    const auto before = sent_on("network");
+    call();
+    group.barrier();
+    least = std::min(least, sent_on("network") - before);
+  }
+  return least;
 }
 
 void run_on_two_hosts(const Scenario& scenario, const std::string& backend, const std::string& cards) {
