@@ -134,7 +134,14 @@ const testing::Scenario unsendable("ddp of tensors that cannot be sent", [] {
     return "";
   };
   EXPECT_THAT(error_of(torch::ones({1}).expand({3})), AllOf(HasSubstr("mask"), HasSubstr("clone()")));
-  EXPECT_THAT(error_of(torch::ones({3}).as_strided({2, 2}, {1, 1})), HasSubstr("mask"));
+  EXPECT_THAT(error_of(torch::ones({3}).as_strided({2, 2}, {1, 1})),
+              AllOf(HasSubstr("mask"), HasSubstr("or name it in params_and_buffers_to_ignore")));
+  torch::nn::Linear sent(2, 2);
+  sent->register_buffer("mask", torch::ones({1}).expand({3}));
+  EXPECT_THAT(
+      [&] { broadcast_module(*sent); },
+      ThrowsMessage<ArgumentError>(AllOf(HasSubstr("broadcast_module: the tensor mask"), HasSubstr("clone()"),
+                                         ::testing::Not(HasSubstr("params_and_buffers_to_ignore")))));
   EXPECT_THAT(error_of(torch::ones({2, 2}).to_sparse()), AllOf(HasSubstr("mask"), HasSubstr("to_dense()")));
   EXPECT_THAT(error_of(torch::ones({3}).to(at::kFloat8_e5m2)),
               AllOf(HasSubstr("mask"), HasSubstr("does not carry")));
