@@ -216,6 +216,17 @@ const testing::Scenario refused_on_one("wrapping refused on one rank", [] {
       context,
       [&] { ZeroRedundancyOptimizer<torch::optim::SGD>({parameter}, torch::optim::SGDOptions(0.1)); },
       "not dense");
+  expect_told(
+      context,
+      [&] {
+        ZeroRedundancyOptimizer<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(odd ? -1 : 1));
+      },
+      "Invalid learning rate: -1");
+  const auto spaced = odd ? torch::ones({2, 4}).slice(1, 0, 4, 2) : torch::ones({2, 2});
+  ZeroRedundancyOptimizer<torch::optim::SGD> optimizer({net->weight}, torch::optim::SGDOptions(0.1));
+  net->weight.set_data(spaced);
+  expect_told(
+      context, [&] { optimizer.share_parameters(); }, "share_parameters() needs dense parameters");
 });
 
 TEST(DdpAgreement, ARefusalOnOneRankIsAnErrorOnAll) {
