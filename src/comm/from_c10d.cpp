@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "comm/composed_operations.h"
 #include "comm/inference_tensors.h"
 #include "comm/message_order.h"
@@ -142,6 +143,42 @@ at::TensorList only(const std::vector<Tensors>& lists, const char* what) {
   if (lists.empty()) return {};
   if (lists.size() == 1) return lists.front();
   throw ArgumentError(fmt::format("one list is needed as {}, not {}", what, lists.size()));
+}
+
+// The greatest number of dimensions of a sparse tensor that is all-reduced.
+constexpr std::int64_t kSparseDims = 16;
+
+// The number of entries, and then what must be equal on all ranks: dtype, sparse dimensions, dimensions, and
+// sizes.
+at::Tensor sparse_shape(const at::Tensor& tensor) {
+  if (tensor.dim() > kSparseDims) {
+    throw_error<ArgumentError>("a sparse tensor of {} dimensions cannot be all-reduced; {} are the most",
+                               tensor.dim(), kSparseDims);
+  }
+  std::vector<std::int64_t> numbers{tensor._nnz(), static_cast<std::int64_t>(tensor.scalar_type()),
+                                    tensor.sparse_dim(), tensor.dim()};
+  numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
+  numbers.resize(4 + kSparseDims);
+  return at::tensor(numbers, at::kLong);
+}
+
+std::string describe_sparse(const at::Tensor& shape) {
+  const auto* const numbers = shape.const_data_ptr<std::int64_t>();
+  return fmt::format("{} [{}] with {} sparse dimensions",
+                     c10::toString(static_cast<at::ScalarType>(numbers[1])),
+                     fmt::join(numbers + 4, numbers + 4 + numbers[3], ", "), numbers[2]);
+}
+
+void check_sparse_shapes(const std::vector<at::Tensor>& shapes, int rank) {
+  const auto expected = describe_sparse(shapes.front());
+  for (std::size_t other = 1; other < shapes.size(); ++other) {
+    const auto found = describe_sparse(shapes[other]);
+    if (found == expected) continue;
+    throw_error<DesyncError>(
+        "rank {} of {}: all_reduce of a sparse tensor: rank 0 has {}, rank {} has {}; give tensors of one "
+        "shape and type on all ranks",
+        rank, shapes.size(), expected, other, found);
+  }
 }
 
 }  // namespace
@@ -283,11 +320,13 @@ WorkPtr FromC10d::allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOp
     for (int rank = 0; rank < getSize(); ++rank) outputs.push_back(at::empty_like(input));
     return outputs;
   };
-  const auto entries = at::full({1}, own._nnz(), at::kLong);
-  const auto counts = like(entries);
-  gather(entries, counts);
-  std::int64_t most = 0;
-  for (const auto& count : counts) most = std::max(most, count.item<std::int64_t>());
+  const auto shape_here = sparse_shape(own);
+  const auto shapes = like(shape_here);
+  gather(shape_here, shapes);
+  check_sparse_shapes(shapes, getRank());
+  std::vector<std::int64_t> counts;
+  for (const auto& each : shapes) counts.push_back(each[0].item<std::int64_t>());
+  const auto most = std::ranges::max(counts);
   // With as many rows as the longest: not every backend gathers inputs of several sizes.
   const auto all_rows_of = [&](const at::Tensor& rows) {
     auto shape = rows.sizes().vec();
@@ -296,7 +335,7 @@ WorkPtr FromC10d::allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOp
     padded.narrow(0, 0, rows.size(0)).copy_(rows);
     auto all = like(padded);
     gather(padded, all);
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = all[i].narrow(0, 0, counts[i].item<std::int64_t>());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = all[i].narrow(0, 0, counts[i]);
     return at::cat(all);
   };
   const auto indices = all_rows_of(own.indices().t());

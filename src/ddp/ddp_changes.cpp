@@ -155,7 +155,7 @@ void DdpState::begin_anew(bool converted) {
   auto trained = look_at_module();
   buffers_may_differ_ = true;
   check_can_be_sent(group_, "DistributedDataParallel",
-                    sync_buffers_ ? joined(parameters_, buffers_) : parameters_);
+                    sync_buffers_ ? joined(parameters_, buffers_) : parameters_, kOrIgnoreIt);
   converted_ = converted_ || converted;
   if (reducer_) {
     reducer_->average_leaving(trained);

@@ -117,14 +117,14 @@ std::string text_of(const std::optional<MixedPrecision>& types) {
 // are compared.
 std::string text_of(const DistributedDataParallelOptions& options) {
   return fmt::format(
-      "broadcast_buffers={} forward_sync_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}] "
+      "init_sync={} broadcast_buffers={} forward_sync_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}] "
       "find_unused_parameters={} static_graph={} skip_all_reduce_unused_params={} "
       "delay_all_reduce_named_params=[{}] param_to_hook_all_reduce={} mixed_precision={}",
-      options.broadcast_buffers, options.forward_sync_buffers.value_or(options.broadcast_buffers),
-      options.bucket_cap_mb.value_or(0), fmt::join(options.bucket_cap_mb_list, ", "),
-      options.find_unused_parameters, options.static_graph, options.skip_all_reduce_unused_params,
-      fmt::join(options.delay_all_reduce_named_params, ", "), options.param_to_hook_all_reduce,
-      text_of(options.mixed_precision));
+      options.init_sync, options.broadcast_buffers,
+      options.forward_sync_buffers.value_or(options.broadcast_buffers), options.bucket_cap_mb.value_or(0),
+      fmt::join(options.bucket_cap_mb_list, ", "), options.find_unused_parameters, options.static_graph,
+      options.skip_all_reduce_unused_params, fmt::join(options.delay_all_reduce_named_params, ", "),
+      options.param_to_hook_all_reduce, text_of(options.mixed_precision));
 }
 
 ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
@@ -197,10 +197,8 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
       sync_buffers_(options.forward_sync_buffers.value_or(options.broadcast_buffers)),
       skips_found_unused_(options.skip_all_reduce_unused_params && !options.static_graph),
       where_(where) {
-  // Ranks compare their modules only if they synchronize them.
-  const auto compared = options.init_sync ? std::vector{group_} : std::vector<ProcessGroup>{};
   auto parts =
-      tell_on_failure(compared, "DistributedDataParallel", where, [this] { return look_at_arguments(); });
+      tell_on_failure({group_}, "DistributedDataParallel", where, [this] { return look_at_arguments(); });
   start_equal(parts.trained);
   if (!parts.delayed.empty())
     delayed_ = std::make_unique<DelayedReduction>(parts.delayed, parts.trigger, group_, where_);
@@ -220,6 +218,12 @@ DdpState::Parts DdpState::look_at_arguments() {
   find_all(joined(all, distinct(module_.named_buffers())), options_.params_and_buffers_to_ignore,
            "params_and_buffers_to_ignore");
   parts.trained = look_at_module();
+  if (options_.mixed_precision &&
+      std::ranges::any_of(parameters_, [](const auto& each) { return nn::has_guard(each.tensor); })) {
+    throw ArgumentError(
+        "DistributedDataParallel: mixed_precision does not take parameters of parallelize_module(); use "
+        "autocast, or convert the module before it");
+  }
   parts.delayed =
       find_all(parameters_, options_.delay_all_reduce_named_params, "delay_all_reduce_named_params");
   if (!parts.delayed.empty()) {
@@ -247,12 +251,12 @@ std::vector<TrainedParameter> DdpState::look_at_module() {
 void DdpState::start_equal(const std::vector<TrainedParameter>& trained) const {
   const bool with_buffers = options_.broadcast_buffers || options_.forward_sync_buffers.has_value();
   const auto sent = with_buffers || sync_buffers_ ? joined(parameters_, buffers_) : parameters_;
+  const bool with_python = comm::state_of(group_).info().with_python;
   const bool syncs = options_.init_sync && group_.size() > 1;
-  if (syncs && comm::state_of(group_).info().with_python) verify_with_python(group_, trained, where_);
-  if (syncs && !comm::state_of(group_).info().with_python)
-    check_same_on_all_ranks(group_, text_of_module(), where_);
+  if (syncs && with_python) verify_with_python(group_, trained, where_);
+  if (group_.size() > 1 && !with_python) check_same_on_all_ranks(group_, text_of_module(), where_);
   // All ranks throw: their modules are the same.
-  check_can_be_sent(group_, "DistributedDataParallel", sent);
+  check_can_be_sent(group_, "DistributedDataParallel", sent, kOrIgnoreIt);
   if (!syncs) return;
   broadcast_from(group_, 0, with_buffers ? sent : parameters_, where_);
   for (const auto& each : parameters_) optim::unmark_unaveraged(each.tensor);
@@ -269,12 +273,6 @@ ModuleText DdpState::text_of_module(const std::string& more) const {
 void DdpState::make_reducer(std::vector<TrainedParameter> trained, const BucketLimits& limits,
                             const bool& sync) {
   const auto& mixed = options_.mixed_precision;
-  if (mixed &&
-      std::ranges::any_of(parameters_, [](const auto& each) { return nn::has_guard(each.tensor); })) {
-    throw ArgumentError(
-        "DistributedDataParallel: mixed_precision does not take parameters of parallelize_module(); use "
-        "autocast, or convert the module before it");
-  }
   if (mixed) precision_ = std::make_unique<PrecisionSwitch>(parameters_, buffers_, *mixed);
   reducer_ = std::make_shared<Reducer>(
       std::move(trained), group_,

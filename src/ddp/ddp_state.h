@@ -71,6 +71,9 @@ class PrecisionSwitch {
   bool is_low_ = false;
 };
 
+// The advice for tensors that cannot be sent, see check_can_be_sent().
+constexpr const char* kOrIgnoreIt = ", or name it in params_and_buffers_to_ignore";
+
 std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names);
 std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second);
 // Throws ArgumentError if there are several types of devices.

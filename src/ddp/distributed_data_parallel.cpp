@@ -9,15 +9,23 @@
 #include "comm/group_state.h"
 #include "ddp/autograd_hooks.h"
 #include "ddp/ddp_state.h"
+#include "ddp/module_sync.h"
 #include "nn/synced_batch_norm.h"
+#include "runtime/run.h"
 
 namespace lockstep {
 namespace {
 
 const torch::nn::Module& moved_to_device(const std::shared_ptr<torch::nn::Module>& module,
-                                         const std::optional<c10::Device>& device) {
-  if (!module) throw ArgumentError("DistributedDataParallel: the module is empty (a null holder or pointer)");
-  if (device) module->to(*device);
+                                         const DistributedDataParallelOptions& options,
+                                         std::source_location where) {
+  const auto group = runtime::group_or_default(options.process_group, "DistributedDataParallel");
+  const auto ranks = group ? std::vector{*group} : std::vector<ProcessGroup>{};
+  ddp::tell_on_failure(ranks, "DistributedDataParallel", where, [&] {
+    if (!module)
+      throw ArgumentError("DistributedDataParallel: the module is empty (a null holder or pointer)");
+    if (options.device) module->to(*options.device);
+  });
   return *module;
 }
 
@@ -34,7 +42,7 @@ DistributedDataParallelModule::DistributedDataParallelModule(const std::shared_p
                        : std::nullopt),
       output_device_(options.output_device),
       state_(
-          std::make_unique<ddp::DdpState>(moved_to_device(module, options.device), options, sync_, where)) {}
+          std::make_unique<ddp::DdpState>(moved_to_device(module, options, where), options, sync_, where)) {}
 
 DistributedDataParallelModule::~DistributedDataParallelModule() = default;
 

@@ -90,31 +90,27 @@ void broadcast_flattened(const ProcessGroup& group, int source, const std::vecto
 
 }  // namespace
 
-void check_can_be_sent(const ProcessGroup& group, const char* user, const std::vector<NamedTensor>& tensors) {
-  const auto& traits = comm::state_of(group).info().traits;
+void check_can_be_sent(const ProcessGroup& group, const char* user, const std::vector<NamedTensor>& tensors,
+                       const char* otherwise) {
+  const auto& state = comm::state_of(group);
   for (const auto& [name, tensor] : tensors) {
     const auto refuse = [&, &name = name, &tensor = tensor](const std::string& complaint) {
-      throw_error<ArgumentError>("rank {} of {}: {}: the tensor {}, {}[{}], {}", group.rank(), group.size(),
+      throw_error<ArgumentError>("rank {} of {}: {}: the tensor {}, {}[{}], {}{}", group.rank(), group.size(),
                                  user, name, c10::toString(tensor.scalar_type()),
-                                 fmt::join(tensor.sizes(), ", "), complaint);
+                                 fmt::join(tensor.sizes(), ", "), complaint, otherwise);
     };
     const auto dtype = c10::isComplexType(tensor.scalar_type()) ? c10::toRealValueType(tensor.scalar_type())
                                                                 : tensor.scalar_type();
-    const auto& of_device = traits.on(tensor.device().type());
+    const auto& of_device = state.info().traits.on(tensor.device().type());
     const auto& [devices, dtypes] = std::tie(of_device.devices, of_device.dtypes);
     if (!devices.empty() && !devices.contains(tensor.device().type())) {
       refuse(
-          fmt::format("is on {}, which backend {} does not carry; move the module to another device before, "
-                      "or name it in "
-                      "params_and_buffers_to_ignore",
-                      tensor.device().str(), comm::state_of(group).backend_name()));
+          fmt::format("is on {}, which backend {} does not carry; move the module to another device before",
+                      tensor.device().str(), state.backend_name()));
     }
     if (tensor.layout() != c10::kStrided) refuse("is not a dense tensor; replace it by its to_dense()");
     if (!dtypes.empty() && !dtypes.contains(dtype)) {
-      refuse(
-          fmt::format("is of a dtype that backend {} does not carry; convert it, or name it in "
-                      "params_and_buffers_to_ignore",
-                      comm::state_of(group).backend_name()));
+      refuse(fmt::format("is of a dtype that backend {} does not carry; convert it", state.backend_name()));
     }
     if (comm::has_shared_elements(tensor)) {
       refuse(fmt::format(
@@ -154,9 +150,14 @@ void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, s
                            own.user, first_difference(texts), own.advice);
 }
 
-void tell_failure(const std::vector<ProcessGroup>& groups, ModuleText why, std::source_location where) {
+void tell_failure(const std::vector<ProcessGroup>& groups, const char* user, const std::exception& reason,
+                  std::source_location where) {
+  const auto* const of_libtorch = dynamic_cast<const c10::Error*>(&reason);
+  ModuleText why{.user = user,
+                 .lines = fmt::format("an error: {}",
+                                      of_libtorch ? of_libtorch->what_without_backtrace() : reason.what()),
+                 .advice = ""};
   std::ranges::replace(why.lines, '\n', ' ');
-  why.lines = "an error: " + why.lines;
   for (const auto& group : groups) {
     try {
       if (group.size() > 1 && !comm::state_of(group).info().with_python)

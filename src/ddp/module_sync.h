@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <exception>
 #include <source_location>
 #include <string>
 #include <vector>
@@ -28,9 +29,10 @@ struct ModuleText {
 // differs and where.
 void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, std::source_location where);
 
-// In place of check_same_on_all_ranks(), on a rank whose module is refused: `why` has the reason as its
-// lines.
-void tell_failure(const std::vector<ProcessGroup>& groups, ModuleText why, std::source_location where);
+// In place of check_same_on_all_ranks() in each of the groups, on a rank that throws `reason`. Groups with
+// Python ranks learn nothing.
+void tell_failure(const std::vector<ProcessGroup>& groups, const char* user, const std::exception& reason,
+                  std::source_location where);
 
 // What `prepare` returns, which precedes check_same_on_all_ranks() in these groups. If it throws on this
 // rank, the others' DesyncError has the reason.
@@ -39,14 +41,16 @@ auto tell_on_failure(const std::vector<ProcessGroup>& groups, const char* user, 
                      const Prepare& prepare) {
   try {
     return prepare();
-  } catch (const Error& error) {
-    tell_failure(groups, {.user = user, .lines = error.what(), .advice = ""}, where);
+  } catch (const std::exception& error) {
+    tell_failure(groups, user, error, where);
     throw;
   }
 }
 
-// Throws ArgumentError, which names the tensor, unless the group can carry each and write to it.
-void check_can_be_sent(const ProcessGroup& group, const char* user, const std::vector<NamedTensor>& tensors);
+// Throws ArgumentError, which names the tensor, unless the group can carry each and write to it. `otherwise`
+// ends its advice (", or ...").
+void check_can_be_sent(const ProcessGroup& group, const char* user, const std::vector<NamedTensor>& tensors,
+                       const char* otherwise = "");
 
 // Makes the tensors equal to those of rank `source`: large ones each in a broadcast of its own, the others
 // flattened by type.

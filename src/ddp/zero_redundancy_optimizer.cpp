@@ -104,13 +104,22 @@ void move_states(States& from, States& into) {
 
 }  // namespace
 
-ZeroShards::ZeroShards(Optimizer& optimizer, const std::optional<ProcessGroup>& process_group, Where where)
+ZeroStart::ZeroStart(const std::optional<ProcessGroup>& process_group, std::source_location from)
+    : group(runtime::required_group(process_group, "ZeroRedundancyOptimizer")), where(from) {}
+
+void ZeroStart::tell(const std::exception& reason) const {
+  if (!has_compared) tell_failure({group}, "ZeroRedundancyOptimizer", reason, where);
+}
+
+ZeroShards::ZeroShards(Optimizer& optimizer, ZeroStart& start)
     : optimizer_(optimizer),
-      group_(runtime::required_group(process_group, "ZeroRedundancyOptimizer")),
-      where_(where),
+      group_(start.group),
+      where_(start.where),
       entries_(optim::shared_entries(optimizer)) {
   comm::refuse_with_python(comm::state_of(group_), "ZeroRedundancyOptimizer", "use the optimizer itself");
-  check_parameters(where);
+  const auto lines = parameters_text(where_);
+  start.has_compared = true;
+  compare_parameters(lines, where_);
   note_parameters();
   agreement_ = std::make_unique<ChangeAgreement>(group_);
   entries_->consolidate = [this] { consolidate(0, where_); };
@@ -119,9 +128,7 @@ ZeroShards::ZeroShards(Optimizer& optimizer, const std::optional<ProcessGroup>& 
 
 ZeroShards::~ZeroShards() = default;
 
-void ZeroShards::check_parameters(Where where) const {
-  const auto lines =
-      tell_on_failure({group_}, "ZeroRedundancyOptimizer", where, [&] { return parameters_text(where); });
+void ZeroShards::compare_parameters(const std::string& lines, Where where) const {
   check_same_on_all_ranks(
       group_,
       {.user = place_of(where),
@@ -299,7 +306,11 @@ bool ZeroShards::is_shared(const at::Tensor& parameter) const {
 }
 
 void ZeroShards::share_parameters(Where where) {
-  check_can_share(where);
+  const auto lines = tell_on_failure({group_}, "ZeroRedundancyOptimizer", where, [&] {
+    check_can_share(where);
+    return parameters_text(where);
+  });
+  compare_parameters(lines, where);
   move_to_shared_memory(where);
 }
 

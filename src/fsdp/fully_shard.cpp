@@ -41,18 +41,23 @@ std::pair<std::optional<bool>, int> resharding(const FullyShardOptions& options,
   return {wanted > 1, wanted == ranks ? 0 : wanted};
 }
 
-fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_location where) {
-  const auto& mesh = options.mesh;
-  if (mesh && mesh->ndim() > 2) {
+// The shard group, then the replicas if there are any.
+std::vector<ProcessGroup> ranks_of(const std::optional<DeviceMesh>& mesh) {
+  if (!mesh) return {runtime::required_group({}, "fully_shard()")};
+  std::vector<ProcessGroup> ranks{mesh->get_group(static_cast<int>(mesh->ndim()) - 1)};
+  if (mesh->ndim() == 2) ranks.push_back(mesh->get_group(0));
+  return ranks;
+}
+
+fsdp::GroupOptions group_options(const FullyShardOptions& options, const std::vector<ProcessGroup>& all_ranks,
+                                 std::source_location where) {
+  if (options.mesh && options.mesh->ndim() > 2) {
     throw_error<ArgumentError>(
         "{}:{}: fully_shard(): a mesh of {} dimensions; it needs one (shards) or two (replicas, shards)",
-        where.file_name(), where.line(), mesh->ndim());
+        where.file_name(), where.line(), options.mesh->ndim());
   }
-  auto group = mesh ? mesh->get_group(static_cast<int>(mesh->ndim()) - 1)
-                    : runtime::required_group({}, "fully_shard()");
+  auto group = all_ranks.front();
   comm::refuse_with_python(comm::state_of(group), "fully_shard()", "use DistributedDataParallel");
-  std::optional<ProcessGroup> replicas;
-  if (mesh && mesh->ndim() == 2) replicas = mesh->get_group(0);
   const bool can_share = comm::maps_memory(group), splits = fsdp::can_split_by_hosts(group);
   if (options.share_memory.value_or(false) && !can_share && !splits) {
     throw_error<ArgumentError>(
@@ -67,7 +72,7 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
     ranks = 0;
   }
   return {.shard_group = std::move(group),
-          .replicas = std::move(replicas),
+          .replicas = all_ranks.size() > 1 ? std::optional(all_ranks.back()) : std::nullopt,
           .reshard_after_forward = reshards,
           .ranks_after_forward = ranks,
           .shard_placement_fn = options.shard_placement_fn,
@@ -198,15 +203,15 @@ std::size_t index_in(const ParameterGroup& group, const at::Tensor& tensor) {
 
 FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
                        std::source_location where) {
-  auto group = group_options(options, where);
-  group.module = &module;
-  std::vector<ProcessGroup> ranks{group.shard_group};
-  if (group.replicas) ranks.push_back(*group.replicas);
-  auto tree = std::make_shared<Tree>();
-
+  const auto ranks = ranks_of(options.mesh);
+  const auto tree = std::make_shared<Tree>();
   FSDPModule result;
-  result.own_ = ddp::tell_on_failure(ranks, "fully_shard()", where,
-                                     [&] { return own_group(module, options.ignored_params, group, tree); });
+  const auto group = ddp::tell_on_failure(ranks, "fully_shard()", where, [&] {
+    auto checked = group_options(options, ranks, where);
+    checked.module = &module;
+    result.own_ = own_group(module, options.ignored_params, checked, tree);
+    return checked;
+  });
   check_same_on_all_ranks(result.own_ ? result.own_->text() : "", group);
   if (result.own_) {
     result.own_->distribute();

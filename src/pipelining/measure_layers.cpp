@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <chrono>
+#include <source_location>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/types.h>
 
@@ -12,6 +14,7 @@
 #include <lockstep/runtime/random.h>
 
 #include "base/throw_error.h"
+#include "ddp/module_sync.h"
 #include "runtime/run.h"
 
 namespace lockstep::pipelining {
@@ -77,9 +80,7 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-}  // namespace
-
-std::vector<double> measure_layers(const torch::nn::Sequential& net, const Tensor& input, int repetitions) {
+std::vector<double> medians_of(const torch::nn::Sequential& net, const Tensor& input, int repetitions) {
   if (repetitions < 1)
     throw_error<ArgumentError>("measure_layers: {} repetitions; use at least 1", repetitions);
   const Unchanged unchanged(*net);
@@ -94,8 +95,23 @@ std::vector<double> measure_layers(const torch::nn::Sequential& net, const Tenso
   }
   std::vector<double> medians;
   for (const auto& each : all) medians.push_back(median(each));
+  return medians;
+}
+
+}  // namespace
+
+std::vector<double> measure_layers(const torch::nn::Sequential& net, const Tensor& input, int repetitions) {
+  const auto where = std::source_location::current();
   const auto group = runtime::group_or_default({}, "measure_layers()");
-  if (!group || medians.empty()) return medians;
+  if (!group) return medians_of(net, input, repetitions);
+  const auto medians = ddp::tell_on_failure({*group}, "measure_layers()", where,
+                                            [&] { return medians_of(net, input, repetitions); });
+  ddp::check_same_on_all_ranks(*group,
+                               {.user = "measure_layers()",
+                                .lines = fmt::format("a net of {} layers\n", medians.size()),
+                                .advice = "Measure the same net on every rank"},
+                               where);
+  if (medians.empty()) return medians;
   // Ranks that measure other times would cut the net in other places.
   const auto means = torch::tensor(medians, at::kDouble).to(input.device());
   group->all_reduce(means, ReduceOp::AVG);

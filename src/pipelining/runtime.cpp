@@ -12,26 +12,23 @@
 #include <lockstep/pipelining/pipeline.h>
 
 #include "base/throw_error.h"
+#include "ddp/module_sync.h"
 #include "pipelining/action_errors.h"
 #include "pipelining/local_stage.h"
 #include "pipelining/microbatches.h"
 #include "pipelining/plan_walk.h"
 #include "pipelining/plans.h"
 #include "pipelining/shared_gradients.h"
+#include "pipelining/stage_check.h"
 #include "pipelining/stage_messages.h"
 #include "pipelining/timeline.h"
-#include "runtime/run.h"
 
 namespace lockstep::pipelining {
 namespace {
 
 using enum ComputationType;
 
-ProcessGroup pipeline_group(const std::vector<PipelineStage>& stages) {
-  if (stages.empty()) throw_error<ArgumentError>("a pipeline schedule needs a stage on each rank");
-  const auto& group = stages.front().options().group;
-  return runtime::required_group(group, "a pipeline schedule");
-}
+constexpr const char* kUser = "a pipeline schedule";
 
 at::Device device_of(const PipelineStage& stage) {
   if (stage.options().device) return *stage.options().device;
@@ -71,6 +68,75 @@ void require_reductions(const Plan& plan) {
       "the plan has messages, but no REDUCE_GRAD; add_reduce_grad() adds them, and add_comms() everything");
 }
 
+void check_stages(const std::vector<PipelineStage>& stages, const Plan& plan, const ProcessGroup& group) {
+  const int rank = group.rank();
+  if (static_cast<int>(plan.pipeline_order.size()) != group.size())
+    throw_error<ArgumentError>("the plan is for {} ranks, group {} has {}", plan.pipeline_order.size(),
+                               group.name(), group.size());
+  const auto rank_of = stage_to_rank(plan);
+  std::vector<int> given;
+  for (const auto& stage : stages) {
+    if (stage.num_stages() != plan.num_stages)
+      throw_error<ArgumentError>("rank {}, stage {}: it is one of {} stages, the plan has {}", rank,
+                                 stage.stage_index(), stage.num_stages(), plan.num_stages);
+    given.push_back(stage.stage_index());
+  }
+  std::vector<int> planned;
+  for (int stage = 0; stage < plan.num_stages; ++stage)
+    if (rank_of[static_cast<std::size_t>(stage)] == rank) planned.push_back(stage);
+  std::sort(given.begin(), given.end());
+  if (given != planned)
+    throw_error<ArgumentError>("rank {} has the stages {}; the plan puts {} there", rank,
+                               fmt::join(given, ", "), fmt::join(planned, ", "));
+}
+
+// What a schedule runs. Making it makes no calls, and throws for what the schedule refuses.
+struct Parts {
+  Plan plan;
+  at::Device device;
+  std::map<int, LocalStage> stages;
+};
+
+Parts parts_of(const std::vector<PipelineStage>& stages, const Plan& plan, const ProcessGroup& group) {
+  Parts parts{.plan = with_messages(plan), .device = common_device(stages), .stages = {}};
+  simulate(parts.plan);
+  if (device_of(stages.front()).is_cuda()) check_order_of_pairs(parts.plan);
+  require_reductions(parts.plan);
+  check_stages(stages, parts.plan, group);
+  for (const auto& stage : stages)
+    parts.stages.emplace(stage.stage_index(), LocalStage(stage, parts.plan.n_microbatches));
+  return parts;
+}
+
+// What all ranks must have alike.
+std::string text_of(const Plan& plan, const PipelineScheduleOptions& options, bool has_loss) {
+  auto lines = fmt::format("a plan of {} stages and {} micro-batches, scale_grads={}, loss_fn={}\n",
+                           plan.num_stages, plan.n_microbatches, options.scale_grads, has_loss);
+  for (std::size_t rank = 0; rank < plan.pipeline_order.size(); ++rank) {
+    const auto& actions = plan.pipeline_order[rank];
+    for (std::size_t i = 0; i < actions.size(); ++i)
+      lines += fmt::format("action {} of rank {}\t{}\n", i, rank, actions[i] ? actions[i]->str() : "none");
+  }
+  return lines;
+}
+
+// Parts that all ranks have alike. What one refuses is an error on all. `groups`: groups_of() the stages.
+Parts parts_on_all_ranks(const std::vector<PipelineStage>& stages, const Plan& plan,
+                         const PipelineScheduleOptions& options, bool has_loss,
+                         const std::vector<ProcessGroup>& groups) {
+  const auto where = std::source_location::current();
+  auto parts =
+      ddp::tell_on_failure(groups, kUser, where, [&] { return parts_of(stages, plan, groups.front()); });
+  const ddp::ModuleText own{.user = kUser,
+                            .lines = text_of(parts.plan, options, has_loss),
+                            .advice = "Make the same schedule with the same options on every rank"};
+  const std::vector replicas(groups.begin() + 1, groups.end());
+  ddp::tell_on_failure(replicas, kUser, where,
+                       [&] { ddp::check_same_on_all_ranks(groups.front(), own, where); });
+  for (const auto& each : replicas) ddp::check_same_on_all_ranks(each, own, where);
+  return parts;
+}
+
 // The same on all ranks of a host, and roughly on all hosts.
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -80,20 +146,15 @@ double seconds_now() {
 
 class PipelineSchedule::Runtime {
  public:
-  Runtime(std::vector<PipelineStage> stages, const Plan& plan, LossFunction loss_fn,
+  Runtime(ProcessGroup group, const std::vector<PipelineStage>& stages, Parts parts, LossFunction loss_fn,
           const PipelineScheduleOptions& options)
-      : group_(pipeline_group(stages)),
-        plan_(with_messages(plan)),
+      : group_(std::move(group)),
+        plan_(std::move(parts.plan)),
         loss_fn_(std::move(loss_fn)),
         options_(options),
-        messages_(group_, plan_, common_device(stages)),
-        shared_(group_, stages, 2 * plan_.num_stages * plan_.n_microbatches * 16) {
-    simulate(plan_);
-    if (device_of(stages.front()).is_cuda()) check_order_of_pairs(plan_);
-    require_reductions(plan_);
-    check_stages(stages);
-    for (auto& stage : stages) stages_.emplace(stage.stage_index(), LocalStage(stage, plan_.n_microbatches));
-  }
+        messages_(group_, plan_, parts.device),
+        shared_(group_, stages, 2 * plan_.num_stages * plan_.n_microbatches * 16),
+        stages_(std::move(parts.stages)) {}
 
   // The outputs, where there are any.
   std::optional<AnyPyTree> run(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses,
@@ -134,28 +195,6 @@ class PipelineSchedule::Runtime {
   const Plan& plan() const { return plan_; }
 
  private:
-  void check_stages(const std::vector<PipelineStage>& stages) const {
-    const int rank = group_.rank();
-    if (static_cast<int>(plan_.pipeline_order.size()) != group_.size())
-      throw_error<ArgumentError>("the plan is for {} ranks, group {} has {}", plan_.pipeline_order.size(),
-                                 group_.name(), group_.size());
-    const auto rank_of = stage_to_rank(plan_);
-    std::vector<int> given;
-    for (const auto& stage : stages) {
-      if (stage.num_stages() != plan_.num_stages)
-        throw_error<ArgumentError>("rank {}, stage {}: it is one of {} stages, the plan has {}", rank,
-                                   stage.stage_index(), stage.num_stages(), plan_.num_stages);
-      given.push_back(stage.stage_index());
-    }
-    std::vector<int> planned;
-    for (int stage = 0; stage < plan_.num_stages; ++stage)
-      if (rank_of[static_cast<std::size_t>(stage)] == rank) planned.push_back(stage);
-    std::sort(given.begin(), given.end());
-    if (given != planned)
-      throw_error<ArgumentError>("rank {} has the stages {}; the plan puts {} there", rank,
-                                 fmt::join(given, ", "), fmt::join(planned, ", "));
-  }
-
   void timed(const Action& action, const auto& body) {
     const double start = seconds_now();
     body();
@@ -341,9 +380,12 @@ class PipelineSchedule::Runtime {
   std::map<std::pair<int, int>, Tensors> arrived_;  // gradients of a stage's inputs
 };
 
-PipelineSchedule::PipelineSchedule(std::vector<PipelineStage> stages, const Plan& plan, LossFunction loss_fn,
-                                   const PipelineScheduleOptions& options)
-    : runtime_(std::make_unique<Runtime>(std::move(stages), plan, std::move(loss_fn), options)) {}
+PipelineSchedule::PipelineSchedule(const std::vector<PipelineStage>& stages, const Plan& plan,
+                                   LossFunction loss_fn, const PipelineScheduleOptions& options) {
+  const auto groups = groups_of(stages, kUser);
+  auto parts = parts_on_all_ranks(stages, plan, options, loss_fn != nullptr, groups);
+  runtime_ = std::make_unique<Runtime>(groups.front(), stages, std::move(parts), std::move(loss_fn), options);
+}
 PipelineSchedule::~PipelineSchedule() = default;
 PipelineSchedule::PipelineSchedule(PipelineSchedule&&) noexcept = default;
 PipelineSchedule& PipelineSchedule::operator=(PipelineSchedule&&) noexcept = default;

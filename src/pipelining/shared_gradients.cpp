@@ -11,6 +11,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
@@ -147,11 +148,17 @@ ddp::ModuleText SharedGradients::text_of(std::size_t stage) const {
 
 void SharedGradients::begin_run() {
   if (!checks_.empty()) return;
+  // A first run that fails is followed by another first run.
+  auto forget = c10::make_scope_exit([this] {
+    checks_.clear();
+    tied_.clear();
+  });
   for (const auto& stage : stages_) checks_.emplace_back(stage);
   const c10::NoGradGuard no_grad;
   copy_replicas();
   find_tied();
   copy_tied();
+  forget.release();
 }
 
 void SharedGradients::begin_step() {
@@ -169,9 +176,17 @@ void SharedGradients::copy_replicas() const {
     const auto& stage = stages_[i];
     const auto& group = stage.options().data_parallel_group;
     if (!group) continue;
-    ddp::check_same_on_all_ranks(*group, text_of(i), std::source_location::current());
-    for (const auto& tensors : {stage.submodule()->parameters(), stage.submodule()->buffers()})
-      for (const auto& tensor : tensors) group->broadcast(tensor.detach(), 0);
+    const auto where = std::source_location::current();
+    auto text = text_of(i);
+    auto tensors = nn::distinct(stage.submodule()->named_parameters());
+    for (auto& buffer : nn::distinct(stage.submodule()->named_buffers())) {
+      text.lines += ddp::describe("buffer", buffer) + "\n";
+      tensors.push_back(std::move(buffer));
+    }
+    ddp::check_same_on_all_ranks(*group, text, where);
+    const auto user = fmt::format("stage {} of a pipeline", stage.stage_index());
+    ddp::check_can_be_sent(*group, user.c_str(), tensors);
+    ddp::broadcast_from(*group, 0, tensors, where);
   }
 }
 

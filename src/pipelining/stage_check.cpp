@@ -1,11 +1,26 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "pipelining/stage_check.h"
 
+#include <algorithm>
+
 #include <fmt/ranges.h>
 
+#include "base/throw_error.h"
 #include "ddp/module_sync.h"
+#include "runtime/run.h"
 
 namespace lockstep::pipelining {
+
+std::vector<ProcessGroup> groups_of(const std::vector<PipelineStage>& stages, const char* user) {
+  if (stages.empty()) throw_error<ArgumentError>("{} needs a stage on each rank; pass at least one", user);
+  std::vector<ProcessGroup> groups{runtime::required_group(stages.front().options().group, user)};
+  for (const auto& stage : stages) {
+    const auto& replicas = stage.options().data_parallel_group;
+    const auto is_same = [&](const auto& known) { return known.backend() == replicas->backend(); };
+    if (replicas && std::ranges::none_of(groups, is_same)) groups.push_back(*replicas);
+  }
+  return groups;
+}
 
 StageCheck::StageCheck(const PipelineStage& stage) : stage_(stage), module_(*stage.submodule()) {
   for (const auto& [name, tensor] : stage.submodule()->named_parameters().pairs())

@@ -11,6 +11,10 @@
 
 namespace lockstep::pipelining {
 
+// The ranks that have to agree on a schedule of these stages: those of the pipeline, then the replicas of
+// each stage, each group once. Throws ArgumentError, which names `user`, without a stage or a group.
+std::vector<ProcessGroup> groups_of(const std::vector<PipelineStage>& stages, const char* user);
+
 // Notices that a stage no longer has the parameters of its first run, from which the schedule knows the
 // shapes of messages, tied parameters and equal replicas.
 class StageCheck {

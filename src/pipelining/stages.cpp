@@ -6,17 +6,18 @@
 #include <lockstep/pipelining/pipeline.h>
 
 #include "base/throw_error.h"
+#include "ddp/module_sync.h"
+#include "pipelining/stage_check.h"
 #include "pipelining/stage_cuts.h"
-#include "runtime/run.h"
 
 namespace lockstep::pipelining {
 namespace {
 
 Plan plan_for(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches) {
-  if (stages.empty()) throw_error<ArgumentError>("{}: no stage; each rank has at least one", name);
-  const auto& group = stages.front().options().group;
-  return make_plan(name, runtime::required_group(group, name).size(), static_cast<int>(stages.size()),
-                   n_microbatches);
+  const auto groups = groups_of(stages, name);
+  return ddp::tell_on_failure(groups, name, std::source_location::current(), [&] {
+    return make_plan(name, groups.front().size(), static_cast<int>(stages.size()), n_microbatches);
+  });
 }
 
 }  // namespace

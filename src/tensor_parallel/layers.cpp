@@ -16,11 +16,14 @@ torch::nn::Linear cut_layer(const torch::nn::LinearOptions& options, const Devic
                             const Style& style, const char* name, std::source_location where) {
   torch::nn::Linear linear(options);
   const c10::NoGradGuard no_gradients;
-  const auto ranks = ranks_of(mesh, name, where);
-  check_layouts(style, name, ranks);
-  cut_linear(linear->weight, linear->bias, std::string(name) + ".", style, ranks);
+  Cuts cuts(ranks_of(mesh, name, where), name);
+  cuts.make([&] {
+    check_layouts(style, name, cuts.ranks());
+    cut_linear(linear->weight, linear->bias, std::string(name) + ".", style, cuts);
+    return fmt::format("{}, bias={}\n", describe_style(name, style), linear->bias.defined());
+  });
   if (linear->bias.defined() && !nn::has_guard(linear->bias))
-    ranks.group.broadcast(linear->bias.detach(), 0, where);
+    cuts.ranks().group.broadcast(linear->bias.detach(), 0, where);
   return linear;
 }
 
@@ -54,9 +57,13 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(const torch::nn::Embeddin
                                                        std::source_location where)
     : embedding_(std::make_shared<torch::nn::EmbeddingImpl>(options)) {
   const c10::NoGradGuard no_gradients;
-  const auto ranks = ranks_of(mesh, "VocabParallelEmbedding", where);
-  check_layouts(style, "VocabParallelEmbedding", ranks);
-  cut_embedding(*embedding_, "VocabParallelEmbedding.", style, ranks);
+  constexpr const char* kName = "VocabParallelEmbedding";
+  Cuts cuts(ranks_of(mesh, kName, where), kName);
+  cuts.make([&] {
+    check_layouts(style, kName, cuts.ranks());
+    cut_embedding(*embedding_, std::string(kName) + ".", style, cuts);
+    return describe_style(kName, style) + "\n";
+  });
   weight = register_parameter("weight", embedding_->weight);
 }
 

@@ -98,22 +98,23 @@ void share_inputs(std::vector<Target>& targets) {
 }
 
 template <class Style>
-void apply(const Style& style, const Target& target) {
+void plan_cuts(const Style& style, const Target& target, Cuts& cuts) {
   if (const auto* const linear = target.named.module->as<torch::nn::LinearImpl>()) {
-    cut_linear(linear->weight, linear->bias, target.prefix(), style, target.ranks, target.input);
+    cut_linear(linear->weight, linear->bias, target.prefix(), style, cuts, target.input);
   } else {
-    cut_embedding(*target.named.module->as<torch::nn::EmbeddingImpl>(), target.prefix(), style, target.ranks);
+    cut_embedding(*target.named.module->as<torch::nn::EmbeddingImpl>(), target.prefix(), style, cuts);
   }
 }
 
-void apply(const PrepareModuleInput&, const Target&) {}  // is part of the layers' rules
+void plan_cuts(const PrepareModuleInput&, const Target&, Cuts&) {}  // is part of the layers' rules
 
-void apply(const SequenceParallel&, const Target& target) {
+void plan_cuts(const SequenceParallel&, const Target& target, Cuts& cuts) {
   for (const auto& module : target.named.module->modules()) {
-    if (module->as<torch::nn::DropoutImpl>() != nullptr) draw_apart(module, target.ranks.group);
+    if (module->as<torch::nn::DropoutImpl>() != nullptr)
+      cuts.then([module, group = target.ranks.group] { draw_apart(module, group); });
   }
   for (const auto& [name, parameter] : nn::distinct(target.named.module->named_parameters()))
-    cut(parameter, target.prefix() + name, std::nullopt, {}, target.ranks);
+    cuts.add(parameter, target.prefix() + name, std::nullopt, {});
 }
 
 void check_not_sharded(const torch::nn::Module& module, std::source_location where) {
@@ -133,6 +134,34 @@ void check_experts(const torch::nn::Module& module, const Ranks& ranks) {
                         .where = ranks.where,
                         .advice = "use another dimension of the mesh, or give a module without experts"});
   }
+}
+
+// What all ranks must have alike.
+std::string text_of(const torch::nn::Module& module, const ParallelizePlan& plan) {
+  std::string lines;
+  for (const auto& [pattern, style] : plan) lines += describe_style("\"" + pattern + "\"", style) + "\n";
+  for (const auto& each : nn::distinct(module.named_parameters()))
+    lines += describe_whole("parameter", each) + "\n";
+  for (const auto& each : nn::distinct(module.named_buffers()))
+    lines += describe_whole("buffer", each) + "\n";
+  return lines;
+}
+
+// Checks the plan. Throws ArgumentError.
+void plan_cuts(torch::nn::Module& module, const ParallelizePlan& plan, Cuts& cuts) {
+  check_not_sharded(module, cuts.ranks().where);
+  check_experts(module, cuts.ranks());
+  std::vector<Target> targets;
+  for (const auto& [pattern, style] : plan) {
+    for (const auto& named :
+         nn::matching_modules(module, pattern, "parallelize_module()", cuts.ranks().where)) {
+      targets.push_back({named, pattern, style, cuts.ranks()});
+      std::visit([&](const auto& each) { check(each, targets.back()); }, style);
+    }
+  }
+  share_inputs(targets);
+  for (const auto& target : targets)
+    std::visit([&](const auto& style) { plan_cuts(style, target, cuts); }, target.style);
 }
 
 void broadcast_rest(const torch::nn::Module& module, const Ranks& ranks) {
@@ -161,20 +190,13 @@ void broadcast_generator(at::Generator generator, const Ranks& ranks) {
 
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
                         std::source_location where) {
-  const auto ranks = ranks_of(mesh, "parallelize_module()", where);
+  Cuts cuts(ranks_of(mesh, "parallelize_module()", where), "parallelize_module()");
+  const auto& ranks = cuts.ranks();
   const c10::NoGradGuard no_gradients;
-  check_not_sharded(module, where);
-  check_experts(module, ranks);
-  std::vector<Target> targets;
-  for (const auto& [pattern, style] : plan) {
-    for (const auto& named : nn::matching_modules(module, pattern, "parallelize_module()", where)) {
-      targets.push_back({named, pattern, style, ranks});
-      std::visit([&](const auto& each) { check(each, targets.back()); }, style);
-    }
-  }
-  share_inputs(targets);
-  for (const auto& target : targets)
-    std::visit([&](const auto& style) { apply(style, target); }, target.style);
+  cuts.make([&] {
+    plan_cuts(module, plan, cuts);
+    return text_of(module, plan);
+  });
   watch_module(module, where);
   broadcast_rest(module, ranks);
   broadcast_generator(default_generator(), ranks);

@@ -100,6 +100,16 @@ const testing::Scenario futures("c10d callers: futures", [] {
   std::vector<at::Tensor> sparse{ones.to_sparse()};
   backend->allreduce(sparse)->wait();
   EXPECT_TRUE(at::equal(sparse.at(0).to_dense(), at::diag(at::tensor({2.F, 1.F, 1.F}))));
+  // Of other sizes, and as many values.
+  for (const bool is_hybrid : {false, true}) {
+    const auto other = context.is_main() ? at::ones({2, 6}) : is_hybrid ? at::ones({2, 6}) : at::ones({3, 4});
+    sparse = {is_hybrid && !context.is_main() ? other.to_sparse(1) : other.to_sparse()};
+    EXPECT_THAT(
+        [&] { (void)backend->allreduce(sparse); },
+        ::testing::ThrowsMessage<DesyncError>(::testing::AllOf(
+            ::testing::HasSubstr("rank 0 has Float [2, 6] with 2 sparse dimensions"),
+            ::testing::HasSubstr(is_hybrid ? "rank 1 has Float [2, 6] with 1" : "rank 1 has Float [3, 4]"))));
+  }
   std::vector<at::Tensor> wrong{at::zeros({4}).slice(0, 0, 4, 2)};
   EXPECT_THROW((void)backend->allreduce(wrong), ArgumentError);
 });

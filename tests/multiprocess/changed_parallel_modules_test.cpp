@@ -493,6 +493,33 @@ const Scenario changed_replicas("replicas of a pipeline stage", [] {
       nothing);
   EXPECT_THAT(at_first, Each(HasSubstr("the ranks' modules differ")));
 });
+
+const Scenario unsendable_replicas("replicas of a stage with buffers that cannot be sent", [] {
+  const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
+  const auto nothing = [](int, auto&) {};
+  const auto errors_with = [&](const Tensor& mask, int ranks) {
+    return errors_of_replicas(
+        context,
+        [&](int rank, auto& stage) {
+          if (rank % 2 == 1) stage->register_buffer("mask", rank <= ranks ? mask : torch::ones({3}));
+        },
+        nothing);
+  };
+  const auto expanded = torch::ones({1}).expand({3});
+  const auto of_all = errors_with(expanded, 3);
+  EXPECT_THAT(of_all, Each(AllOf(HasSubstr("stage 1 of a pipeline: the tensor mask, Float[3], has several "
+                                           "elements in one place"),
+                                 HasSubstr("clone()"), Not(HasSubstr("params_and_buffers_to_ignore")))));
+  EXPECT_THAT(errors_with(expanded, 1), Each(HasSubstr("rank 0 has buffer mask Float[3] strides [0]")));
+  EXPECT_THAT(errors_with(torch::ones({2, 2}).to_sparse(), 3), Each(HasSubstr("to_dense()")));
+  EXPECT_THAT(errors_with(torch::ones({3}).to(at::kFloat8_e5m2), 3), Each(HasSubstr("does not carry")));
+  EXPECT_THAT(errors_with(torch::ones({4, 6}).narrow(1, 1, 2), 3), Each(""));
+  EXPECT_THAT(errors_with(torch::_neg_view(torch::ones({3})), 3), Each(""));
+});
+TEST(ChangedParallelModules, BuffersOfReplicasThatCannotBeSentAreNamed) {
+  expect_all_passed(run_ranks(unsendable_replicas, {.world_size = 4}));
+}
+
 TEST(ChangedParallelModules, ReplicasOfAStageFreezeTheSameParameters) {
   expect_all_passed(run_ranks(changed_replicas, {.world_size = 4}));
 }

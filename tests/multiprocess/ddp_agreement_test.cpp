@@ -134,7 +134,14 @@ const testing::Scenario unsendable("ddp of tensors that cannot be sent", [] {
     return "";
   };
   EXPECT_THAT(error_of(torch::ones({1}).expand({3})), AllOf(HasSubstr("mask"), HasSubstr("clone()")));
-  EXPECT_THAT(error_of(torch::ones({3}).as_strided({2, 2}, {1, 1})), HasSubstr("mask"));
+  EXPECT_THAT(error_of(torch::ones({3}).as_strided({2, 2}, {1, 1})),
+              AllOf(HasSubstr("mask"), HasSubstr("or name it in params_and_buffers_to_ignore")));
+  torch::nn::Linear sent(2, 2);
+  sent->register_buffer("mask", torch::ones({1}).expand({3}));
+  EXPECT_THAT(
+      [&] { broadcast_module(*sent); },
+      ThrowsMessage<ArgumentError>(AllOf(HasSubstr("broadcast_module: the tensor mask"), HasSubstr("clone()"),
+                                         ::testing::Not(HasSubstr("params_and_buffers_to_ignore")))));
   EXPECT_THAT(error_of(torch::ones({2, 2}).to_sparse()), AllOf(HasSubstr("mask"), HasSubstr("to_dense()")));
   EXPECT_THAT(error_of(torch::ones({3}).to(at::kFloat8_e5m2)),
               AllOf(HasSubstr("mask"), HasSubstr("does not carry")));
@@ -175,35 +182,139 @@ TEST(DdpAgreement, LazyConjugatesAndNegationsComeFromRank0) {
 }
 
 // Rank 0 learns it from the comparison of modules, and does not wait for it.
+void expect_told(const Context& context, const std::function<void()>& wrap, const std::string& reason) {
+  if (context.rank() == 1) {
+    EXPECT_THAT(wrap, ThrowsMessage<std::exception>(HasSubstr(reason)));
+  } else {
+    EXPECT_THAT(wrap, ThrowsMessage<DesyncError>(AllOf(HasSubstr("rank 1 has"), HasSubstr(reason))));
+  }
+}
+
 const testing::Scenario refused_on_one("wrapping refused on one rank", [] {
   const auto context = init();
   const bool odd = context.rank() == 1;
-  const auto expect_told = [&](const std::function<void()>& wrap, const std::string& reason) {
-    if (odd) {
-      EXPECT_THAT(wrap, ThrowsMessage<ArgumentError>(HasSubstr(reason)));
-    } else {
-      EXPECT_THAT(wrap, ThrowsMessage<DesyncError>(AllOf(HasSubstr("rank 1 has"), HasSubstr(reason))));
-    }
-  };
   torch::nn::Linear net(2, 2), frozen(2, 2), mixed(2, 2);
   for (auto& parameter : frozen->parameters()) parameter.set_requires_grad(!odd);
   if (odd) mixed->register_parameter("extra", torch::ones({2}, at::kMeta));
-  expect_told([&] { DistributedDataParallel ddp(frozen); }, "has no parameter that requires a gradient");
-  expect_told([&] { DistributedDataParallel ddp(mixed); }, "weight is on cpu, extra on meta");
-  expect_told([&] { DistributedDataParallel ddp(net, {.bucket_cap_mb = odd ? -1 : 1}); },
-              "bucket_cap_mb is -1 MiB");
-  std::vector<std::string> ignored;
-  if (odd) ignored = {"no such name"};
-  expect_told([&] { DistributedDataParallel ddp(net, {.params_and_buffers_to_ignore = ignored}); },
-              "the module has no no such name");
-  expect_told([&] { fully_shard(*mixed); }, "parameter extra has another dtype or device");
+  const auto expect_ddp_told = [&](const torch::nn::Linear& module,
+                                   const DistributedDataParallelOptions& options, const char* reason) {
+    expect_told(
+        context, [&] { DistributedDataParallel ddp(module, options); }, reason);
+  };
+  for (const bool syncs : {true, false}) {
+    expect_ddp_told(frozen, {.init_sync = syncs}, "has no parameter that requires a gradient");
+    expect_ddp_told(mixed, {.init_sync = syncs}, "weight is on cpu, extra on meta");
+    expect_ddp_told(net, {.init_sync = syncs, .bucket_cap_mb = odd ? -1 : 1}, "bucket_cap_mb is -1 MiB");
+    std::vector<std::string> ignored;
+    if (odd) ignored = {"no such name"};
+    expect_ddp_told(net, {.init_sync = syncs, .params_and_buffers_to_ignore = ignored},
+                    "the module has no no such name");
+  }
+  expect_ddp_told(odd ? torch::nn::Linear(nullptr) : net, {}, "the module is empty");
   const auto parameter = odd ? torch::ones({2, 2}).to_sparse().requires_grad_() : net->weight;
-  expect_told([&] { ZeroRedundancyOptimizer<torch::optim::SGD>({parameter}, torch::optim::SGDOptions(0.1)); },
-              "not dense");
+  expect_told(
+      context,
+      [&] { ZeroRedundancyOptimizer<torch::optim::SGD>({parameter}, torch::optim::SGDOptions(0.1)); },
+      "not dense");
+  expect_told(
+      context,
+      [&] {
+        ZeroRedundancyOptimizer<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(odd ? -1 : 1));
+      },
+      "Invalid learning rate: -1");
+  const auto spaced = odd ? torch::ones({2, 4}).slice(1, 0, 4, 2) : torch::ones({2, 2});
+  ZeroRedundancyOptimizer<torch::optim::SGD> optimizer({net->weight}, torch::optim::SGDOptions(0.1));
+  net->weight.set_data(spaced);
+  expect_told(
+      context, [&] { optimizer.share_parameters(); }, "share_parameters() needs dense parameters");
 });
 
 TEST(DdpAgreement, ARefusalOnOneRankIsAnErrorOnAll) {
   testing::expect_all_passed(testing::run_ranks(refused_on_one, {.timeout = std::chrono::seconds(30)}));
+}
+
+const testing::Scenario sharding_refused_on_one("sharding refused on one rank", [] {
+  const auto context = init();
+  const bool odd = context.rank() == 1;
+  torch::nn::Linear net(2, 2), mixed(2, 2);
+  if (odd) mixed->register_parameter("extra", torch::ones({2}, at::kMeta));
+  const auto expect_shard_told = [&](const torch::nn::Linear& module, const FullyShardOptions& options,
+                                     const char* reason) {
+    expect_told(
+        context, [&] { fully_shard(*module, options); }, reason);
+  };
+  expect_shard_told(mixed, {}, "parameter extra has another dtype or device");
+  expect_shard_told(net, {.reshard_after_forward = odd ? 3 : 2}, "reshard_after_forward is 3");
+  expect_shard_told(net, {.shard_placement_fn = [&](const at::Tensor&) -> std::optional<tensor::Placement> {
+                      if (odd) throw std::out_of_range("no placement of it");
+                      return std::nullopt;
+                    }},
+                    "no placement of it");
+  expect_shard_told(net,
+                    {.shard_placement_fn = [&](const at::Tensor& each) -> std::optional<tensor::Placement> {
+                      if (odd) each.view({3});
+                      return std::nullopt;
+                    }},
+                    "shape '[3]' is invalid");
+  // Other options, and another module.
+  EXPECT_THAT([&] { fully_shard(*net, {.mp_policy = {.param_dtype = odd ? at::kBFloat16 : at::kHalf}}); },
+              ThrowsMessage<DesyncError>(AllOf(HasSubstr("param_dtype=Half"), HasSubstr("BFloat16"))));
+  EXPECT_THAT([&] { fully_shard(*net, {.reshard_after_forward = odd}); },
+              ThrowsMessage<DesyncError>(HasSubstr("reshard_after_forward=false")));
+  const torch::nn::Linear other(odd ? 3 : 2, 2);
+  EXPECT_THAT(
+      [&] { fully_shard(*other); },
+      ThrowsMessage<DesyncError>(AllOf(HasSubstr("rank 1 has parameter weight"), HasSubstr("[2, 3]"))));
+  fully_shard(*net);  // what was refused has left no trace
+});
+
+TEST(ShardedAgreement, ARefusalOnOneRankIsAnErrorOnAll) {
+  testing::expect_all_passed(
+      testing::run_ranks(sharding_refused_on_one, {.timeout = std::chrono::seconds(30)}));
+}
+
+const testing::Scenario shared_over_gloo("shared memory refused on one rank", [] {
+  const auto context = init({.backend = "gloo"});
+  const torch::nn::Linear net(2, 2);
+  FullyShardOptions options;
+  if (context.rank() == 1) options.share_memory = true;
+  expect_told(
+      context, [&] { fully_shard(*net, options); }, "share_memory needs");
+  const auto mesh = init_device_mesh({1, 1, 2});
+  EXPECT_THAT([&] { fully_shard(*net, {.mesh = mesh}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("a mesh of 3 dimensions")));
+});
+
+TEST(ShardedAgreement, ARefusalOfSharedMemoryIsAnErrorOnAll) {
+  testing::expect_all_passed(testing::run_ranks(shared_over_gloo, {.timeout = std::chrono::seconds(30)}));
+}
+
+// Without init_sync, values may differ, and nothing else.
+const testing::Scenario without_init_sync("ddp without init_sync", [] {
+  const auto context = init();
+  const bool odd = context.rank() == 1;
+  torch::nn::Linear net(2, 2);
+  const auto expect_named = [&](const torch::nn::Linear& module, DistributedDataParallelOptions options,
+                                const char* what) {
+    options.init_sync = false;
+    EXPECT_THAT([&] { DistributedDataParallel ddp(module, options); },
+                ThrowsMessage<DesyncError>(AllOf(HasSubstr("rank 1 has"), HasSubstr(what))));
+  };
+  expect_named(torch::nn::Linear(2, odd ? 3 : 2), {}, "[3, 2]");
+  expect_named(net, {.static_graph = odd}, "static_graph=true");
+  torch::nn::Linear frozen(2, 2);
+  frozen->bias.requires_grad_(!odd);
+  expect_named(frozen, {}, "no gradient");
+  EXPECT_THAT([&] { DistributedDataParallel ddp(net, {.init_sync = !odd}); },
+              ThrowsMessage<DesyncError>(AllOf(HasSubstr("rank 1 has"), HasSubstr("init_sync=false"))));
+  const torch::NoGradGuard no_grad;
+  net->weight.fill_(context.rank());
+  const DistributedDataParallel ddp(net, {.init_sync = false});
+  EXPECT_TRUE(net->weight.eq(context.rank()).all().item<bool>());
+});
+
+TEST(DdpAgreement, WithoutInitSyncOnlyValuesMayDiffer) {
+  testing::expect_all_passed(testing::run_ranks(without_init_sync, {.timeout = std::chrono::seconds(30)}));
 }
 
 const testing::Scenario refused_in_a_mesh("sharding refused on one rank of a mesh", [] {
@@ -211,6 +322,15 @@ const testing::Scenario refused_in_a_mesh("sharding refused on one rank of a mes
   const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"replicate", "shard"}});
   const torch::nn::Linear net(2, context.rank() == 1 ? 3 : 2);
   EXPECT_THROW(fully_shard(*net, {.mesh = mesh}), DesyncError);
+  const torch::nn::Linear alike(2, 2);
+  const auto wrap = [&] {
+    fully_shard(*alike, {.mesh = mesh, .reshard_after_forward = context.rank() == 1 ? 3 : 2});
+  };
+  if (context.rank() == 1) {
+    EXPECT_THAT(wrap, ThrowsMessage<ArgumentError>(HasSubstr("reshard_after_forward is 3")));
+  } else {
+    EXPECT_THAT(wrap, ThrowsMessage<DesyncError>(HasSubstr("reshard_after_forward is 3")));
+  }
 });
 
 TEST(DdpAgreement, ADifferenceOnOneRankOfAMeshIsAnErrorOnAll) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Pipelines with replicas, tied weights, plans and stages of the user's own; errors and lost ranks.
+#include <chrono>
 #include <csignal>
+#include <functional>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -22,6 +24,7 @@ namespace {
 using namespace pipelining;
 using at::Tensor;
 using ::testing::ContainsRegex;
+using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr int kWidth = 12, kBatch = 16, kMicrobatches = 4;
@@ -371,6 +374,49 @@ INSTANTIATE_TEST_SUITE_P(Ranks, LostStage,
                          [](const auto& each) {
                            return fmt::format("{}{}", each.param.first, each.param.second);
                          });
+
+// The others learn it at construction, and do not wait for a first run.
+const Scenario refused_on_one("pipelining refused on one rank", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "pp"}});
+  const bool odd = context.rank() == 1;
+  const int index = mesh.get_local_rank("pp");
+  const auto stage = [&](int own) {
+    return PipelineStage(make_stage(index), own, 2,
+                         {.group = mesh["pp"].get_group(), .data_parallel_group = mesh["dp"].get_group()});
+  };
+  const auto errors = [&](const std::function<void()>& construct) {
+    const auto error = error_of(construct);
+    return context.group().all_gather_object(error.substr(0, error.find('\n')));
+  };
+  const auto expect_told = [&](const std::function<void()>& construct, const char* reason) {
+    EXPECT_THAT(errors(construct), Each(HasSubstr(reason)));
+  };
+  expect_told([&] { ScheduleGPipe(stage(odd ? 0 : index), 2, loss_of); },
+              "rank 1 has the stages 0; the plan puts 1");
+  expect_told([&] { ScheduleGPipe(stage(index), odd ? 0 : 2, loss_of); }, "micro-batches");
+  expect_told([&] { ScheduleGPipe(stage(index), odd ? 4 : 2, loss_of); }, "and 4 micro-batches");
+  expect_told([&] { ScheduleGPipe(stage(index), 2, loss_of, {.scale_grads = odd}); }, "scale_grads=true");
+  expect_told([&] { ScheduleGPipe(stage(index), 2, odd ? LossFunction() : loss_of); }, "loss_fn=false");
+  expect_told(
+      [&] {
+        if (odd) {
+          Schedule1F1B(stage(index), 2, loss_of);
+        } else {
+          ScheduleGPipe(stage(index), 2, loss_of);
+        }
+      },
+      "rank 1 has action");
+  EXPECT_THAT(errors([&] { ScheduleGPipe(stage(index), 2, loss_of); }), Each(""));
+  const auto net = make_stage(0);
+  EXPECT_THAT(context.group().all_gather_object(error_of<std::exception>([&] {
+    measure_layers(net, torch::ones({2, odd ? 3 : kWidth}), 1);
+  })),
+              Each(HasSubstr("mat1 and mat2 shapes cannot be multiplied")));
+});
+TEST(Pipelining, ARefusalOnOneRankIsAnErrorOnAll) {
+  expect_all_passed(run_ranks(refused_on_one, {.world_size = 4, .timeout = std::chrono::seconds(30)}));
+}
 
 // What the constructors refuse, without other ranks.
 TEST(Pipelining, StagesThatDoNotFit) {

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // fully_shard() in unusual hands: modules that are cast, saved, unfrozen, sharded twice or used in pairs.
+#include <optional>
 #include <sstream>
+#include <type_traits>
+#include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -174,6 +178,69 @@ const Scenario pairs("fsdp pairs", [] {
   }
 });
 TEST(ShardedPairs, TrainInOneBackward) { expect_all_passed(run_ranks(pairs)); }
+
+enum class Zeroes { optimizer, module, wrapper };
+
+// The gradient after a pass without reduction, zero_grad(), and a pass with reduction, each of which adds 1.
+template <class Wrapped>
+float zeroed_in_between(Linear net, Wrapped& wrapped, Zeroes which, bool set_to_none, bool reduced_before) {
+  constexpr bool kShards = std::is_same_v<Wrapped, FSDPModule>;
+  const auto x = torch::ones({1, 2});
+  std::vector<Tensor> parameters;
+  if constexpr (kShards) {
+    parameters = wrapped.parameters();
+  } else {
+    parameters = net->parameters();
+  }
+  torch::optim::SGD optimizer(parameters, 0.1);
+  const auto backward = [&](bool reduces) {
+    if constexpr (kShards) {
+      wrapped.set_requires_gradient_sync(reduces);
+      net->forward(x).sum().backward();
+    } else {
+      const auto guard = reduces ? std::nullopt : std::optional(wrapped->no_sync());
+      wrapped->forward(x).sum().backward();
+    }
+  };
+  if (reduced_before) backward(true);
+  backward(false);
+  if (which == Zeroes::optimizer) optimizer.zero_grad(set_to_none);
+  if (which == Zeroes::module) net->zero_grad(set_to_none);
+  if constexpr (kShards) {
+    if (which == Zeroes::wrapper) wrapped.zero_grad();
+  }
+  backward(true);
+  return parameters[0].grad().flatten()[0].template item<float>();
+}
+
+// As in PyTorch 2.15, optimizers do not know what fully_shard() has not reduced. Unlike there, the module's
+// gradients are that.
+const Scenario zeroed("gradients zeroed between passes", [] {
+  const auto context = init({.backend = "shm"});
+  const auto make = [] { return Linear(torch::nn::LinearOptions(2, 2).bias(false)); };
+  for (const bool none : {true, false}) {
+    for (const bool before : {true, false}) {
+      SCOPED_TRACE(fmt::format("set_to_none={} reduced before={}", none, before));
+      for (const bool view : {true, false}) {
+        for (const auto which : {Zeroes::optimizer, Zeroes::module}) {
+          auto net = make();
+          DistributedDataParallel<Linear> ddp(net, {.gradient_as_bucket_view = view});
+          EXPECT_EQ(zeroed_in_between(net, ddp, which, none, before), 1);
+        }
+      }
+      for (const bool shares : {true, false}) {
+        for (const auto which : {Zeroes::optimizer, Zeroes::module, Zeroes::wrapper}) {
+          if (which == Zeroes::module && before && !none) continue;  // zeroes one of two gradients
+          auto net = make();
+          auto sharded = fully_shard(*net, {.reshard_after_forward = true, .share_memory = shares});
+          EXPECT_EQ(zeroed_in_between(net, sharded, which, none, before), which == Zeroes::optimizer ? 2 : 1)
+              << static_cast<int>(which);
+        }
+      }
+    }
+  }
+});
+TEST(ShardedMisuse, GradientsAreZeroedBetweenPasses) { expect_all_passed(run_ranks(zeroed)); }
 
 const Scenario called_twice("fsdp called twice", [] {
   const auto context = init({.backend = "shm"});

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Tensor parallel beside one process: gradients, steps of AdamW, data parallel, dropout, state, errors.
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 
 #include <fmt/format.h>
@@ -384,6 +386,62 @@ void check_dropout(const DeviceMesh& mesh) {
   }
   net->eval();
   EXPECT_TRUE(net[0]->as<torch::nn::Dropout>()->forward(x).equal(x));
+}
+
+// Rank 0 learns it from the comparison of modules, and does not wait for it.
+const Scenario refused_on_one("tensor parallel refused on one rank", [] {
+  const auto context = init();
+  const auto mesh = init_device_mesh({2});
+  const bool odd = context.rank() == 1;
+  const auto expect_told = [&](const std::function<void()>& call, const char* reason) {
+    if (odd) {
+      EXPECT_THAT(error_of<ArgumentError>(call), HasSubstr(reason));
+    } else {
+      EXPECT_THAT(error_of<DesyncError>(call), AllOf(HasSubstr("rank 1 has"), HasSubstr(reason)));
+    }
+  };
+  const auto expect_differ = [&](const std::function<void()>& call, const char* what) {
+    EXPECT_THAT(error_of<DesyncError>(call), AllOf(HasSubstr("rank 1 has"), HasSubstr(what)));
+  };
+  const tp::ParallelStyle style = tp::ColwiseParallel();
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+  const auto before = net->named_parameters()["0.weight"].detach().clone();
+  const auto plan = [&](const tp::ParallelizePlan& of_rank) { tp::parallelize_module(*net, mesh, of_rank); };
+  expect_told([&] { plan({{odd ? "7" : "0", style}}); }, "\"7\"");
+  expect_told(
+      [&] {
+        plan({{"0", odd ? tp::ColwiseParallel{.input_layouts = tp::Partial()} : style}});
+      },
+      "can be Partial()");
+  // The second layer's, after the first one would be cut.
+  auto weight = net->named_parameters()["1.weight"];
+  if (odd) weight.mutable_grad() = torch::ones({4, 4});
+  expect_told([&] { plan({{"*", style}}); }, "1.weight has a gradient");
+  weight.mutable_grad().reset();
+  expect_differ([&] { plan({{odd ? "1" : "0", style}}); }, "\"1\": ColwiseParallel");
+  expect_differ(
+      [&] {
+        plan({{"0", odd ? tp::ColwiseParallel{.output_layouts = tp::Replicate()} : style}});
+      },
+      "output_layouts=Replicate()");
+  torch::nn::Linear other(odd ? 6 : 4, 4);
+  expect_differ([&] { tp::parallelize_module(*other, mesh, {{"", style}}); }, "parameter weight Float[4, 6]");
+  expect_differ([&] { tp::ColumnParallelLinear layer(torch::nn::LinearOptions(4, 4).bias(odd), mesh); },
+                "bias=true");
+  expect_told(
+      [&] {
+        auto options = torch::nn::EmbeddingOptions(4, 4);
+        if (odd) options.max_norm(1);
+        const auto layer = std::make_shared<tp::VocabParallelEmbeddingImpl>(options, mesh);
+      },
+      "leave max_norm out");
+  // What was refused has changed nothing.
+  EXPECT_TRUE(net->named_parameters()["0.weight"].equal(before));
+  plan({{"*", style}});
+  EXPECT_EQ(net->named_parameters()["1.weight"].size(0), 2);
+});
+TEST(TensorParallel, ARefusalOnOneRankIsAnErrorOnAll) {
+  expect_all_passed(run_ranks(refused_on_one, {.timeout = std::chrono::seconds(30)}));
 }
 
 void check_errors(const DeviceMesh& mesh) {

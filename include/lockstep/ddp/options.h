@@ -45,8 +45,8 @@ struct DistributedDataParallelOptions {
   /// buffers in any case (with init_sync).
   std::optional<bool> forward_sync_buffers = std::nullopt;
 
-  /// Whether parameters and buffers are checked across ranks and broadcast from rank 0 at construction.
-  /// If false, the caller must ensure that they are equal.
+  /// Whether parameters and buffers are broadcast from rank 0 at construction. If false, the caller must
+  /// ensure that their values are equal; names, shapes, types and options are compared in any case.
   bool init_sync = true;
 
   /// The ranks that train together. Default: the default group.

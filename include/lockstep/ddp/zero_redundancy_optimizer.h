@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -26,13 +27,23 @@ namespace ddp {
 
 class ChangeAgreement;
 
+/// The ranks of a ZeroRedundancyOptimizer that is under construction.
+struct ZeroStart {
+  ZeroStart(const std::optional<ProcessGroup>& process_group, std::source_location from);
+  /// The other ranks' construction throws `reason`, unless they have compared their parameters already.
+  void tell(const std::exception& reason) const;
+
+  ProcessGroup group;
+  std::source_location where;
+  bool has_compared = false;
+};
+
 /// The part of ZeroRedundancyOptimizer that all optimizers share.
 class ZeroShards {
  public:
   using Where = std::source_location;
 
-  ZeroShards(torch::optim::Optimizer& optimizer, const std::optional<ProcessGroup>& process_group,
-             Where where);
+  ZeroShards(torch::optim::Optimizer& optimizer, ZeroStart& start);
   ~ZeroShards();
   ZeroShards(const ZeroShards&) = delete;
   ZeroShards& operator=(const ZeroShards&) = delete;
@@ -45,7 +56,7 @@ class ZeroShards {
  private:
   void partition();
   std::string parameters_text(Where where) const;
-  void check_parameters(Where where) const;
+  void compare_parameters(const std::string& lines, Where where) const;
   void check_can_share(Where where) const;
   // A parameter, once, however often it is tied.
   struct Owned {
@@ -121,12 +132,13 @@ class ZeroRedundancyOptimizer : public Base {
   ZeroRedundancyOptimizer(std::vector<at::Tensor> params, Options defaults,
                           const std::optional<ProcessGroup>& process_group = std::nullopt,
                           Where where = Where::current())
-      : Base(std::move(params), std::move(defaults)), shards_(*this, process_group, where) {}
+      : ZeroRedundancyOptimizer(ddp::ZeroStart(process_group, where), std::move(params),
+                                std::move(defaults)) {}
   template <typename Options>
   ZeroRedundancyOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& params, Options defaults,
                           const std::optional<ProcessGroup>& process_group = std::nullopt,
                           Where where = Where::current())
-      : Base(params, std::move(defaults)), shards_(*this, process_group, where) {}
+      : ZeroRedundancyOptimizer(ddp::ZeroStart(process_group, where), params, std::move(defaults)) {}
   ZeroRedundancyOptimizer(const ZeroRedundancyOptimizer&) = delete;
   ZeroRedundancyOptimizer& operator=(const ZeroRedundancyOptimizer&) = delete;
 
@@ -165,6 +177,13 @@ class ZeroRedundancyOptimizer : public Base {
   const std::vector<int>& owners() { return shards_.owners(); }
 
  private:
+  template <typename Parameters, typename Options>
+  ZeroRedundancyOptimizer(ddp::ZeroStart&& start, Parameters&& params, Options defaults) try
+      : Base(std::forward<Parameters>(params), std::move(defaults)), shards_(*this, start) {
+  } catch (const std::exception& error) {
+    start.tell(error);  // and throws it on
+  }
+
   ddp::ZeroShards shards_;
 };
 

@@ -168,8 +168,9 @@ class PipelineSchedule {
  public:
   /// `stages`: those that `plan` has on this rank. Without SEND and RECV, add_comms() adds them. Checks the
   /// plan with simulate(). With them, each stage has a REDUCE_GRAD after its last backward. Throws
-  /// ArgumentError.
-  PipelineSchedule(std::vector<PipelineStage> stages, const Plan& plan, LossFunction loss_fn = {},
+  /// ArgumentError, and DesyncError on all ranks if one refuses its stages or plan, or if plans or options
+  /// differ. Collective over the pipeline's group, and over data_parallel_group.
+  PipelineSchedule(const std::vector<PipelineStage>& stages, const Plan& plan, LossFunction loss_fn = {},
                    const PipelineScheduleOptions& options = {});
   ~PipelineSchedule();
   PipelineSchedule(PipelineSchedule&&) noexcept;

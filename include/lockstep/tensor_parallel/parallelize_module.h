@@ -83,7 +83,9 @@ using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
 ///
 /// Throws ArgumentError, with the caller's line, for a pattern without a match, a module that the style does
 /// not support, a Partial() layout except of what RowwiseParallel returns, and a parameter that has a
-/// gradient, is cut in another way, or is used already by DistributedDataParallel or fully_shard().
+/// gradient, is cut in another way, or is used already by DistributedDataParallel or fully_shard(). It is
+/// then a DesyncError of the other ranks, and so are plans, parameters and buffers that differ. Nothing has
+/// changed then.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
                         std::source_location where = std::source_location::current());
 
