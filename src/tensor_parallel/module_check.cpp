@@ -36,7 +36,7 @@ void ModuleCheck::refuse(const std::string& change) const {
                           : fmt::format("rank {} of {}: ", agreements_.front().group().rank(),
                                         agreements_.front().group().size()),
       change);
-  for (const auto& each : agreements_) each.end_others(message);
+  end_others(message);
   throw ArgumentError(message);
 }
 
@@ -65,12 +65,9 @@ void ModuleCheck::agree_on_trained() {
   const ddp::ModuleText now{.user = "parallelize_module()",
                             .lines = lines,
                             .advice = "Freeze and unfreeze parameters on all ranks before the same forward"};
-  try {
+  run([&] {
     for (auto& each : agreements_) each.confirm(changes, now, where_);
-  } catch (const Error& error) {
-    for (const auto& each : agreements_) each.end_others(error.what());
-    throw;
-  }
+  });
   for (auto& each : trained_) each.known = each.is();
 }
 

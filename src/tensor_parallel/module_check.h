@@ -12,6 +12,8 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/nn/module.h>
 
+#include <lockstep/base/error.h>
+
 #include "ddp/change_agreement.h"
 #include "device/module_snapshot.h"
 
@@ -28,16 +30,19 @@ class ModuleCheck : public std::enable_shared_from_this<ModuleCheck> {
   // Throws DesyncError on all ranks if parameters are frozen or unfrozen, but not on all. Makes calls if they
   // are on this one.
   void agree_on_trained();
-  // While the result lives, this rank's waits for ranks of its host end when one of them refuses a change.
-  [[nodiscard]] auto listen() {
-    auto outer = std::exchange(listening(), weak_from_this());
-    for (const auto& each : agreements_) each.begin_listening();
-    return c10::make_scope_exit([this, outer = std::move(outer)] {
-      for (const auto& each : agreements_) each.end_listening();
-      listening() = outer;
-    });
+  // Makes this rank's calls. When a rank of its host refuses a change, they end, and then those of the ranks
+  // that share another group with this one.
+  template <typename Calls>
+  auto run(const Calls& calls) {
+    const auto listening = listen();
+    try {
+      return calls();
+    } catch (const DesyncError& error) {
+      end_others(error.what());
+      throw;
+    }
   }
-  // The one that listens on this thread.
+  // The one whose run() this thread is in.
   static std::weak_ptr<ModuleCheck>& listening();
 
  private:
@@ -52,6 +57,17 @@ class ModuleCheck : public std::enable_shared_from_this<ModuleCheck> {
     bool is() const { return tensor.expired() ? known : tensor._unsafe_get_target()->requires_grad(); }
   };
   [[noreturn]] void refuse(const std::string& change) const;
+  void end_others(const std::string& why) const {
+    for (const auto& each : agreements_) each.end_others(why);
+  }
+  [[nodiscard]] auto listen() {
+    auto outer = std::exchange(listening(), weak_from_this());
+    for (const auto& each : agreements_) each.begin_listening();
+    return c10::make_scope_exit([this, outer = std::move(outer)] {
+      for (const auto& each : agreements_) each.end_listening();
+      listening() = outer;
+    });
+  }
 
   std::weak_ptr<const torch::nn::Module> module_;  // expired: it is in no shared_ptr
   device::ModuleSnapshot known_;

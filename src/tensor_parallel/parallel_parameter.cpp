@@ -144,8 +144,7 @@ bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& st
     check->check();
     if (is_used_in_training(op, stack, *this)) check->agree_on_trained();
   }
-  const auto listening = check->listen();
-  return run_checked(op, stack);
+  return check->run([&] { return run_checked(op, stack); });
 }
 
 bool ParallelParameter::run_checked(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

@@ -90,13 +90,29 @@ Tensor convert(const Tensor& tensor, const ProcessGroup& group, const Route& rou
   return from.kind() == Kind::partial ? reduced_part(tensor, group, dim) : part_of(tensor, group, dim);
 }
 
-// Called in forward. The result, called in backward: this rank's waits end when another one refuses a change,
-// while what it returns lives.
-auto in_listening() {
-  return [weak = ModuleCheck::listening()] {
+Tensors sums_of(const Tensors& gradients, const ProcessGroup& group) {
+  Tensors sums;
+  if (c10::GradMode::is_enabled()) {
+    for (const auto& gradient : gradients)
+      sums.push_back(redistribute(gradient, group, {Partial(), Replicate(), Replicate(), Replicate()}));
+    return sums;
+  }
+  // Not one call with all: over gloo the bits depend on a number's place in the call.
+  std::vector<Work> works;
+  for (const auto& gradient : gradients) {
+    sums.push_back(copy_for_call(gradient, group));
+    works.push_back(group.all_reduce_async(sums.back()));
+  }
+  for (auto& work : works) work.wait();
+  return sums;
+}
+
+// Called in forward. The result makes calls in backward: as this thread's ModuleCheck, if it is in one's
+// run().
+auto runner() {
+  return [weak = ModuleCheck::listening()](const auto& calls) {
     const auto check = weak.lock();
-    using Listening = decltype(check->listen());
-    return check ? std::make_unique<Listening>(check->listen()) : nullptr;
+    return check ? check->run(calls) : calls();
   };
 }
 
@@ -122,11 +138,11 @@ Tensor redistribute(const Tensor& tensor, const ProcessGroup& group, const Route
                    .gradient_to = route.to,
                    .from_total = route.to_total,
                    .to_total = route.from_total};
-  return nn::functional::record("RedistributeBackward", {tensor}, {std::move(output)},
-                                [=, listen = in_listening()](Tensors gradients) -> Tensors {
-                                  const auto listening = listen();
-                                  return {redistribute(gradients[0], group, back)};
-                                })[0];
+  return nn::functional::record(
+      "RedistributeBackward", {tensor}, {std::move(output)},
+      [=, run = runner()](Tensors gradients) -> Tensors {
+        return run([&] { return Tensors{redistribute(gradients[0], group, back)}; });
+      })[0];
 }
 
 Placement gradient_layout(Placement layout) { return layout.kind() == Kind::partial ? Replicate() : layout; }
@@ -134,25 +150,10 @@ Placement gradient_layout(Placement layout) { return layout.kind() == Kind::part
 Tensors with_summed_gradients(const Tensors& tensors, const ProcessGroup& group) {
   Tensors outputs;
   for (const auto& tensor : tensors) outputs.push_back(tensor.detach());
-  return nn::functional::record(
-      "SummedGradientsBackward", tensors, std::move(outputs),
-      [=, listen = in_listening()](Tensors gradients) -> Tensors {
-        const auto listening = listen();
-        Tensors sums;
-        if (c10::GradMode::is_enabled()) {
-          for (const auto& gradient : gradients)
-            sums.push_back(redistribute(gradient, group, {Partial(), Replicate(), Replicate(), Replicate()}));
-          return sums;
-        }
-        // Not one call with all: over gloo the bits depend on a number's place in the call.
-        std::vector<Work> works;
-        for (const auto& gradient : gradients) {
-          sums.push_back(copy_for_call(gradient, group));
-          works.push_back(group.all_reduce_async(sums.back()));
-        }
-        for (auto& work : works) work.wait();
-        return sums;
-      });
+  return nn::functional::record("SummedGradientsBackward", tensors, std::move(outputs),
+                                [=, run = runner()](const Tensors& gradients) {
+                                  return run([&] { return sums_of(gradients, group); });
+                                });
 }
 
 }  // namespace lockstep::tensor_parallel

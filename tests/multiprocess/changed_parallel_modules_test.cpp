@@ -649,6 +649,25 @@ const Scenario silent_forward_of_one(
 TEST(ChangedParallelModules, AParallelizedLayerFrozenOnOneRankEndsTheBackwardOfOthers) {
   expect_all_passed(run_ranks(silent_forward_of_one));
 }
+
+// Rank 0 has no group with rank 3.
+const Scenario plans_over_two_dimensions(
+    "a module in plans over two dimensions of a mesh, frozen on one rank", [] {
+      const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
+      const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"a", "b"}});
+      const tensor_parallel::ColwiseParallel whole_output{.output_layouts = tensor_parallel::Replicate()};
+      torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+      tensor_parallel::parallelize_module(*net, mesh["a"], {{"0", whole_output}});
+      tensor_parallel::parallelize_module(*net, mesh["b"], {{"1", whole_output}});
+      const auto step = [&] { net->forward(leaf({2, 4})).sum().backward(); };
+      step();
+      if (context.rank() == 3) set_trained(*net[0], false);
+      const auto errors = context.group().all_gather_object(first_line(error_of<std::exception>(step)));
+      EXPECT_THAT(errors, Each(HasSubstr("parameter 0.weight has been frozen")));
+    });
+TEST(ChangedParallelModules, AChangeOnOneRankReachesTheRanksOfOtherGroups) {
+  expect_all_passed(run_ranks(plans_over_two_dimensions, {.world_size = 4}));
+}
 TEST(ChangedParallelModules, AChangeOnOneRankEndsTheOperatorsOfAParallelizedModule) {
   expect_all_passed(run_ranks(changed_plan_of_one));
 }
