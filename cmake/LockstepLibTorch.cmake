@@ -175,9 +175,12 @@ function(lockstep_import_libtorch prefix dir)
     set(definitions "${CMAKE_MATCH_1}")
   endif()
   # libtorch.so itself holds nothing but the list of the others (the CUDA ones among them), so it has to stay
-  # although no symbol of it is used, unless only the CPU part can be loaded. The C++ library comes first: wheels export parts of a newer one (2.11's
+  # although no symbol of it is used, unless only the CPU part is used. The C++ library comes first: wheels export parts of a newer one (2.11's
   # std::filesystem), which would be taken for the compiler's own and cannot work beside it.
-  lockstep_check_cuda_part(has_CUDA "${prefix}")
+  set(has_CUDA OFF)
+  if(LOCKSTEP_WITH_CUDA OR NOT DEFINED LOCKSTEP_WITH_CUDA) # undefined: in a user's build
+    lockstep_check_cuda_part(has_CUDA "${prefix}")
+  endif()
   set(list_of_libraries "${prefix}/lib/libtorch.so")
   if(EXISTS "${prefix}/lib/libtorch_cuda.so" AND NOT has_CUDA)
     set(list_of_libraries "${prefix}/lib/libtorch_cpu.so")

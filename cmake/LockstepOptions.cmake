@@ -15,7 +15,7 @@ option(LOCKSTEP_WITH_CURL "Build downloads of data sets over HTTP (needs libcurl
 option(LOCKSTEP_WITH_WEBP "Read WebP images (needs libwebp)" ON)
 option(LOCKSTEP_WITH_HDF5 "Read the HDF5 files of ModelNet40 (needs libhdf5)" ON)
 set(LOCKSTEP_WITH_CUDA AUTO CACHE STRING
-  "Build the NCCL backend: ON, OFF, or AUTO (where LibTorch has CUDA and NCCL, and their headers are found)")
+  "Build the NCCL backend: ON, OFF (the programs do not load LibTorch's CUDA part, either), or AUTO (where LibTorch has CUDA and NCCL, and their headers are found)")
 set_property(CACHE LOCKSTEP_WITH_CUDA PROPERTY STRINGS AUTO ON OFF)
 option(LOCKSTEP_WARNINGS_AS_ERRORS "Treat compiler warnings as errors: the presets do, since new compilers have new warnings" OFF)
 option(LOCKSTEP_UNITY_BUILD "Compile several files of a layer at once: half the time from scratch, more after a change" OFF)

@@ -49,7 +49,7 @@ expect_configured("no runtime library" AUTO continues "because LOCKSTEP_CUDART w
 file(WRITE "${wheel}/lib/libcudart.so.13" "")
 expect_configured("everything" AUTO continues "nccl: ON; linked: [^ ]*/libtorch\\.so,")
 expect_configured("everything, ON" ON continues "nccl: ON")
-expect_configured("everything, OFF" OFF continues "nccl: OFF")
+expect_configured("everything, OFF" OFF continues "nccl: OFF; linked: [^ ]*/libtorch_cpu\\.so,")
 
 # A CUDA part that cannot be loaded, as that of PyPI's wheel without its libraries.
 execute_process(COMMAND "${compiler}" -shared -o "${work}/libabsent.so" -x c++ /dev/null COMMAND_ERROR_IS_FATAL ANY)
