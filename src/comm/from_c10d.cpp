@@ -148,31 +148,40 @@ at::TensorList only(const std::vector<Tensors>& lists, const char* what) {
 // The greatest number of dimensions of a sparse tensor that is all-reduced.
 constexpr std::int64_t kSparseDims = 16;
 
-// The number of entries, and then what must be equal on all ranks: dtype, sparse dimensions, dimensions, and
-// sizes.
-at::Tensor sparse_shape(const at::Tensor& tensor) {
-  if (tensor.dim() > kSparseDims) {
-    throw_error<ArgumentError>("a sparse tensor of {} dimensions cannot be all-reduced; {} are the most",
-                               tensor.dim(), kSparseDims);
-  }
-  std::vector<std::int64_t> numbers{tensor._nnz(), static_cast<std::int64_t>(tensor.scalar_type()),
-                                    tensor.sparse_dim(), tensor.dim()};
-  numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
-  numbers.resize(4 + kSparseDims);
+// What ranks tell each other of a sparse tensor: the number of entries, whether it is summed, and then what
+// must be equal: dtype, sparse dimensions, dimensions, and sizes.
+at::Tensor sparse_shape(const at::Tensor& tensor, ReduceOp op) {
+  std::vector<std::int64_t> numbers{tensor._nnz(), op == ReduceOp::SUM ? 1 : 0,
+                                    static_cast<std::int64_t>(tensor.scalar_type()), tensor.sparse_dim(),
+                                    tensor.dim()};
+  const auto sizes = tensor.sizes().slice(0, static_cast<std::size_t>(std::min(tensor.dim(), kSparseDims)));
+  numbers.insert(numbers.end(), sizes.begin(), sizes.end());
+  numbers.resize(5 + kSparseDims);
   return at::tensor(numbers, at::kLong);
 }
 
-std::string describe_sparse(const at::Tensor& shape) {
-  const auto* const numbers = shape.const_data_ptr<std::int64_t>();
+std::string describe_sparse(const std::int64_t* numbers) {
   return fmt::format("{} [{}] with {} sparse dimensions",
-                     c10::toString(static_cast<at::ScalarType>(numbers[1])),
-                     fmt::join(numbers + 4, numbers + 4 + numbers[3], ", "), numbers[2]);
+                     c10::toString(static_cast<at::ScalarType>(numbers[2])),
+                     fmt::join(numbers + 5, numbers + 5 + numbers[4], ", "), numbers[3]);
 }
 
+// What one rank cannot reduce is an error on all.
 void check_sparse_shapes(const std::vector<at::Tensor>& shapes, int rank) {
-  const auto expected = describe_sparse(shapes.front());
-  for (std::size_t other = 1; other < shapes.size(); ++other) {
-    const auto found = describe_sparse(shapes[other]);
+  std::string expected;
+  for (std::size_t other = 0; other < shapes.size(); ++other) {
+    const auto* const numbers = shapes[other].const_data_ptr<std::int64_t>();
+    if (numbers[1] == 0) {
+      throw_error<ArgumentError>("rank {} of {}: a sparse tensor can be all-reduced with SUM only (rank {})",
+                                 rank, shapes.size(), other);
+    }
+    if (numbers[4] > kSparseDims) {
+      throw_error<ArgumentError>(
+          "rank {} of {}: a sparse tensor of {} dimensions cannot be all-reduced; {} are the most (rank {})",
+          rank, shapes.size(), numbers[4], kSparseDims, other);
+    }
+    const auto found = describe_sparse(numbers);
+    if (other == 0) expected = found;
     if (found == expected) continue;
     throw_error<DesyncError>(
         "rank {} of {}: all_reduce of a sparse tensor: rank 0 has {}, rank {} has {}; give tensors of one "
@@ -304,9 +313,6 @@ WorkPtr FromC10d::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoa
 
 // Every rank gathers the others' entries and sums them itself, so the call ends before it returns.
 WorkPtr FromC10d::allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOptions& options) {
-  if (reduce_op(options.reduceOp) != ReduceOp::SUM) {
-    throw ArgumentError("a sparse tensor can be all-reduced with SUM only");
-  }
   const ProfilerEvent event([this] { return getBackendName() + ":sparse_all_reduce"; });
   const at::NoGradGuard no_grad;
   const auto own = tensor.coalesce();
@@ -320,7 +326,7 @@ WorkPtr FromC10d::allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOp
     for (int rank = 0; rank < getSize(); ++rank) outputs.push_back(at::empty_like(input));
     return outputs;
   };
-  const auto shape_here = sparse_shape(own);
+  const auto shape_here = sparse_shape(own, reduce_op(options.reduceOp));
   const auto shapes = like(shape_here);
   gather(shape_here, shapes);
   check_sparse_shapes(shapes, getRank());

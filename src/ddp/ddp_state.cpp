@@ -119,12 +119,14 @@ std::string text_of(const DistributedDataParallelOptions& options) {
   return fmt::format(
       "init_sync={} broadcast_buffers={} forward_sync_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}] "
       "find_unused_parameters={} static_graph={} skip_all_reduce_unused_params={} "
-      "delay_all_reduce_named_params=[{}] param_to_hook_all_reduce={} mixed_precision={}",
+      "delay_all_reduce_named_params=[{}] param_to_hook_all_reduce={} optimizer_in_backward={} "
+      "mixed_precision={}",
       options.init_sync, options.broadcast_buffers,
       options.forward_sync_buffers.value_or(options.broadcast_buffers), options.bucket_cap_mb.value_or(0),
       fmt::join(options.bucket_cap_mb_list, ", "), options.find_unused_parameters, options.static_graph,
       options.skip_all_reduce_unused_params, fmt::join(options.delay_all_reduce_named_params, ", "),
-      options.param_to_hook_all_reduce, text_of(options.mixed_precision));
+      options.param_to_hook_all_reduce, options.optimizer_in_backward != nullptr,
+      text_of(options.mixed_precision));
 }
 
 ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,

@@ -59,6 +59,7 @@ void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters,
                                     std::source_location where) const {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> averaged;
+  std::vector<nn::NamedTensor> sent;
   std::string lines;
   for (const auto& parameter : parameters) {
     const bool has_gradient = parameter.grad().defined();
@@ -66,7 +67,10 @@ void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters,
         fmt::format("{}, {} gradient\n",
                     ddp::describe("parameter", {std::to_string(&parameter - parameters.data()), parameter}),
                     has_gradient ? "with a" : "without a");
-    if (has_gradient) averaged.push_back(parameter);
+    if (!has_gradient) continue;
+    averaged.push_back(parameter);
+    sent.push_back(
+        {.name = fmt::format("parameter {}", &parameter - parameters.data()), .tensor = parameter});
   }
   // Python ranks make one call only.
   if (!comm::state_of(group_).info().with_python) {
@@ -78,6 +82,7 @@ void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters,
         where);
   }
   if (averaged.empty()) return;
+  ddp::check_can_be_sent(group_, "PeriodicModelAverager", sent);
   const auto flat = ddp::flattened(averaged);
   flat.div_(group_.size());
   group_.all_reduce(flat, ReduceOp::SUM, where);

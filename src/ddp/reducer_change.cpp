@@ -15,6 +15,9 @@
 // If all ranks have changed, they compare the new modules and begin anew with new buckets.
 #include <algorithm>
 
+#include <ATen/ops/_sparse_coo_tensor_with_dims.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include "base/throw_error.h"
@@ -27,6 +30,34 @@ namespace {
 auto find(const std::vector<TrainedParameter>& parameters, const TrainedParameter& parameter) {
   return std::ranges::find_if(parameters,
                               [&](const auto& each) { return each.tensor.is_same(parameter.tensor); });
+}
+
+// What ranks say of a gradient that is to be averaged: nothing, that it is dense, or, if it is sparse, one
+// more than its sparse dimensions.
+constexpr int kNoGradient = 0;
+constexpr int kDense = 1;
+
+int gradient_kind(const at::Tensor& gradient) {
+  if (!gradient.defined()) return kNoGradient;
+  return gradient.is_sparse() ? kDense + static_cast<int>(gradient.sparse_dim()) : kDense;
+}
+
+at::Tensor zero_gradient(const at::Tensor& parameter, int kind) {
+  if (kind == kDense) return at::zeros_like(parameter);
+  const int sparse_dims = kind - kDense;
+  return at::_sparse_coo_tensor_with_dims(sparse_dims, parameter.dim() - sparse_dims, parameter.sizes(),
+                                          parameter.options().layout(at::kSparse));
+}
+
+void average(at::Tensor& gradient, const ProcessGroup& group, std::source_location where) {
+  if (gradient.is_sparse()) {
+    auto sum = sum_sparse(gradient, group, where);
+    gradient = sum.wait().div_(group.size());
+    return;
+  }
+  const auto mean = gradient.contiguous().div(group.size());
+  group.all_reduce(mean, ReduceOp::SUM, where);
+  gradient.copy_(mean);
 }
 
 }  // namespace
@@ -81,23 +112,28 @@ void Reducer::check_hook_can_follow() const {
       "change");
 }
 
+// Ranks may have accumulated gradients of different parameters.
 void Reducer::average_leaving(const std::vector<TrainedParameter>& parameters) {
   const std::lock_guard lock(mutex_);
   const c10::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    auto& gradient = parameters_[i].tensor.mutable_grad();
-    if (!step_.is_local[i] || !gradient.defined() || find(parameters, parameters_[i]) != parameters.end())
-      continue;
-    step_.is_local[i] = false;
-    if (group_.size() == 1) continue;
-    if (gradient.is_sparse()) {
-      auto sum = sum_sparse(gradient, group_, options_.where);
-      gradient = sum.wait().div_(group_.size());
-    } else {
-      const auto mean = gradient.contiguous().div(group_.size());
-      group_.all_reduce(mean, ReduceOp::SUM, options_.where);
-      gradient.copy_(mean);
-    }
+  std::vector<std::size_t> leaving;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (find(parameters, parameters_[i]) == parameters.end()) leaving.push_back(i);
+  std::vector<int> kinds;
+  for (const auto i : leaving)
+    kinds.push_back(step_.is_local[i] ? gradient_kind(parameters_[i].tensor.grad()) : kNoGradient);
+  if (leaving.empty() || group_.size() == 1) return;
+  const auto row = at::tensor(kinds, at::kInt).to(parameters_.front().tensor.device());
+  group_.all_reduce(row, ReduceOp::MAX, options_.where);
+  const auto common = row.cpu();
+  for (std::size_t n = 0; n < leaving.size(); ++n) {
+    const auto kind = common[static_cast<std::int64_t>(n)].item<int>();
+    if (kind == kNoGradient) continue;
+    const auto& tensor = parameters_[leaving[n]].tensor;
+    auto& gradient = tensor.mutable_grad();
+    if (!gradient.defined()) gradient = zero_gradient(tensor, kind);
+    average(gradient, group_, options_.where);
+    step_.is_local[leaving[n]] = false;
   }
 }
 

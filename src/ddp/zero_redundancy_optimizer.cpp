@@ -135,6 +135,12 @@ void ZeroShards::compare_parameters(const std::string& lines, Where where) const
        .lines = lines,
        .advice = "Build the optimizer from the same parameters in the same order on all ranks"},
       where);
+  std::vector<NamedTensor> sent;
+  for (const auto& group : optimizer_.param_groups()) {
+    for (const auto& parameter : group.params())
+      sent.push_back({.name = fmt::format("parameter {}", sent.size()), .tensor = parameter});
+  }
+  check_can_be_sent(group_, "ZeroRedundancyOptimizer", sent);
 }
 
 // Throws ArgumentError for a parameter that an optimizer must not own.

@@ -169,9 +169,16 @@ void visit_parameters(const torch::nn::Module& module, const std::string& prefix
   }
 }
 
-// The parameters that no earlier call has; the groups of others become part of the tree.
-GroupPointer own_group(const torch::nn::Module& module, const std::vector<at::Tensor>& ignored,
-                       const fsdp::GroupOptions& options, const std::shared_ptr<Tree>& tree) {
+// What a call shards.
+struct Parts {
+  GroupPointer own;                   // of parameters that no earlier call has; null without such
+  std::vector<GroupPointer> earlier;  // of calls for modules within this one
+};
+
+// Checks the call. Changes nothing.
+Parts parts_of(const torch::nn::Module& module, const std::vector<at::Tensor>& ignored,
+               const fsdp::GroupOptions& options, const std::shared_ptr<Tree>& tree) {
+  Parts parts;
   std::vector<nn::NamedTensor> ordered, own;
   visit_parameters(module, "", ordered);
   for (const auto& each : ordered) {
@@ -182,14 +189,15 @@ GroupPointer own_group(const torch::nn::Module& module, const std::vector<at::Te
             "{}:{}: fully_shard(): the module is already sharded; keep the FSDPModule of the first call",
             options.where.file_name(), options.where.line());
       }
-      move_into(tree, earlier);
+      parts.earlier.push_back(earlier);
     } else if (std::ranges::none_of(ignored, is_same)) {
       own.push_back(each);
     }
   }
-  check_shared_groups(*tree, options);
+  for (const auto& each : parts.earlier) check_shared_groups(*each->tree(), options);
   check_experts(module, own, options);
-  return own.empty() ? nullptr : ParameterGroup::create(own, options, tree);
+  if (!own.empty()) parts.own = ParameterGroup::create(own, options, tree);
+  return parts;
 }
 
 std::size_t index_in(const ParameterGroup& group, const at::Tensor& tensor) {
@@ -205,14 +213,16 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
                        std::source_location where) {
   const auto ranks = ranks_of(options.mesh);
   const auto tree = std::make_shared<Tree>();
-  FSDPModule result;
-  const auto group = ddp::tell_on_failure(ranks, "fully_shard()", where, [&] {
+  auto [group, parts] = ddp::tell_on_failure(ranks, "fully_shard()", where, [&] {
     auto checked = group_options(options, ranks, where);
     checked.module = &module;
-    result.own_ = own_group(module, options.ignored_params, checked, tree);
-    return checked;
+    auto found = parts_of(module, options.ignored_params, checked, tree);
+    return std::pair(std::move(checked), std::move(found));
   });
-  check_same_on_all_ranks(result.own_ ? result.own_->text() : "", group);
+  check_same_on_all_ranks(parts.own ? parts.own->text() : "", group);
+  for (const auto& each : parts.earlier) move_into(tree, each);
+  FSDPModule result;
+  result.own_ = std::move(parts.own);
   if (result.own_) {
     result.own_->distribute();
     tree->groups.push_back(result.own_.get());

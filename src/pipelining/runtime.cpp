@@ -130,10 +130,10 @@ Parts parts_on_all_ranks(const std::vector<PipelineStage>& stages, const Plan& p
   const ddp::ModuleText own{.user = kUser,
                             .lines = text_of(parts.plan, options, has_loss),
                             .advice = "Make the same schedule with the same options on every rank"};
-  const std::vector replicas(groups.begin() + 1, groups.end());
-  ddp::tell_on_failure(replicas, kUser, where,
-                       [&] { ddp::check_same_on_all_ranks(groups.front(), own, where); });
-  for (const auto& each : replicas) ddp::check_same_on_all_ranks(each, own, where);
+  for (auto group = groups.begin(); group != groups.end(); ++group) {
+    const std::vector rest(group + 1, groups.end());
+    ddp::tell_on_failure(rest, kUser, where, [&] { ddp::check_same_on_all_ranks(*group, own, where); });
+  }
   return parts;
 }
 

@@ -14,7 +14,9 @@ namespace lockstep::pipelining {
 std::vector<ProcessGroup> groups_of(const std::vector<PipelineStage>& stages, const char* user) {
   if (stages.empty()) throw_error<ArgumentError>("{} needs a stage on each rank; pass at least one", user);
   std::vector<ProcessGroup> groups{runtime::required_group(stages.front().options().group, user)};
-  for (const auto& stage : stages) {
+  auto in_order = stages;
+  std::ranges::sort(in_order, {}, &PipelineStage::stage_index);
+  for (const auto& stage : in_order) {
     const auto& replicas = stage.options().data_parallel_group;
     const auto is_same = [&](const auto& known) { return known.backend() == replicas->backend(); };
     if (replicas && std::ranges::none_of(groups, is_same)) groups.push_back(*replicas);

@@ -82,6 +82,15 @@ void refuse_partial(const std::optional<Placement>& layout, const char* option, 
                      option));
 }
 
+// "parameter fc1.weight Float[4, 3] on cpu, a part": what ranks must have alike.
+std::string describe_whole(const std::string& kind, const nn::NamedTensor& item) {
+  const auto& [name, tensor] = item;
+  const auto* const part = parallel_parameter(tensor);
+  if (part == nullptr) return ddp::describe(kind, item);
+  return fmt::format("{} {}\t{}[{}] on {}, a part", kind, name, c10::toString(tensor.scalar_type()),
+                     fmt::join(part->sizes(), ", "), c10::DeviceTypeName(tensor.device().type(), true));
+}
+
 }  // namespace
 
 void check_layouts(const ColwiseParallel& style, const std::string& name, const Ranks& ranks) {
@@ -139,14 +148,22 @@ std::string Cuts::text() const {
   return lines;
 }
 
+void Cuts::send(const std::string& kind, const std::vector<nn::NamedTensor>& tensors) {
+  for (const auto& each : tensors) {
+    sent_text_ += describe_whole(kind, each) + "\n";
+    if (parallel_parameter(each.tensor) == nullptr) sent_.push_back(each);
+  }
+}
+
 void Cuts::make(const std::function<std::string()>& plan) {
   auto lines = ddp::tell_on_failure({ranks_.group}, caller_, ranks_.where, plan);
   ddp::check_same_on_all_ranks(
       ranks_.group,
       {.user = fmt::format("{}:{}: {}", ranks_.where.file_name(), ranks_.where.line(), caller_),
-       .lines = std::move(lines) + text(),
+       .lines = std::move(lines) + text() + sent_text_,
        .advice = "Make the same calls for the same module with the same plan on every rank"},
       ranks_.where);
+  ddp::check_can_be_sent(ranks_.group, caller_, sent_);
   for (auto& each : planned_) make(each);
   for (const auto& change : then_) change();
 }
@@ -171,14 +188,6 @@ void Cuts::make(Planned& planned) const {
 
 std::string describe_style(const std::string& name, const ParallelStyle& style) {
   return fmt::format("{}: {}", name, std::visit([](const auto& each) { return text_of(each); }, style));
-}
-
-std::string describe_whole(const std::string& kind, const nn::NamedTensor& item) {
-  const auto& [name, tensor] = item;
-  const auto* const part = parallel_parameter(tensor);
-  const auto sizes = part == nullptr ? tensor.sizes() : at::IntArrayRef(part->sizes());
-  return fmt::format("{} {}\t{}[{}] on {}", kind, name, c10::toString(tensor.scalar_type()),
-                     fmt::join(sizes, ", "), c10::DeviceTypeName(tensor.device().type(), true));
 }
 
 void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::string& name,

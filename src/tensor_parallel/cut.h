@@ -41,11 +41,14 @@ class Cuts {
   // for which it has no rule sum its gradient. A parameter that an earlier call cut alike gets the rule too.
   // `rule`: may be empty.
   void add(const at::Tensor& parameter, const std::string& name, std::optional<std::int64_t> dim, Rule rule);
+  // The caller broadcasts the tensors after make(), which compares and checks them, but those that are parts.
+  void send(const std::string& kind, const std::vector<nn::NamedTensor>& tensors);
   // make() calls it after the cuts.
   void then(std::function<void()> change) { then_.push_back(std::move(change)); }
 
   // Calls `plan`, which adds cuts and returns other lines that ranks must have alike, and makes the cuts. If
-  // one rank's `plan` throws, or the lines differ, it is an error on all ranks. Collective.
+  // one rank's `plan` throws, or the lines differ, it is an error on all ranks, and so is a tensor that
+  // cannot be sent. Collective.
   void make(const std::function<std::string()>& plan);
 
  private:
@@ -63,14 +66,13 @@ class Cuts {
   Ranks ranks_;
   const char* caller_;
   std::vector<Planned> planned_;
+  std::vector<nn::NamedTensor> sent_;
+  std::string sent_text_;
   std::vector<std::function<void()>> then_;
 };
 
 // "fc1: RowwiseParallel input_layouts=default output_layouts=Shard(1)". `name`: of what has the style.
 std::string describe_style(const std::string& name, const ParallelStyle& style);
-
-// "parameter fc1.weight Float[4, 3] on cpu": what ranks must have alike of a tensor that may be a part.
-std::string describe_whole(const std::string& kind, const nn::NamedTensor& item);
 
 // The layer's parameters, of which the bias may be undefined. `name`: of the layer, with a dot if not empty.
 // `shared`: see colwise_linear().

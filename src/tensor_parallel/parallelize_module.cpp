@@ -137,13 +137,9 @@ void check_experts(const torch::nn::Module& module, const Ranks& ranks) {
 }
 
 // What all ranks must have alike.
-std::string text_of(const torch::nn::Module& module, const ParallelizePlan& plan) {
+std::string text_of(const ParallelizePlan& plan) {
   std::string lines;
   for (const auto& [pattern, style] : plan) lines += describe_style("\"" + pattern + "\"", style) + "\n";
-  for (const auto& each : nn::distinct(module.named_parameters()))
-    lines += describe_whole("parameter", each) + "\n";
-  for (const auto& each : nn::distinct(module.named_buffers()))
-    lines += describe_whole("buffer", each) + "\n";
   return lines;
 }
 
@@ -195,7 +191,9 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   const c10::NoGradGuard no_gradients;
   cuts.make([&] {
     plan_cuts(module, plan, cuts);
-    return text_of(module, plan);
+    cuts.send("parameter", nn::distinct(module.named_parameters()));
+    cuts.send("buffer", nn::distinct(module.named_buffers()));
+    return text_of(plan);
   });
   watch_module(module, where);
   broadcast_rest(module, ranks);

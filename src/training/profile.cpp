@@ -184,6 +184,7 @@ Profiler& Profiler::operator=(Profiler&& other) noexcept = default;
 
 void Profiler::step() {
   if (parts_->is_done) return;
+  runtime::require_made_in_run(parts_->group, "Profiler");
   parts_->step_event.reset();
   if (++parts_->step == parts_->options.wait + parts_->options.warmup + parts_->options.active) {
     parts_->finish(*this);
@@ -193,7 +194,9 @@ void Profiler::step() {
 }
 
 void Profiler::stop() {
-  if (!parts_->is_done) parts_->finish(*this);
+  if (parts_->is_done) return;
+  runtime::require_made_in_run(parts_->group, "Profiler");
+  parts_->finish(*this);
 }
 
 const std::vector<OperatorTimes>& Profiler::key_averages() const { return parts_->key_averages; }

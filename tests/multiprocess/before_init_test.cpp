@@ -240,6 +240,7 @@ const Scenario made_early("made before init(), used after it", [] {
   auto loader = data::make_loader(Numbers(), {.batch_size = 2});
   CheckpointManager manager(folder.path() / "runs");
   TrainingState state;
+  Profiler profiler({.path = folder.path() / "trace.json"});
   const auto context =
       init({.init_method = "file://" + *Env().get("TEST_FILE"), .world_size = 2, .rank = rank});
   const std::map<std::string, std::function<void()>> uses{
@@ -248,6 +249,7 @@ const Scenario made_early("made before init(), used after it", [] {
       {"make_loader", [&] { loader.begin(); }},
       {"CheckpointManager", [&] { manager.save(1, Dict{}); }},
       {"CheckpointManager", [&] { manager.load_latest(); }},
+      {"Profiler", [&] { profiler.step(); }},
       {"TrainingState", [&] { state.state_dict(); }}};
   for (const auto& [name, use] : uses) {
     EXPECT_THAT(error_of<ArgumentError>(use),

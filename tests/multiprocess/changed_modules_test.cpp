@@ -356,6 +356,47 @@ TEST(ChangedModules, OfOneRankAreErrorsBetweenHosts) {
       testing::run_ranks(on_one_rank, {.env = {{"TEST_BACKEND", "gloo"}, {"TEST_HIDES_HOST", "1"}}}));
 }
 
+struct TwoPathsImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, bool first) { return last->forward(first ? one(x) : other(x)); }
+  torch::nn::Linear one{register_module("one", torch::nn::Linear(2, 2))};
+  torch::nn::Linear other{register_module("other", torch::nn::Linear(2, 2))};
+  torch::nn::Linear last{register_module("last", torch::nn::Linear(2, 2))};
+};
+TORCH_MODULE(TwoPaths);
+
+// Each rank has gradients of another layer when both leave. In one process each gradient is half of its own.
+const testing::Scenario accumulated_apart("layers frozen of which each rank has accumulated another one", [] {
+  const auto context = init({.backend = std::getenv("TEST_BACKEND")});
+  const int rank = context.rank();
+  TwoPaths net;
+  DistributedDataParallel ddp(net, {.find_unused_parameters = true});
+  const auto backward = [&] { ddp->forward(torch::full({1, 2}, rank + 1.), rank == 0).sum().backward(); };
+  backward();
+  net->zero_grad();
+  {
+    const auto alone = ddp->no_sync();
+    backward();
+  }
+  std::vector<at::Tensor> expected;
+  for (int owner = 0; owner < 2; ++owner) {
+    const auto& layer = owner == 0 ? net->one : net->other;
+    EXPECT_EQ(layer->weight.grad().defined(), owner == rank);
+    expected.push_back(owner == rank ? layer->weight.grad() / 2 : torch::zeros({2, 2}));
+    context.group().broadcast(expected.back(), owner);
+  }
+  set_trained(*net->one, false);
+  set_trained(*net->other, false);
+  backward();
+  for (int owner = 0; owner < 2; ++owner) {
+    const auto& gradient = (owner == 0 ? net->one : net->other)->weight.grad();
+    EXPECT_TRUE(gradient.defined() && gradient.equal(expected[static_cast<std::size_t>(owner)])) << gradient;
+  }
+});
+TEST(ChangedModules, KeepTheGradientsOfOtherRanks) {
+  for (const auto* const backend : {"shm", "gloo"})
+    testing::expect_all_passed(testing::run_ranks(accumulated_apart, {.env = {{"TEST_BACKEND", backend}}}));
+}
+
 // The step of this rank after which rank 1, whose module has changed, stays alive until rank 0 has its error.
 void expect_ended_by_rank_1(const Context& context, const std::function<std::string()>& error_of_step,
                             const std::string& of_other, const std::string& of_own) {

@@ -222,6 +222,10 @@ const testing::Scenario refused_on_one("wrapping refused on one rank", [] {
         ZeroRedundancyOptimizer<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(odd ? -1 : 1));
       },
       "Invalid learning rate: -1");
+  const auto expanded = torch::zeros({1}).expand({4}).detach().requires_grad_();
+  EXPECT_THAT([&] { ZeroRedundancyOptimizer<torch::optim::SGD>({expanded}, torch::optim::SGDOptions(0.1)); },
+              ThrowsMessage<ArgumentError>(
+                  AllOf(HasSubstr("parameter 0"), HasSubstr("several elements in one place"))));
   const auto spaced = odd ? torch::ones({2, 4}).slice(1, 0, 4, 2) : torch::ones({2, 2});
   ZeroRedundancyOptimizer<torch::optim::SGD> optimizer({net->weight}, torch::optim::SGDOptions(0.1));
   net->weight.set_data(spaced);
@@ -302,6 +306,13 @@ const testing::Scenario without_init_sync("ddp without init_sync", [] {
   };
   expect_named(torch::nn::Linear(2, odd ? 3 : 2), {}, "[3, 2]");
   expect_named(net, {.static_graph = odd}, "static_graph=true");
+  DistributedDataParallelOptions stepping;
+  if (odd) {
+    stepping.optimizer_in_backward = [](std::vector<at::Tensor> parameters) {
+      return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.1));
+    };
+  }
+  expect_named(net, stepping, "optimizer_in_backward=true");
   torch::nn::Linear frozen(2, 2);
   frozen->bias.requires_grad_(!odd);
   expect_named(frozen, {}, "no gradient");

@@ -408,6 +408,22 @@ const Scenario refused_on_one("pipelining refused on one rank", [] {
       },
       "rank 1 has action");
   EXPECT_THAT(errors([&] { ScheduleGPipe(stage(index), 2, loss_of); }), Each(""));
+  // Each stage has replicas of its own, in any order.
+  const std::vector others{context.new_group({0, 2}), context.new_group({1, 3})};
+  const auto two_stages = [&](int micro_batches) {
+    std::vector<PipelineStage> own;
+    for (const int turn : {0, 1}) {
+      const bool is_second = (turn == 1) == (context.rank() < 2);
+      own.emplace_back(
+          make_stage(0), index + (is_second ? 2 : 0), 4,
+          PipelineStageOptions{.group = mesh["pp"].get_group(),
+                               .data_parallel_group = is_second ? others[static_cast<std::size_t>(index)]
+                                                                : mesh["dp"].get_group()});
+    }
+    ScheduleInterleaved1F1B(own, micro_batches, loss_of);
+  };
+  expect_told([&] { two_stages(odd ? 0 : 2); }, "micro-batches");
+  EXPECT_THAT(errors([&] { two_stages(2); }), Each(""));
   const auto net = make_stage(0);
   EXPECT_THAT(context.group().all_gather_object(error_of<std::exception>([&] {
     measure_layers(net, torch::ones({2, odd ? 3 : kWidth}), 1);

@@ -242,6 +242,22 @@ const Scenario zeroed("gradients zeroed between passes", [] {
 });
 TEST(ShardedMisuse, GradientsAreZeroedBetweenPasses) { expect_all_passed(run_ranks(zeroed)); }
 
+// The children are watched as before.
+const Scenario refused_around_children("fsdp refused around sharded children", [] {
+  const auto context = init({.backend = "shm"});
+  auto net = three_layers();
+  const auto child = fully_shard(*net[0]);
+  const MixedPrecisionPolicy policy{.cast_forward_inputs = context.rank() == 0};
+  EXPECT_THAT(error_of<DesyncError>([&] { fully_shard(*net, {.mp_policy = policy}); }),
+              HasSubstr("cast_forward_inputs"));
+  net[0]->as<Linear>()->weight = net[0]->register_parameter("another", torch::ones({3, 4}));
+  EXPECT_THAT(error_of([&] { net[0]->as<Linear>()->forward(input_of(0, context.rank())); }),
+              HasSubstr("parameter another has been added"));
+});
+TEST(ShardedMisuse, ARefusedCallLeavesShardedChildrenAsTheyWere) {
+  expect_all_passed(run_ranks(refused_around_children));
+}
+
 const Scenario called_twice("fsdp called twice", [] {
   const auto context = init({.backend = "shm"});
   auto net = three_layers();

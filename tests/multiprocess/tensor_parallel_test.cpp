@@ -435,6 +435,15 @@ const Scenario refused_on_one("tensor parallel refused on one rank", [] {
         const auto layer = std::make_shared<tp::VocabParallelEmbeddingImpl>(options, mesh);
       },
       "leave max_norm out");
+  torch::nn::Sequential masked(torch::nn::Linear(4, 4));
+  masked[0]->register_buffer("mask", torch::ones({1}).expand({4}));
+  EXPECT_THAT(error_of<ArgumentError>([&] {
+                tp::parallelize_module(*masked, mesh, {{"0", style}});
+              }),
+              AllOf(HasSubstr("0.mask"), HasSubstr("several elements in one place")));
+  EXPECT_EQ(masked->named_parameters()["0.weight"].size(0), 4);
+  if (odd) masked->named_buffers()["0.mask"].set_data(torch::ones({4}));
+  expect_differ([&] { tp::parallelize_module(*masked, mesh, {{"0", style}}); }, "buffer 0.mask");
   // What was refused has changed nothing.
   EXPECT_TRUE(net->named_parameters()["0.weight"].equal(before));
   plan({{"*", style}});
