@@ -57,6 +57,7 @@ const Names& plain_names() {
 
 const Names& distributed_names() {
   static const Names names = {
+      {"builtins", {"getattr"}},  // of an enum and a name, to Python 3.11.3
       {"pathlib", {"PosixPath"}},
       {"pathlib._local", {"PosixPath"}},  // of Python 3.13
       {"torch.distributed.checkpoint.filesystem", {"_StorageInfo", "_StoragePrefix"}},
@@ -171,6 +172,7 @@ class Unpickler {
     if (callee == "collections OrderedDict") return ordered_dict(node, args);
     if (!node.items.empty()) refuse_call(callee);
     if (callee.starts_with("torch.distributed.checkpoint.")) return record(callee, node, args);
+    if (callee == "builtins getattr") return enum_member(args);
     if (callee == "pathlib PosixPath" || callee == "pathlib._local PosixPath") return Tuple(values(args));
     if (node.state != pickle::kNoRef && callee != "numpy dtype") refuse_call(callee);
     if (TensorCalls::makes_tensor(callee)) {
@@ -193,6 +195,14 @@ class Unpickler {
     Tuple fields;
     for (const auto& [key, item] : state.as_dict()) fields.items.emplace_back(Tuple{key, item});
     return Tuple{callee, std::move(fields)};
+  }
+
+  Value enum_member(const std::vector<Ref>& args) {
+    constexpr std::string_view kEnum = "torch.distributed.checkpoint.metadata _MEM_FORMAT_ENCODING";
+    const bool is_enum = args.size() == 2 && pickle_[args[0]].kind == Kind::global &&
+                         pickle_[args[0]].text == kEnum && pickle_[args[1]].kind == Kind::text;
+    if (!is_enum) refuse_call("builtins getattr");
+    return Tuple{kEnum, Tuple{value(args[1])}};
   }
 
   Value ordered_dict(const Node& node, const std::vector<Ref>& args) {

@@ -51,6 +51,12 @@ def name_paths_as_python_3_13():
     pathlib.PosixPath.__module__ = "pathlib._local"
 
 
+def pickle_enums_as_python_3_11_0():
+    """So did Python to 3.11.3, Debian 12's among them."""
+    enum = dcp.metadata._MEM_FORMAT_ENCODING
+    enum.__reduce_ex__ = lambda self, protocol: (getattr, (enum, self.name))
+
+
 def save_shards(rank, meeting, folder):
     name_paths_as_python_3_13()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
@@ -67,6 +73,7 @@ def save_shards(rank, meeting, folder):
 def main():
     what, folder = sys.argv[1:]
     if what == "make":
+        pickle_enums_as_python_3_11_0()
         dcp.save(contents(), checkpoint_id=os.path.join(folder, "plain"))
         torch.save(strings(contents()), os.path.join(folder, "plain.pt"))
         meeting = os.path.join(folder, "meeting")
