@@ -116,6 +116,7 @@ ln -s /proc/self/fd/0 dev/stdin
 ln -s /proc/self/fd/1 dev/stdout
 ln -s /proc/self/fd/2 dev/stderr
 mount --bind /sys sys && mount -o remount,bind,ro sys
+if [[ -n $(ls /sys/fs/cgroup) ]]; then mount --rbind /sys/fs/cgroup sys/fs/cgroup; fi  # as every booted machine has
 if [[ -n $wheels ]]; then mkdir -p wheels && mount --bind "$wheels" wheels; fi
 hostname fresh
 mkdir -p old-root
