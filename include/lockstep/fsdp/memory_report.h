@@ -113,10 +113,10 @@ struct MemoryEstimate {
 /// | shared       | p e / m    | p e / m + 2g | s p e / m |            |
 /// | zero1_shared | p e / m    | p e          | s p e / m |            |
 ///
-/// where g and outer are bytes: in param_dtype in the column gathered, else in dtype. A group has two
-/// gradients: that of backward, and that which is reduced. With a param_dtype, `shared` has one copy in it in
-/// addition. Each further NUMA node has one more copy. Rounding of uneven shards is left out, and so is a
-/// reduce_dtype of another size. Throws ArgumentError for sizes below 1.
+/// where g and outer are bytes. The column gathered counts them in param_dtype, the other columns in dtype. A
+/// group has two gradients: that of backward, and that which is reduced. With a param_dtype, `shared` has one
+/// copy in it in addition. Each further NUMA node has one more copy. Rounding of uneven shards is left out,
+/// and so is a reduce_dtype of another size. Throws ArgumentError for sizes below 1.
 MemoryEstimate estimate_memory(const MemoryPlan& plan);
 
 /// Prints the estimate as a table, whether it fits, and what would.

@@ -83,9 +83,9 @@ using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
 ///
 /// Throws ArgumentError, with the caller's line, for a pattern without a match, a module that the style does
 /// not support, a Partial() layout except of what RowwiseParallel returns, and a parameter that has a
-/// gradient, is cut in another way, or is used already by DistributedDataParallel or fully_shard(). It is
-/// then a DesyncError of the other ranks, and so are plans, parameters and buffers that differ. Nothing has
-/// changed then.
+/// gradient, is cut in another way, or is used already by DistributedDataParallel or fully_shard(). The other
+/// ranks then throw DesyncError. All ranks throw DesyncError if plans, parameters or buffers differ, and
+/// ArgumentError for a parameter or buffer that cannot be sent. In all of these cases nothing has changed.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
                         std::source_location where = std::source_location::current());
 
