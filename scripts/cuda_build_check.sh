@@ -37,12 +37,12 @@ cmake -S . -B "$tree" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLOCKSTEP_UNITY_BUILD
 tests=(unit_device unit_comm unit_rendezvous unit_amp unit_optim unit_graphs unit_data unit_data_device)
 say "Building $tree"
 cmake --build "$tree" --parallel "$(jobs_that_fit)" \
-  --target gpu_checks several_gpus_checks gpu_training mixed_jobs lockstep_cli examples/all simulated_gpu "${tests[@]}"
+  --target gpu_checks parallel_checks gpu_training mixed_jobs lockstep_cli examples/all simulated_gpu "${tests[@]}"
 
 say "Running what needs no GPU"
 for test in "${tests[@]}"; do "$tree/bin/$test" --gtest_brief=1; done
 "$tree/bin/gpu_checks" list >/dev/null
-"$tree/bin/several_gpus_checks" list >/dev/null
+"$tree/bin/parallel_checks" list >/dev/null
 # Without a GPU nccl has to be refused, and programs have to run on the CPU.
 if "$python" -c 'import torch, sys; sys.exit(torch.cuda.is_available())'; then
   if "$tree/bin/gpu_checks" nccl 2>"$tree/refusal.txt"; then fail "nccl was not refused without a GPU"; fi
@@ -55,7 +55,7 @@ report=$tree/simulated_report.md
 rm -f "$report"
 # Work on a stream begins late, so that what does not wait for it is seen.
 LOCKSTEP_SIMULATED_GPU_DELAY_US=100 tests/gpu/simulated/run.sh "$tree" 2 "$python" tests/gpu/run_gpu_checks.py \
-  --build "$tree" --parts devices nccl shared graphs loader two_gpus --small --stretch 5 --report "$report"
+  --build "$tree" --parts devices nccl shared graphs loader parallel two_gpus --small --stretch 5 --report "$report"
 tests/gpu/simulated/run.sh "$tree" 1 "$python" tests/gpu/run_gpu_checks.py \
   --build "$tree" --parts parity figures --steps 3 --small --stretch 10 --report "$report"
 say "$(date +%F): built with torch $version, CUDA $cuda, NCCL $("$python" -c 'import torch; print(".".join(map(str, torch.cuda.nccl.version())))'), $(c++ --version | head -1); tests passed, and the checks of GPUs with simulated ones"

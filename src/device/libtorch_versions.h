@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include <c10/core/StorageImpl.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/edge.h>
@@ -43,6 +44,9 @@ inline bool python_uses_nccl2(const Env& env) {
   if constexpr (is_at_least(2, 15)) return chosen != "0";
   return is_at_least(2, 14) && chosen == "1";
 }
+
+// Allows access to the data of a storage again after release_data_and_set_meta_custom_data_ptr_error_msg_().
+void allow_access(c10::StorageImpl& storage);
 
 // c10d::Work with the virtual functions of later releases.
 class Work : public c10d::Work {

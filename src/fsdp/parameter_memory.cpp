@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "device/libtorch_versions.h"
 #include "fsdp/parameter_group.h"
 #include "optim/parameter_rows.h"
 
@@ -59,7 +60,7 @@ void set_memory(const ShardedParameter& parameter, const at::Tensor& memory) {
   auto* const storage = whole.storage().unsafeGetStorageImpl();
   nn::set_guarded_memory(whole, memory);
   if (memory.defined()) {
-    storage->clear_data_ptr_access_error_msg_();
+    libtorch::allow_access(*storage);
   } else {
     // Code that takes pointers, such as torch::save(), would take nullptr.
     storage->release_data_and_set_meta_custom_data_ptr_error_msg_(

@@ -120,12 +120,46 @@ def make_optimizer(flags, parameters):
     return torch.optim.SGD(parameters, 0.01, momentum=0.9, fused=True)
 
 
+class Images(torch.utils.data.Dataset):
+    """As those of the C++ loader."""
+
+    def __init__(self):
+        torch.manual_seed(2)
+        self.images, self.labels = torch.randint(256, (60_000, 28, 28), dtype=torch.uint8), torch.randint(10, (60_000,))
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return (self.images[index].float() / 255 - 0.1307).div_(0.3081)[None], self.labels[index]
+
+
+def time_loader(flags, device, step):
+    """Seconds a step of each epoch, and the part of it in which the loop takes a batch and copies it."""
+    loader = torch.utils.data.DataLoader(Images(), flags.batch_size, shuffle=True, num_workers=4, pin_memory=True, drop_last=True,
+                                         prefetch_factor=4, persistent_workers=True)
+    times, loading = [], []
+    for epoch in range(-1, flags.chunks):
+        begin, taking, last = time.perf_counter(), 0, time.perf_counter()
+        for batch in loader:
+            batch = [tensor.to(device, non_blocking=True) for tensor in batch]
+            taking += time.perf_counter() - last
+            step(*batch)
+            last = time.perf_counter()
+        torch.cuda.synchronize()
+        if epoch >= 0:
+            times.append((time.perf_counter() - begin) / len(loader))
+            loading.append(taking / len(loader))
+    return times, statistics.median(loading)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--net", choices=["mnist", "resnet50", *GPTS], default="mnist")
     parser.add_argument("--mode", choices=["eager", "compile", "graph"], default="eager")
     parser.add_argument("--precision", choices=["fp32", "bf16", "bf16_weights"], default="fp32",
                         help="bf16: autocast; bf16_weights: a net in bf16, whose optimizer works on copies in fp32")
+    parser.add_argument("--data", choices=["resident", "loader"], default="resident", help="loader: of eager steps")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--chunks", type=int, default=10)
@@ -159,7 +193,7 @@ def main():
     masters = MasterWeights(net) if flags.precision == "bf16_weights" else None
     optimizer = make_optimizer(flags, masters.copies if masters else net.parameters())
 
-    def step():
+    def step(inputs=inputs, targets=targets):
         net.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, enabled=flags.precision == "bf16"):
             output = model(inputs)
@@ -178,14 +212,14 @@ def main():
     while len(losses) < flags.warmup:
         losses.append(step())
     torch.cuda.synchronize()
-    times = []
-    for _ in range(flags.chunks):
+    times, loading = time_loader(flags, device, step) if flags.data == "loader" else ([], 0)
+    for _ in range(flags.chunks if not times else 0):
         begin = time.perf_counter()
         for _ in range(flags.steps):
             losses.append(step())
         torch.cuda.synchronize()
         times.append((time.perf_counter() - begin) / flags.steps)
-    print(json.dumps({"seconds": statistics.median(times), "fastest": min(times),
+    print(json.dumps({"seconds": statistics.median(times), "fastest": min(times), "loading": loading,
                       "losses": [loss.item().hex() for loss in losses[:200]]}), flush=True)
     dist.destroy_process_group()
 

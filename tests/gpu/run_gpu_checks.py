@@ -95,6 +95,8 @@ def devices(plan, flags):
 def part_of(check):
     if check["gpus"] > 1:
         return "two_gpus"
+    if check["program"].name == "parallel_checks":
+        return "parallel"
     for part, prefixes in {"graphs": ("graph",), "loader": ("loader",), "devices": ("devices",),
                            "shared": ("shared", "sharing", "nccl_sharing")}.items():
         if check["name"].startswith(prefixes):
@@ -102,9 +104,11 @@ def part_of(check):
     return "nccl"
 
 
-def checks_of(plan, flags):
+def checks_of(plan, flags, parts):
+    """Of all the parts' programs: one that was not built fails its own parts only."""
     found = []
-    for program in ["gpu_checks"] + ["several_gpus_checks"] * (len(flags.gpus) > 1):
+    programs = {"parallel": ["parallel_checks"], "two_gpus": ["gpu_checks", "parallel_checks"]}
+    for program in sorted({program for part in parts for program in programs.get(part, ["gpu_checks"])}):
         path = flags.build / "bin" / program
         if not path.exists():
             raise RuntimeError(f"{path} was not built")
@@ -119,7 +123,7 @@ def checks_of(plan, flags):
 
 
 def run_checks(plan, flags, parts):
-    for check in checks_of(plan, flags):
+    for check in checks_of(plan, flags, parts):
         name = check["name"]
         if part_of(check) not in parts or flags.only and name not in flags.only:
             continue
@@ -184,7 +188,8 @@ PARTS = [
     Part("parity", 90, parity, least=20, needs=1),
     Part("shared", 60, checks("shared"), needs=1),
     Part("graphs", 75, graphs, needs=1),
-    Part("loader", 40, loader, needs=1),
+    Part("loader", 60, loader, needs=1),
+    Part("parallel", 60, checks("parallel"), needs=1),
     Part("figures", 180, figures.throughput, least=25, needs=1),
     Part("two_gpus", 400, two_gpus, least=30, needs=2),
 ]
