@@ -8,7 +8,7 @@ namespace {
 
 // Nothing public allows it. An explicit instantiation may name a private member.
 bool& refuses_access(c10::StorageImpl& storage);
-template <bool c10::StorageImpl::* member>
+template <bool c10::StorageImpl::*member>
 struct PrivateFlag {
   friend bool& refuses_access(c10::StorageImpl& storage) { return storage.*member; }
 };

@@ -105,7 +105,7 @@ def part_of(check):
 
 
 def checks_of(plan, flags, parts):
-    """Of all the parts' programs: one that was not built fails its own parts only."""
+    """A program that was not built fails its own parts only."""
     found = []
     programs = {"parallel": ["parallel_checks"], "two_gpus": ["gpu_checks", "parallel_checks"]}
     for program in sorted({program for part in parts for program in programs.get(part, ["gpu_checks"])}):
