@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include <lockstep/base/error.h>
@@ -46,16 +47,14 @@ void save_model_files(const StateEntries& entries, const std::filesystem::path& 
       error = caught.what();
     }
   };
-  on_first_rank([&] { plan.begin(folder, options.sync); });
+  std::optional<safetensors::FolderWrite> write;
+  on_first_rank([&] { write.emplace(plan, folder, options); });
   for (std::size_t i = 0; i < plan.files().size(); ++i) {
     const auto tensors = model_state_dict(entries_named(entries, plan.files()[i]),
                                           {.full_state_dict = true, .cpu_offload = true});
-    on_first_rank([&] {
-      safetensors::save_file(tensors, folder / plan.file_name(i),
-                             {.metadata = options.metadata, .sync = options.sync});
-    });
+    on_first_rank([&] { write->write(i, tensors); });
   }
-  on_first_rank([&] { plan.finish(folder, options.sync); });
+  on_first_rank([&] { write->finish(); });
   error = default_group().broadcast_object(error, 0);
   if (!error.empty()) throw_error<CheckpointError>("{}", error);
 }

@@ -21,6 +21,8 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
+constexpr const char* kLockFile = ".model.safetensors.lock";
+constexpr std::chrono::minutes kLongestSave{30};
 constexpr std::uintmax_t kLargestIndex = 100'000'000;
 
 // Which file has which tensor.
@@ -52,6 +54,8 @@ void in_folder(const path& folder, const Action& action) {
     action();
   } catch (const std::system_error& error) {
     throw_error("{}: cannot be written: {}", folder.string(), error.code().message());
+  } catch (const TimeoutError& error) {
+    throw_error("{}: cannot be written: {}", folder.string(), error.what());
   }
 }
 
@@ -98,28 +102,36 @@ std::string FolderPlan::file_name(std::size_t file) const {
   return fmt::format("model-{:05}-of-{:05}.safetensors", file + 1, files_.size());
 }
 
-void FolderPlan::begin(const path& folder, bool sync) const {
-  in_folder(folder, [&] {
-    make_folders(folder, sync);
-    if (std::filesystem::remove(folder / kIndexFile) && sync) sync_folder(folder);
+FolderWrite::FolderWrite(const FolderPlan& plan, path folder, const SaveDirectoryOptions& options)
+    : plan_(plan), folder_(std::move(folder)), options_(options) {
+  in_folder(folder_, [&] {
+    make_folders(folder_, options.sync);
+    lock_.emplace(folder_ / kLockFile, Deadline(kLongestSave), "writing " + folder_.string(),
+                  FileLock::After::remove_file);
+    if (std::filesystem::remove(folder_ / kIndexFile) && options.sync) sync_folder(folder_);
   });
 }
 
-void FolderPlan::finish(const path& folder, bool sync) const {
+void FolderWrite::write(std::size_t file, const Dict& tensors) const {
+  save_file(tensors, folder_ / plan_.file_name(file), {.metadata = options_.metadata, .sync = options_.sync});
+}
+
+void FolderWrite::finish() const {
   std::set<std::string> names;
-  OrderedJson index{{"metadata", {{"total_size", total_size_}}}, {"weight_map", OrderedJson::object()}};
-  for (std::size_t i = 0; i < files_.size(); ++i) {
-    names.insert(file_name(i));
-    for (const auto& tensor : files_[i]) index["weight_map"][tensor] = file_name(i);
+  OrderedJson index{{"metadata", {{"total_size", plan_.total_size()}}},
+                    {"weight_map", OrderedJson::object()}};
+  for (std::size_t i = 0; i < plan_.files().size(); ++i) {
+    names.insert(plan_.file_name(i));
+    for (const auto& tensor : plan_.files()[i]) index["weight_map"][tensor] = plan_.file_name(i);
   }
-  if (files_.size() > 1) {
+  if (names.size() > 1) {
     const auto text = index.dump(2, ' ', true);
-    serialize::replace_file(folder / kIndexFile, sync,
+    serialize::replace_file(folder_ / kIndexFile, options_.sync,
                             [&](AtomicFile& file) { file.write(std::as_bytes(std::span(text))); });
   }
   const std::regex ours("model(-[0-9]{5}-of-[0-9]{5})?\\.safetensors");
-  in_folder(folder, [&] {
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  in_folder(folder_, [&] {
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
       const auto name = entry.path().filename().string();
       if (std::regex_match(name, ours) && !names.contains(name)) std::filesystem::remove(entry.path());
     }
@@ -134,14 +146,13 @@ void save_torch_state_dict(const Dict& state_dict, const path& save_directory,
     for (const auto& [name, value] : state_dict)
       sizes.push_back({name.as_string(), static_cast<std::uint64_t>(value.as_tensor().nbytes())});
     const FolderPlan plan(sizes, options.max_shard_size);
-    plan.begin(save_directory, options.sync);
+    const FolderWrite write(plan, save_directory, options);
     for (std::size_t i = 0; i < plan.files().size(); ++i) {
       Dict tensors;
       for (const auto& name : plan.files()[i]) tensors.set(name, state_dict.at(name));
-      save_file(tensors, save_directory / plan.file_name(i),
-                {.metadata = options.metadata, .sync = options.sync});
+      write.write(i, tensors);
     }
-    plan.finish(save_directory, options.sync);
+    write.finish();
   });
 }
 

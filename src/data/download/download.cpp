@@ -2,10 +2,7 @@
 #include "data/download/download.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <fcntl.h>
 #include <string_view>
-#include <sys/file.h>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -16,6 +13,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/atomic_file.h"
+#include "base/file_lock.h"
 #include "base/throw_error.h"
 #include "data/mapped_file.h"
 #include "machine/command.h"
@@ -28,12 +26,6 @@ namespace fs = std::filesystem;
 constexpr std::string_view kNpm = "npm:";
 constexpr const char* kLockFile = ".lockstep-download.lock";
 constexpr const char* kScratchFolder = ".lockstep-download.tmp";
-
-using std::chrono::milliseconds;
-
-constexpr milliseconds kPollInterval{50};
-constexpr milliseconds kFirstMessage{2'000};
-constexpr milliseconds kNextMessages{30'000};
 
 constexpr std::size_t kMaxOutput = 600;
 
@@ -184,40 +176,16 @@ void run_in_folder(const fs::path& folder, const std::vector<std::string>& comma
                          output.substr(output.size() - std::min(output.size(), kMaxOutput)));
 }
 
-FileLock::FileLock(const std::filesystem::path& file, const Deadline& deadline, std::string_view activity)
-    : fd_(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
-  if (!fd_) throw_error<DataError>("{}: cannot be opened for locking: {}", file.string(), errno_text(errno));
-  // flock(2) has no timeout, so poll.
-  Deadline message(kFirstMessage);
-  while (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) {
-      throw_error<DataError>("{}: cannot be locked: {}", file.string(), errno_text(errno));
-    }
-    if (deadline.expired()) {
-      throw_error<TimeoutError>(
-          "waited {} s for another process that is {} (it holds {}); check that process, or raise the "
-          "timeout",
-          deadline.timeout().count() / 1000, activity, file.string());
-    }
-    if (message.expired()) {
-      log(LogLevel::info, fmt::format("waiting for another process that is {}", activity));
-      message = Deadline(kNextMessages);
-    }
-    std::this_thread::sleep_for(std::min(kPollInterval, deadline.remaining() + milliseconds(1)));
-  }
-}
-
 void download_dataset(const RemoteDataset& dataset, const fs::path& folder, const DownloadOptions& options) {
   const Deadline deadline(options.timeout);
   std::error_code code;
   fs::create_directories(folder, code);
   if (code) throw_error<DataError>("{}: cannot be created: {}", folder.string(), code.message());
-  const FileLock lock(folder / kLockFile, deadline,
-                      fmt::format("downloading {} to {}", dataset.name, folder.string()));
-  auto missing = missing_files(dataset, folder);
-  if (missing.empty()) return;
   try {
-    Downloader(dataset, folder, deadline, options).download(std::move(missing));
+    const FileLock lock(folder / kLockFile, deadline,
+                        fmt::format("downloading {} to {}", dataset.name, folder.string()));
+    auto missing = missing_files(dataset, folder);
+    if (!missing.empty()) Downloader(dataset, folder, deadline, options).download(std::move(missing));
   } catch (const fs::filesystem_error& error) {
     throw_error<DataError>("{}: {}", error.path1().string(), error.code().message());
   }

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "base/unique_fd.h"
 #include "data/download/dataset_files.h"
 
 namespace lockstep::data {
@@ -29,17 +28,5 @@ void download_url(const std::string& url, const std::filesystem::path& file, con
 // throws at the deadline.
 void run_in_folder(const std::filesystem::path& folder, const std::vector<std::string>& command,
                    const Deadline& deadline);
-
-// An exclusive lock on a file, among threads and processes, until the object or the process ends. The file
-// stays.
-class FileLock {
- public:
-  // Creates `file` if needed. While another holder keeps it waiting it logs "waiting for another process that
-  // is <activity>". Throws DataError when the file cannot be opened and TimeoutError at the deadline.
-  FileLock(const std::filesystem::path& file, const Deadline& deadline, std::string_view activity);
-
- private:
-  UniqueFd fd_;
-};
 
 }  // namespace lockstep::data

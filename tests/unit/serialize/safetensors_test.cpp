@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <array>
 #include <fstream>
+#include <thread>
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -197,6 +199,27 @@ TEST(SafetensorsFolder, RejectsWhatIsNoIndex) {
   EXPECT_THAT(complaint(R"({"weight_map": {"none": "a.safetensors"}})"),
               AllOf(StartsWith(index.string()), HasSubstr("a.safetensors has no tensor 'none'")));
   EXPECT_THAT(complaint(R"({"weight_map": {"weight": "b.safetensors"}})"), HasSubstr("b.safetensors"));
+}
+
+// Each writer's tensors have its number; a file has one tensor.
+TEST(SafetensorsFolder, HasTheFilesOfOneOfSeveralWriters) {
+  const TempFolder folder;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::thread> writers;
+    for (int writer = 0; writer < 3; ++writer) {
+      writers.emplace_back([&, writer] {
+        Dict state;
+        for (int i = 0; i < 5; ++i) state.set(fmt::format("{}", i), at::full({64}, writer));
+        safetensors::save_torch_state_dict(state, folder.path(), {.max_shard_size = 1, .sync = false});
+      });
+    }
+    for (auto& writer : writers) writer.join();
+    const auto loaded = safetensors::load_torch_state_dict(folder.path());
+    for (const auto& [name, value] : loaded)
+      EXPECT_TRUE(value.as_tensor().equal(loaded.at("0").as_tensor())) << "round " << round;
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    EXPECT_THAT(entry.path().filename().string(), StartsWith("model")) << "nothing else is left";
 }
 
 TEST(SafetensorsFolder, NamesTheFolderThatCannotBeWritten) {

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/file_lock.h"
+
+#include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <signal.h>
+#include <thread>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -8,7 +13,6 @@
 
 #include <lockstep/base/error.h>
 
-#include "data/download/download.h"
 #include "support/ranks.h"
 #include "unit/data/fixtures.h"
 
@@ -37,7 +41,24 @@ TEST(FileLock, TimesOutNamingTheFile) {
 TEST(FileLock, NamesAFileThatCannotBeOpened) {
   const TempFolder folder;
   EXPECT_THAT([&] { FileLock(folder / "no/lock", Deadline(seconds(1)), "testing"); },
-              ThrowsMessage<DataError>(HasSubstr("no/lock")));
+              ThrowsMessage<std::filesystem::filesystem_error>(HasSubstr("no/lock")));
+}
+
+TEST(FileLock, ARemovedFileLocksNobodyOut) {
+  const TempFolder folder;
+  std::atomic<int> holders = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int turn = 0; turn < 50; ++turn) {
+        const FileLock lock(folder / "lock", Deadline(seconds(60)), "testing", FileLock::After::remove_file);
+        EXPECT_EQ(++holders, 1);
+        --holders;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_FALSE(std::filesystem::exists(folder / "lock"));
 }
 
 void hold_for_ever() {
