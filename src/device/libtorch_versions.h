@@ -37,6 +37,10 @@ constexpr bool is_at_least(int major, int minor) {
 // read metadata with strides.
 inline constexpr bool kCheckpointsHaveStrides = is_at_least(2, 15);
 
+// torch.nn.init.trunc_normal_() draws again what is outside of the limits since 2.12. Earlier releases map
+// uniform numbers by the inverse of the distribution.
+inline constexpr bool kTruncNormalDrawsAgain = is_at_least(2, 12);
+
 // Whether Python's "nccl" is c10d::nccl2::ProcessGroupNCCL, which ranks of c10d::ProcessGroupNCCL cannot
 // meet: from 2.15 on, unless the variable says otherwise; in 2.14 if it asks for it.
 inline bool python_uses_nccl2(const Env& env) {

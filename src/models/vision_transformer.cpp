@@ -9,6 +9,7 @@
 #include <lockstep/models/vision.h>
 
 #include "base/throw_error.h"
+#include "device/libtorch_versions.h"
 #include "models/layers.h"
 
 namespace lockstep::models {
@@ -131,13 +132,18 @@ void check_sizes(const VisionTransformerOptions& options) {
 }
 
 // A normal distribution without what is farther than 2 from 0.
-void truncated_normal(at::Tensor weight, double std) {
+void truncated_normal(at::Tensor weight, double deviation) {
   const at::NoGradGuard no_grad;
-  weight.normal_(0, std);
+  if constexpr (!libtorch::kTruncNormalDrawsAgain) {
+    const double limit = std::erf(2 / deviation / std::sqrt(2.0));
+    weight.uniform_(-limit, limit).erfinv_().mul_(deviation * std::sqrt(2.0)).clamp_(-2, 2);
+    return;
+  }
+  weight.normal_(0, deviation);
   for (;;) {
     const auto outside = weight.abs() > 2;
     if (!outside.any().item<bool>()) return;
-    weight.copy_(at::where(outside, at::empty_like(weight).normal_(0, std), weight));
+    weight.copy_(at::where(outside, at::empty_like(weight).normal_(0, deviation), weight));
   }
 }
 

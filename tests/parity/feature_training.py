@@ -72,8 +72,11 @@ def wrap(case, net):
         options["broadcast_buffers"] = False
     elif case["buffers"]:
         options["forward_sync_buffers"] = case["buffers"] == "forward_on"
-    if "lazy_bucket_allocation" in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
-        options["lazy_bucket_allocation"] = case["lazy"] == "1"
+    # Options that change no bits, and that earlier releases do not have.
+    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    for option, flag in {"batched_grad_copy": "batched", "lazy_bucket_allocation": "lazy"}.items():
+        if option in known:
+            options[option] = case[flag] == "1"
     parameters = dict(net.named_parameters())
     if case["delay"]:
         options["delay_all_reduce_named_params"] = [(case["delay"], parameters[case["delay"]])]
@@ -86,7 +89,7 @@ def wrap(case, net):
         net, bucket_cap_mb=cap if cap > 0 else None, bucket_cap_mb_list=caps,
         gradient_as_bucket_view=case["view"] == "1", find_unused_parameters=case["find_unused"] == "1",
         static_graph=case["static_graph"] == "1", skip_all_reduce_unused_params=case["skip_unused"] == "1",
-        batched_grad_copy=case["batched"] == "1", **options)
+        **options)
 
 
 class Training:
