@@ -3,7 +3,7 @@
 
 namespace lockstep::libtorch {
 
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
 namespace {
 
 // Nothing public allows it. An explicit instantiation may name a private member.
