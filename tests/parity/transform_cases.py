@@ -70,6 +70,8 @@ def transform(name, arguments):
         arguments["transforms"] = [transform(*each) for each in arguments["transforms"]]
     if "policy" in arguments:
         arguments["policy"] = v2.AutoAugmentPolicy(arguments["policy"])
+    if "interpolation" in arguments:  # torchvision before 0.28 takes no name
+        arguments["interpolation"] = v2.InterpolationMode(arguments["interpolation"])
     return getattr(v2, name)(**arguments)
 
 
