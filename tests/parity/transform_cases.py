@@ -4,17 +4,20 @@ The cases of the file: the transform's name and arguments, what it prints, image
 numbers that the default generator gives (a normal one, of which it keeps a second, and an integer)."""
 import os
 import random
+import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 
 import torch
 import torchvision_cpu  # noqa: F401, before torchvision
+import torchvision
 from torchvision.transforms import functional as v1
 from torchvision.transforms import v2
 
 draw = random.Random(22)
 SIZES = [(1, 1), (1, 9), (11, 1), (5, 40), (32, 32), (33, 20), (17, 29), (29, 18)]
+TAKES_NAMES = tuple(map(int, torchvision.__version__.split("+")[0].split(".")[:2])) >= (0, 28)  # of interpolation modes
 INTERPOLATIONS = ["nearest", "nearest-exact", "bilinear", "bicubic"]
 RANDOM_CASES = 100
 
@@ -62,6 +65,11 @@ class ToTensor:
         return "ToTensor()"
 
 
+def text_of(made):
+    """As it is where transforms take names."""
+    return re.sub(r"InterpolationMode\.(\w+)", lambda match: v2.InterpolationMode[match[1]].value, repr(made))
+
+
 def transform(name, arguments):
     if name == "ToTensor":
         return ToTensor()
@@ -70,7 +78,7 @@ def transform(name, arguments):
         arguments["transforms"] = [transform(*each) for each in arguments["transforms"]]
     if "policy" in arguments:
         arguments["policy"] = v2.AutoAugmentPolicy(arguments["policy"])
-    if "interpolation" in arguments:  # torchvision before 0.28 takes no name
+    if "interpolation" in arguments and not TAKES_NAMES:
         arguments["interpolation"] = v2.InterpolationMode(arguments["interpolation"])
     return getattr(v2, name)(**arguments)
 
@@ -81,7 +89,7 @@ def case(name, arguments, *inputs):
     torch.manual_seed(seed)
     result = made(*inputs)
     numbers = [torch.randn(()).item(), torch.empty((), dtype=torch.int64).random_().item()]
-    return {"name": name, "arguments": arguments, "text": repr(made), "inputs": list(inputs), "seed": seed,
+    return {"name": name, "arguments": arguments, "text": text_of(made), "inputs": list(inputs), "seed": seed,
             "results": list(result) if isinstance(result, tuple) else [result], "next": numbers}
 
 
