@@ -71,8 +71,11 @@ def check_functional(rank):
     """The functional collectives of DTensor and torch.compile."""
     world = dist.group.WORLD
     assert functional.all_reduce(torch.ones(2), "sum", world).tolist() == [2, 2]
-    assert functional.all_gather_single(torch.full((1,), float(rank)), 0, world).tolist() == [0, 1]
-    assert functional.reduce_scatter_single(torch.arange(2.0), "sum", 0, world).tolist() == [2 * rank]
+    # The names since PyTorch 2.14, and those before.
+    all_gather_single = getattr(functional, "all_gather_single", functional.all_gather_tensor)
+    reduce_scatter_single = getattr(functional, "reduce_scatter_single", functional.reduce_scatter_tensor)
+    assert all_gather_single(torch.full((1,), float(rank)), 0, world).tolist() == [0, 1]
+    assert reduce_scatter_single(torch.arange(2.0), "sum", 0, world).tolist() == [2 * rank]
     assert functional.all_to_all_single(torch.tensor([rank, rank]), None, None, world).tolist() == [0, 1]
     parts = [torch.full((1,), float(rank)), torch.full((1,), rank + 5)]
     joined = functional.all_gather_into_tensor_coalesced(parts, world)

@@ -10,6 +10,10 @@ import torch.distributed as dist
 
 from backend_test import check_error, check_losses, join, run, train
 
+# The names since PyTorch 2.14, and those before.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 def group_of_two_hosts(rank, backend="hierarchical"):
     """Ranks 0 and 1 are on one host, 2 and 3 on another."""
@@ -26,10 +30,10 @@ def check_hosts(rank, group):
         dist.all_reduce(total, group=group)
         assert torch.equal(total, expected), (numel, total, expected)
         piece = torch.empty(numel // 4)
-        dist.reduce_scatter_single(piece, parts[rank], group=group)
+        reduce_scatter_single(piece, parts[rank], group=group)
         assert torch.equal(piece, expected.chunk(4)[rank]), (numel, piece)
         gathered = torch.empty(4 * numel)
-        dist.all_gather_single(gathered, parts[rank], group=group)
+        all_gather_single(gathered, parts[rank], group=group)
         assert torch.equal(gathered, torch.cat(parts)), (numel, gathered)
         exchanged = torch.empty(numel)
         dist.all_to_all_single(exchanged, parts[rank], group=group)

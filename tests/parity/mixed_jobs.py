@@ -24,6 +24,10 @@ from models import MnistNet
 
 import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
 
+# The names since PyTorch 2.14, and those before.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 LIMIT = 60
 CASES = ("averaged", "unused", "static", "accumulated", "compressed")
 
@@ -58,13 +62,13 @@ def collectives(rank, device):
     parts = [torch.empty_like(own) for _ in range(ranks)]
     dist.all_gather(parts, own)
     joined = torch.empty(12 * ranks, device=device)
-    dist.all_gather_single(joined, own)
+    all_gather_single(joined, own)
     gathered = [torch.zeros_like(own) for _ in range(ranks)]
     dist.gather(own, gathered if rank == 1 else None, 1)
     scattered = torch.empty_like(own)
     dist.scatter(scattered, [own + i for i in range(ranks)] if rank == 1 else None, 1)
     part = torch.empty(12 // ranks, device=device)
-    dist.reduce_scatter_single(part, own)
+    reduce_scatter_single(part, own)
     listed = torch.empty_like(part)
     dist.reduce_scatter(listed, list(own.chunk(ranks)))
     swapped = torch.empty_like(own)
