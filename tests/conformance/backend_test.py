@@ -369,7 +369,8 @@ def rank_in_detail(rank, port):
     for backend in ("shm", "cpu:shm"):
         join(rank, backend, port)
         check_sum()
-        check_functional(rank)
+        if hasattr(functional, "all_gather_single"):  # earlier releases compare no coalesced all-gathers
+            check_functional(rank)
         train(dist.group.WORLD)
         check_error(RuntimeError, "Detected mismatch between collectives on ranks",
                     lambda: dist.all_reduce(torch.ones(3 + rank)))
