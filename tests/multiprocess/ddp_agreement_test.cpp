@@ -460,6 +460,27 @@ TEST(DdpAgreement, AcceptsASubgroup) {
   testing::expect_all_passed(testing::run_ranks(of_a_subgroup, {.world_size = 3}));
 }
 
+const testing::Scenario hook_on_one("ddp with a hook on one rank", [] {
+  const auto context = init({.timeout = std::chrono::seconds(30)});
+  // A group each, since no call works in a group whose ranks differed.
+  const std::array groups{context.new_group({0, 1}), context.new_group({0, 1})};
+  const std::array hooks{CommHook(bf16_compress_hook), CommHook(PowerSGD({.start_powerSGD_iter = 2}))};
+  for (std::size_t i = 0; i < hooks.size(); ++i) {
+    torch::nn::Linear net(torch::nn::LinearOptions(64, 64).bias(false));
+    DistributedDataParallel ddp(net, {.process_group = groups[i]});
+    if (context.rank() == 1) ddp->register_comm_hook(hooks[i]);
+    EXPECT_THROW(
+        {
+          for (int step = 0; step < 4; ++step) ddp->forward(torch::ones({1, 64})).sum().backward();
+        },
+        DesyncError);
+  }
+});
+
+TEST(DdpAgreement, ACommunicationHookOnOneRankIsAnErrorOnAll) {
+  testing::expect_all_passed(testing::run_ranks(hook_on_one));
+}
+
 // One rank leaves a parameter out; it says so, and the other learns that it is gone instead of hanging.
 const testing::Scenario one_leaves_out("ddp one leaves out", [] {
   const auto context = init({.timeout = std::chrono::seconds(20)});
