@@ -106,10 +106,23 @@ FolderWrite::FolderWrite(const FolderPlan& plan, path folder, const SaveDirector
     : plan_(plan), folder_(std::move(folder)), options_(options) {
   in_folder(folder_, [&] {
     make_folders(folder_, options.sync);
-    lock_.emplace(folder_ / kLockFile, Deadline(kLongestSave), "writing " + folder_.string(),
-                  FileLock::After::remove_file);
+    lock();
     if (std::filesystem::remove(folder_ / kIndexFile) && options.sync) sync_folder(folder_);
   });
+}
+
+void FolderWrite::lock() {
+  try {
+    lock_.emplace(folder_ / kLockFile, Deadline(kLongestSave), "writing " + folder_.string(),
+                  FileLock::After::remove_file);
+  } catch (const std::filesystem::filesystem_error& error) {
+    const auto code = error.code();
+    const bool has_no_locks = code == std::errc::function_not_supported ||
+                              code == std::errc::operation_not_supported ||
+                              code == std::errc::no_lock_available;
+    if (!has_no_locks) throw;
+    std::filesystem::remove(folder_ / kLockFile);
+  }
 }
 
 void FolderWrite::write(std::size_t file, const Dict& tensors) const {

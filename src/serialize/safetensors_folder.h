@@ -38,6 +38,7 @@ class FolderPlan {
 };
 
 // Writing the files of a plan to a folder, one writer at a time: a folder has the files of one state dict.
+// On a file system without locks writers do not wait.
 class FolderWrite {
  public:
   // Waits until nobody else writes there. Removes the index of an earlier state dict, so that it never names
@@ -48,6 +49,8 @@ class FolderWrite {
   void finish() const;
 
  private:
+  void lock();
+
   const FolderPlan& plan_;
   std::filesystem::path folder_;
   const SaveDirectoryOptions& options_;

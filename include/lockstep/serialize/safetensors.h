@@ -52,7 +52,8 @@ struct SaveDirectoryOptions {
 /// Writes a flat dict of tensors as model hubs have it: `model.safetensors` or, for more bytes than fit one
 /// file, `model-00001-of-0000N.safetensors` and so on with `model.safetensors.index.json`. Files of an
 /// earlier call that are not needed any more are removed. The folder has no index while files are replaced.
-/// One thread or process at a time writes a folder, others wait: it never has files of two calls.
+/// One thread or process at a time writes a folder, others wait up to 30 minutes: it never has files of two
+/// calls. A file system without locks, or with locks of one host, does not guarantee it to others.
 /// Throws CheckpointError as save_file() does. Python: huggingface_hub.save_torch_state_dict, with the same
 /// bytes.
 void save_torch_state_dict(const Dict& state_dict, const std::filesystem::path& save_directory,
