@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/deadline.h"
+#include "base/file_lock.h"
 #include "support/ranks.h"
 #include "unit/data/fixtures.h"
 

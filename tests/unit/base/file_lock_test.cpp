@@ -2,9 +2,8 @@
 #include "base/file_lock.h"
 
 #include <atomic>
-#include <cstdlib>
 #include <filesystem>
-#include <signal.h>
+#include <fstream>
 #include <thread>
 #include <unistd.h>
 
@@ -13,13 +12,12 @@
 
 #include <lockstep/base/error.h>
 
-#include "support/ranks.h"
-#include "unit/data/fixtures.h"
+#include "child.h"
+#include "support/temp_folder.h"
 
-namespace lockstep::data {
+namespace lockstep::testing {
 namespace {
 
-using namespace testing;  // NOLINT: the fixtures
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
@@ -61,30 +59,24 @@ TEST(FileLock, ARemovedFileLocksNobodyOut) {
   EXPECT_FALSE(std::filesystem::exists(folder / "lock"));
 }
 
-void hold_for_ever() {
-  const FileLock lock(::getenv("TEST_LOCK"), Deadline(seconds(10)), "testing");
-  write_file(std::string(::getenv("TEST_LOCK")) + ".held", "");
-  while (true) ::pause();
-}
-const lockstep::testing::Scenario hold_scenario("file_lock.hold", hold_for_ever);
-
 TEST(FileLock, AKilledHolderReleasesTheLock) {
   const TempFolder folder;
   const auto file = folder / "lock";
-  const auto check_and_kill = [&](const std::vector<int>& pids) {
+  {
+    Child holder([&] {
+      const FileLock lock(file, Deadline(seconds(10)), "testing");
+      std::ofstream(folder / "held").flush();
+      while (true) ::pause();
+      return false;
+    });
     for (const Deadline deadline(seconds(60));
-         !std::filesystem::exists(folder / "lock.held") && !deadline.expired();) {
+         !std::filesystem::exists(folder / "held") && !deadline.expired();) {
       ::usleep(2'000);
     }
     EXPECT_THROW(FileLock(file, Deadline(milliseconds(5)), "testing"), TimeoutError);
-    ::kill(pids[0], SIGKILL);
-    EXPECT_NO_THROW(FileLock(file, Deadline(seconds(60)), "testing"));
-  };
-  const auto results = lockstep::testing::run_ranks(
-      hold_scenario,
-      {.world_size = 1, .env = {{"TEST_LOCK", file.string()}}, .while_running = check_and_kill});
-  EXPECT_EQ(results[0].signal, SIGKILL);
+  }  // kills the holder
+  EXPECT_NO_THROW(FileLock(file, Deadline(seconds(0)), "testing"));
 }
 
 }  // namespace
-}  // namespace lockstep::data
+}  // namespace lockstep::testing
