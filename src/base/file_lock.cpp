@@ -34,8 +34,8 @@ void lock(int fd, const std::filesystem::path& file, const Deadline& deadline, s
     if (errno != EWOULDBLOCK && errno != EINTR) fail(file, "cannot be locked");
     if (deadline.expired()) {
       throw_error<TimeoutError>(
-          "waited {} s for another process that is {} (it holds {}); check that process, or raise the "
-          "timeout",
+          "waited {} s for another process that is {} (it holds {}); wait until it has ended, or end it, and "
+          "try again",
           deadline.timeout().count() / 1000, activity, file.string());
     }
     if (message.expired()) {
