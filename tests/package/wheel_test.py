@@ -75,11 +75,11 @@ def check_libraries(program, *allowed):
 def check_refusal(python, folder):
     """Another release of torch is refused in one sentence, before anything is loaded."""
     (folder / "torch").mkdir(parents=True, exist_ok=True)
-    (folder / "torch/__init__.py").write_text("__version__ = '2.12.1+cpu'\n")
+    (folder / "torch/__init__.py").write_text("__version__ = '2.10.0+cpu'\n")
     (folder / "torch/distributed.py").write_text("")
     text = run(python, "-c", "import lockstep_torch", fails=True, PYTHONPATH=str(folder))
     last = text.splitlines()[-1]
-    if not re.match(r"ImportError: lockstep_torch [\d.]+ was built for torch [\d.]+, but torch 2.12.1\+cpu is", last):
+    if not re.match(r"ImportError: lockstep_torch [\d.]+ was built for torch [\d.]+, but torch 2.10.0\+cpu is", last):
         sys.exit(f"another torch is refused with:\n{text}")
 
 

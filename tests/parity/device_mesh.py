@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 NAMES = ("dp", "pp", "cp", "tp")
+IS_OLD = tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 13)
 
 
 def show(values):
@@ -22,6 +23,18 @@ def describe(label, mesh):
     names = show(mesh.mesh_dim_names)
     print(f"{label}: {names} | {show(mesh.shape)} | {show(mesh.mesh.flatten().tolist())} | {show(mesh.get_coordinate())} | "
           f"{show(local)} | {'; '.join(groups)} | {mesh.size()} {mesh.ndim}")
+
+
+def describe_slice(label, mesh, names):
+    """Before PyTorch 2.13 a mesh has no slices of flattened dimensions that are apart."""
+    try:
+        slice_ = mesh[names]
+    except NotImplementedError:
+        if not IS_OLD:
+            raise
+        print(f"{label}: not in this release")
+        return
+    describe(label, slice_)
 
 
 def on_rank(text, rank, world_size):
@@ -43,10 +56,10 @@ def on_rank(text, rank, world_size):
             slice_ = mesh[part]
             describe("slice", slice_)
             describe("flat", slice_._flatten())
-            describe("named", mesh[part] if count == len(names) else mesh["_".join(part)])
+            describe_slice("named", mesh, part if count == len(names) else "_".join(part))
             later = names[names.index(part[-1]) + 1:]
             if later:
-                describe("mixed", mesh["_".join(part), later[-1]])
+                describe_slice("mixed", mesh, ("_".join(part), later[-1]))
     describe("group", DeviceMesh.from_group(mesh.get_group(0), "cpu", mesh_dim_names=("only",)))
     describe("groups", DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh.mesh, mesh_dim_names=names))
     for dim, size in enumerate(shape):

@@ -158,6 +158,7 @@ TEST(DeviceMeshParity, RanksOfAllGroupsAndCoordinates) {
   for (std::string theirs; std::getline(expected, theirs);) {
     ASSERT_TRUE(std::getline(found, line)) << theirs;
     if (line.starts_with("mesh")) mesh = line;
+    if (theirs.ends_with(": not in this release")) continue;
     ASSERT_EQ(line, theirs) << mesh;
   }
   EXPECT_FALSE(std::getline(found, line)) << line;

@@ -68,12 +68,14 @@ nn.parallel.DistributedDataParallel._delayed_all_reduce_hook = reduce_delayed
 
 def wrap(case, net):
     options = {}
+    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
     if case["buffers"] == "off":
         options["broadcast_buffers"] = False
     elif case["buffers"]:
-        options["forward_sync_buffers"] = case["buffers"] == "forward_on"
+        # Before 2.13 with the same bits, since all ranks construct the same buffers.
+        option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options[option] = case["buffers"] == "forward_on"
     # Options that change no bits, and that earlier releases do not have.
-    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
     for option, flag in {"batched_grad_copy": "batched", "lazy_bucket_allocation": "lazy"}.items():
         if option in known:
             options[option] = case[flag] == "1"
