@@ -26,12 +26,12 @@ fi
 say "1 of 3: set-up. Where nothing is installed it downloads 170 to 250 MB of Debian packages, 190 MB to 2.7 GB of PyTorch and
     150 MB of other Python packages, and takes four minutes besides"
 bash scripts/setup.sh --tests
-say "2 of 3: build (fifteen minutes on two cores the first time)"
+say "2 of 3: build (half an hour on two cores the first time)"
 configure "$preset" everything
 if [[ -n ${CI:-} ]]; then
   build "$preset" all benchmarks/all # so that the benchmarks keep compiling
 else
   build "$preset"
 fi
-say "3 of 3: tests (sixteen minutes on two cores)"
+say "3 of 3: tests (nineteen minutes on two cores)"
 exec ctest --preset "$preset" "$@"

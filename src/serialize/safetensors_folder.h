@@ -42,7 +42,7 @@ class FolderPlan {
 class FolderWrite {
  public:
   // Waits until nobody else writes there. Removes the index of an earlier state dict, so that it never names
-  // new files. Throws CheckpointError, and TimeoutError if another writer takes longer than half an hour.
+  // new files. Throws CheckpointError, even if another writer takes longer than half an hour.
   FolderWrite(const FolderPlan& plan, std::filesystem::path folder, const SaveDirectoryOptions& options);
   void write(std::size_t file, const Dict& tensors) const;
   // After all files: writes the index, and removes the files that it does not name.
