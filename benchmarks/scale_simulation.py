@@ -168,7 +168,7 @@ def tree_seconds(size, members, rate, costs):
     return 2 * math.ceil(math.log2(members)) * (costs.message + costs.link_seconds(size, rate))
 
 
-# As in src/backends/hierarchical/host_layout.h.
+# As in src/communication/backends/hierarchical/host_layout.h.
 SMALL = 32 << 10
 
 

@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 include_guard()
 
+# The folders below which the layers of each wing lie; sources include "<layer>/<file>".
+set(LOCKSTEP_SOURCE_FOLDERS)
+foreach(wing foundation launcher tensors communication parallel kit)
+  list(APPEND LOCKSTEP_SOURCE_FOLDERS "${PROJECT_SOURCE_DIR}/src/${wing}")
+endforeach()
+
 # lockstep_add_precompiled_header(<name> <header>...): compiled once and shared by every target that reuses it.
 function(lockstep_add_precompiled_header name)
   file(CONFIGURE OUTPUT "${CMAKE_BINARY_DIR}/pch/empty.cpp" CONTENT "")
@@ -91,7 +97,7 @@ function(lockstep_add_layer layer)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_include_directories(${target}
     PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>"
-    PRIVATE "${PROJECT_SOURCE_DIR}/src")
+    PRIVATE ${LOCKSTEP_SOURCE_FOLDERS})
   target_link_libraries(${target} PUBLIC ${arg_DEPENDS})
   lockstep_link_privately(${target} ${arg_PRIVATE} fmt::fmt-header-only)
   if(arg_TORCH)

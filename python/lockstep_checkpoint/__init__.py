@@ -118,7 +118,7 @@ def _lock(file):
 
 @contextlib.contextmanager
 def _unfinished_file(folder):
-    """A new file with a unique name, which nobody takes for a leftover; C++'s src/base/unfinished_file.cpp has a Note.
+    """A new file with a unique name, which nobody takes for a leftover; C++'s src/foundation/base/unfinished_file.cpp has a Note.
 
     It is removed unless it has been renamed.
     """
