@@ -45,7 +45,7 @@ struct RankStatus {
   std::atomic<std::uint64_t> completed{0};           // of the last call known to be complete,
   std::atomic<std::uint64_t> awaited{0};             // and of the one that is waited for, or 0
   std::array<StatusEntry, kNotes> notes = {};
-  // How far the rank has come with each object that makes steps on the group, see ddp::StepAbort.
+  // How far the rank has come with each object that makes steps on the group, see modules::StepAbort.
   static constexpr std::size_t kProgress = 64;
   std::array<std::atomic<std::uint64_t>, kProgress> progress = {};
   // While the rank waits for a step that others may abandon: its number, equal on all ranks. Otherwise 0.

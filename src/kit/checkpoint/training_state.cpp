@@ -15,12 +15,12 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "checkpoint/generator_states.h"
-#include "checkpoint/optimizer_fields.h"
-#include "checkpoint/row_states.h"
 #include "checkpoint/share.h"
 #include "optim/group_entries.h"
 #include "runtime/run.h"
 #include "serialize/errors.h"
+#include "state/optimizer_fields.h"
+#include "state/row_states.h"
 
 namespace lockstep {
 namespace checkpointing {
@@ -201,11 +201,10 @@ TrainingState& TrainingState::add_functions(std::string name, std::function<Valu
 
 TrainingState& TrainingState::add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer) {
   const auto save = [&optimizer, group = group_] {
-    if (checkpointing::has_rows(optimizer)) return Value(checkpointing::complete_state_dict(optimizer));
+    if (state::has_rows(optimizer)) return Value(state::complete_state_dict(optimizer));
     const bool was_distributed = optim::consolidate(optimizer);
     if (was_distributed) checkpointing::on_first(group, [&] { optim::check_complete(optimizer); });
-    return Value(was_distributed ? checkpointing::states_of_rank(optimizer)
-                                 : lockstep::state_dict(optimizer));
+    return Value(was_distributed ? state::states_of_rank(optimizer) : lockstep::state_dict(optimizer));
   };
   return add_functions(name, save, [&optimizer](const Value& value) {
     lockstep::load_state_dict(optimizer, value.as_dict());
