@@ -5,11 +5,11 @@
 
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/throw_error.h"
 #include "checkpoint_file.h"
 #include "commands.h"
 #include "leaves.h"
 #include "progress.h"
-#include "serialize/errors.h"
 #include "serialize/zip.h"
 
 namespace lockstep::ckpt {

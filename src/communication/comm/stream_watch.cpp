@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "comm/failure.h"
 #include "comm/group_state.h"
 #include "comm/peer_check.h"
@@ -184,8 +185,7 @@ void StreamWatch::look_at(const Entry& oldest) {
   check_peers(group_.node_group().get());
   const auto age = std::chrono::steady_clock::now() - oldest.record.issued_at;
   if (age < group_.info().timeout) return;
-  throw TimeoutError(
-      fmt::format("it has not ended on the device after {} ms", group_.info().timeout.count()));
+  throw_error<TimeoutError>("it has not ended on the device after {} ms", group_.info().timeout.count());
 }
 
 void StreamWatch::fail(const Entry& entry, const std::exception_ptr& cause) {

@@ -3,12 +3,11 @@
 #include <exception>
 #include <thread>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/failure.h"
 #include "comm/peer_check.h"
 #include "comm/pending_call.h"
@@ -51,7 +50,7 @@ void PendingCall::await_device(std::chrono::milliseconds timeout) const {
   while (!operation_->is_completed()) {
     if (deadline.expired()) {
       check_peers(group_->node_group().get());
-      throw TimeoutError(fmt::format("it has not ended on the device after {} ms", timeout.count()));
+      throw_error<TimeoutError>("it has not ended on the device after {} ms", timeout.count());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -102,7 +101,7 @@ void PendingCall::wait_watching(std::chrono::milliseconds timeout) {
 
 int PendingCall::source_rank() const {
   if (record_.kind != CallKind::recv) {
-    throw ArgumentError(fmt::format("{}: only a receive has a source rank", record_.describe()));
+    throw_error<ArgumentError>("{}: only a receive has a source rank", record_.describe());
   }
   return operation_ == nullptr ? -1 : operation_->source_rank();
 }
@@ -115,7 +114,7 @@ void Work::wait() {
 
 void Work::wait(std::chrono::milliseconds timeout) {
   if (timeout.count() <= 0) {
-    throw ArgumentError(fmt::format("Work::wait: a timeout of {} ms; it must be positive", timeout.count()));
+    throw_error<ArgumentError>("Work::wait: a timeout of {} ms; it must be positive", timeout.count());
   }
   if (call_) call_->wait(timeout);
 }

@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/host.h"
+#include "base/throw_error.h"
 #include "node/liveness.h"
 #include "node/thread_state.h"
 
@@ -62,9 +63,8 @@ std::shared_ptr<NodeGroup> NodeGroup::meet(int rank, int size, Part part, const 
   auto members = exchange_members(rank, size, own_memory(rank, part, name, point), point, deadline);
   for (const auto& member : members) {
     if (member.memory.segment->size() == backend_offset() + part.bytes) continue;
-    throw RendezvousError(
-        fmt::format("rank {} of {}: the ranks share memory of different sizes; do all run the same program?",
-                    rank, size));
+    throw_error<RendezvousError>(
+        "rank {} of {}: the ranks share memory of different sizes; do all run the same program?", rank, size);
   }
   return std::shared_ptr<NodeGroup>(new NodeGroup(rank, std::move(members), point.threads ? ::gettid() : 0));
 }

@@ -19,6 +19,7 @@
 #include <lockstep/device/device.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/membership.h"
 #include "rendezvous/device_choice.h"
@@ -80,11 +81,11 @@ void check_split(const ProcessGroup& parent, const std::vector<std::vector<int>>
       valid = valid && rank >= 0 && rank < parent.size() && seen.insert(rank).second;
   }
   if (valid) return;
-  throw ArgumentError(
-      fmt::format("split_group: split_ranks is {} for group {}; it must list one or more parts without "
-                  "common ranks, each "
-                  "of one or more group ranks in 0 to {}",
-                  split_ranks, parent.name(), parent.size() - 1));
+  throw_error<ArgumentError>(
+      "split_group: split_ranks is {} for group {}; it must list one or more parts without "
+      "common ranks, each "
+      "of one or more group ranks in 0 to {}",
+      split_ranks, parent.name(), parent.size() - 1);
 }
 
 }  // namespace
@@ -283,9 +284,8 @@ void Session::check_members(const std::vector<int>& ranks) const {
   const std::set<int> distinct(ranks.begin(), ranks.end());
   const bool in_range = !ranks.empty() && *distinct.begin() >= 0 && *distinct.rbegin() < world.size;
   if (distinct.size() == ranks.size() && in_range) return;
-  throw ArgumentError(
-      fmt::format("rank {}: new_group([{}]) needs one or more distinct ranks, each in 0 to {}", world.rank,
-                  fmt::join(ranks, ", "), world.size - 1));
+  throw_error<ArgumentError>("rank {}: new_group([{}]) needs one or more distinct ranks, each in 0 to {}",
+                             world.rank, fmt::join(ranks, ", "), world.size - 1);
 }
 
 std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const GroupOptions& options) {
@@ -316,7 +316,7 @@ std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
                                                  const GroupOptions& options) {
   const auto found = origins_.find(&comm::state_of(parent));
   if (found == origins_.end()) {
-    throw ArgumentError(fmt::format("split_group: group {} is not one of this run", parent.name()));
+    throw_error<ArgumentError>("split_group: group {} is not one of this run", parent.name());
   }
   if (config_.with_python) {
     throw ArgumentError("split_group: a run with Python ranks cannot split groups; use new_group()");

@@ -12,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "launch/guard.h"
 #include "launch/process_tree.h"
 #include "launch/rank_supervisor.h"
@@ -26,7 +27,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kConfirmLimit{500};
 
 [[noreturn]] void fail_to_spawn(const std::string& step) {
-  throw LaunchError(fmt::format("spawn: {}: {}", step, errno_text(errno)));
+  throw_error<LaunchError>("spawn: {}: {}", step, errno_text(errno));
 }
 
 // Starts the ranks of spawn() and waits for their end. See RankSupervisor for phases, threads and invariants.

@@ -15,6 +15,7 @@
 
 #include "backends/registry.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "device/thread_generator.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/session.h"
@@ -47,8 +48,8 @@ void ThreadStore::wait(const std::vector<std::string>& keys, const std::chrono::
   while (!check(keys)) {
     if (threads_->given_up()) throw RendezvousError("another rank failed before the ranks were connected");
     if (deadline.expired()) {
-      throw RendezvousError(
-          fmt::format("no rank set {} in the ranks' store within {} ms", keys.front(), timeout.count()));
+      throw_error<RendezvousError>("no rank set {} in the ranks' store within {} ms", keys.front(),
+                                   timeout.count());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -137,18 +138,17 @@ void run_rank_and_report(Run& run, int rank) {
 
 void check_options(int world_size, const SpawnThreadsOptions& options) {
   if (world_size < 1)
-    throw ArgumentError(
-        fmt::format("spawn_threads: world_size is {}; one or more ranks are needed", world_size));
+    throw_error<ArgumentError>("spawn_threads: world_size is {}; one or more ranks are needed", world_size);
   if (options.timeout.count() <= 0) {
-    throw ArgumentError(
-        fmt::format("spawn_threads: timeout is {} ms; it must be positive", options.timeout.count()));
+    throw_error<ArgumentError>("spawn_threads: timeout is {} ms; it must be positive",
+                               options.timeout.count());
   }
   if (!options.devices.empty() && options.devices.size() != static_cast<std::size_t>(world_size)) {
-    throw ArgumentError(fmt::format("spawn_threads: {} devices for {} ranks; set one per rank, or none",
-                                    options.devices.size(), world_size));
+    throw_error<ArgumentError>("spawn_threads: {} devices for {} ranks; set one per rank, or none",
+                               options.devices.size(), world_size);
   }
   if (options.threads_per_rank.value_or(1) < 1) {
-    throw ArgumentError(fmt::format("spawn_threads: threads_per_rank is {}", *options.threads_per_rank));
+    throw_error<ArgumentError>("spawn_threads: threads_per_rank is {}", *options.threads_per_rank);
   }
   if (is_thread_rank()) throw ArgumentError("spawn_threads: this thread is already a rank");
   const auto device = options.devices.empty() ? c10::Device(c10::kCPU) : options.devices.front();

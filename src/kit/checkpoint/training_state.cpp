@@ -14,11 +14,11 @@
 #include <lockstep/runtime/random.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/generator_states.h"
 #include "checkpoint/share.h"
 #include "optim/group_entries.h"
 #include "runtime/run.h"
-#include "serialize/errors.h"
 #include "state/optimizer_fields.h"
 #include "state/row_states.h"
 
@@ -45,7 +45,7 @@ void set_state(at::Generator& generator, const at::Tensor& state) {
   try {
     generator.set_state(state.cpu());
   } catch (const c10::Error& error) {
-    throw_error("this is not the state of a generator: {}", error.what_without_backtrace());
+    throw_error<CheckpointError>("this is not the state of a generator: {}", error.what_without_backtrace());
   }
 }
 
@@ -64,10 +64,11 @@ Dict own_gradients(const torch::nn::Module& module) {
 }
 
 void check_gradient(const std::string& name, const at::Tensor& parameter, const Value* saved) {
-  if (saved == nullptr) throw_error("there is no gradient for '{}'", name);
+  if (saved == nullptr) throw_error<CheckpointError>("there is no gradient for '{}'", name);
   if (saved->is<None>() || saved->as_tensor().sizes() == parameter.sizes()) return;
-  throw_error("the gradient of '{}' is of shape [{}] instead of [{}]", name,
-              fmt::join(saved->as_tensor().sizes(), ", "), fmt::join(parameter.sizes(), ", "));
+  throw_error<CheckpointError>("the gradient of '{}' is of shape [{}] instead of [{}]", name,
+                               fmt::join(saved->as_tensor().sizes(), ", "),
+                               fmt::join(parameter.sizes(), ", "));
 }
 
 void set_gradient(const at::Tensor& parameter, const Value& saved) {
@@ -87,7 +88,7 @@ const Dict& gradients_for(const Group& group, const Dict& saved) {
   if (const auto* of_all = saved.find(kOfAll)) return of_all->as_dict();
   const auto ranks = group ? group->size() : 1;
   if (saved.at(kRanks).as_int() != ranks) {
-    throw_error(
+    throw_error<CheckpointError>(
         "gradients that {} ranks accumulated cannot be loaded by {}: use as many ranks, or a checkpoint "
         "saved "
         "after an optimizer step",
@@ -244,11 +245,11 @@ void TrainingState::load_state_dict(const Dict& state_dict) const {
   runtime::require_made_in_run(group_, "TrainingState");
   for (const auto& entry : entries_) {
     const auto* value = state_dict.find(entry.name);
-    if (value == nullptr) throw_error("the checkpoint has no '{}'", entry.name);
+    if (value == nullptr) throw_error<CheckpointError>("the checkpoint has no '{}'", entry.name);
     try {
       entry.load(*value);
     } catch (const CheckpointError& error) {
-      throw_error("'{}' of the checkpoint does not fit: {}", entry.name, error.what());
+      throw_error<CheckpointError>("'{}' of the checkpoint does not fit: {}", entry.name, error.what());
     }
   }
 }

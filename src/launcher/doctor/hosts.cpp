@@ -17,6 +17,7 @@
 
 #include "base/host.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "doctor/table.h"
 #include "machine/command.h"
 #include "machine/remote_shell.h"
@@ -141,7 +142,7 @@ void check_hosts(const std::vector<std::string>& hosts) {
     if (host.empty() || host.starts_with('-'))
       throw ArgumentError("--hosts: names must be separated by commas");
     if (!seen.insert(address_part(host)).second) {
-      throw ArgumentError(fmt::format("--hosts: {} is listed twice", address_part(host)));
+      throw_error<ArgumentError>("--hosts: {} is listed twice", address_part(host));
     }
   }
 }

@@ -16,6 +16,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/atomic_file.h"
+#include "base/throw_error.h"
 
 namespace lockstep::launch {
 namespace {
@@ -33,8 +34,8 @@ std::string file_name_of(std::string run_id) {
 }
 
 [[noreturn]] void refuse_log(const fs::path& path, int code) {
-  throw LaunchError(
-      fmt::format("the log file or folder {} cannot be created: {}", path.string(), errno_text(code)));
+  throw_error<LaunchError>("the log file or folder {} cannot be created: {}", path.string(),
+                           errno_text(code));
 }
 
 std::string text_of(const fs::path& path) {

@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "launch/guard.h"
 #include "launch/process_tree.h"
 
@@ -131,8 +132,8 @@ void RankSupervisor::advance() {
   }
   if (phase_ != Phase::killing) return;
   if (deadline_->expired()) {
-    throw LaunchError(
-        fmt::format("{}SIGKILL does not end these processes: {}", context_, fmt::join(descendants(), ", ")));
+    throw_error<LaunchError>("{}SIGKILL does not end these processes: {}", context_,
+                             fmt::join(descendants(), ", "));
   }
   signal_descendants(SIGKILL);
 }

@@ -17,6 +17,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/host.h"
+#include "base/throw_error.h"
 #include "launch/environment.h"
 
 namespace lockstep::launch {
@@ -199,7 +200,7 @@ machine::RunningProgram start_rank(const machine::Program& program) {
                     running.error == ENOENT ? " (the interpreter in its first line, or its loader)" : ""),
         ProgramError::kNotExecutable);
   } catch (const std::system_error& error) {
-    throw LaunchError(fmt::format("a rank could not be started: {}", error.what()));
+    throw_error<LaunchError>("a rank could not be started: {}", error.what());
   }
 }
 

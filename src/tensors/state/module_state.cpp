@@ -14,8 +14,9 @@
 #include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/throw_error.h"
 #include "optim/unaveraged.h"
-#include "serialize/errors.h"
+#include "serialize/with_source.h"
 
 namespace lockstep {
 namespace {
@@ -70,13 +71,13 @@ constexpr std::size_t kLongestKey = 4096;
 
 std::string renamed(const std::string& name, const CompiledRules& rules) {
   if (name.size() > kLongestKey)
-    throw_error("load_state_dict: a key of {} characters cannot be renamed", name.size());
+    throw_error<CheckpointError>("load_state_dict: a key of {} characters cannot be renamed", name.size());
   try {
     for (const auto& [pattern, replacement] : rules) {
       if (std::regex_search(name, pattern)) return std::regex_replace(name, pattern, replacement);
     }
   } catch (const std::regex_error& error) {
-    throw_error("load_state_dict: renaming '{}' failed: {}", name, error.what());
+    throw_error<CheckpointError>("load_state_dict: renaming '{}' failed: {}", name, error.what());
   }
   return name;
 }
@@ -115,7 +116,7 @@ Dict renamed(const Dict& dict, const std::vector<RenameRule>& rules) {
   for (const auto& [key, value] : dict) {
     const auto name = renamed(key.as_string(), compiled);
     if (result.contains(name))
-      throw_error("load_state_dict: the rename rules give two keys the name '{}'", name);
+      throw_error<CheckpointError>("load_state_dict: the rename rules give two keys the name '{}'", name);
     result.set(name, value);
   }
   return result;
@@ -259,7 +260,8 @@ void refuse_if_unfit(const Plan& plan, const torch::nn::Module& module, bool str
   add_keys("Unexpected", plan.report.unexpected_keys);
   lines.insert(lines.end(), plan.mismatches.begin(), plan.mismatches.end());
   if (lines.empty()) return;
-  throw_error("Error(s) in loading state_dict for {}:\n\t{}", class_name(module), fmt::join(lines, "\n\t"));
+  throw_error<CheckpointError>("Error(s) in loading state_dict for {}:\n\t{}", class_name(module),
+                               fmt::join(lines, "\n\t"));
 }
 
 void log_prefix(PrefixChange change) {
@@ -284,7 +286,7 @@ const Dict& state_dict_in(const Value& value) {
     if (is_state_dict(entry)) names.push_back(repr(key, 100));
   }
   if (names.size() != 1) {
-    throw_error(
+    throw_error<CheckpointError>(
         "load_pretrained: expected a state dict, or a dict of which one entry is a state dict, but {} "
         "entries "
         "are ({}); choose one with load() and load_state_dict()",

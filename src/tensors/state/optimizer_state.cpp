@@ -9,8 +9,8 @@
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/optim/optimizers.h>
 
+#include "base/throw_error.h"
 #include "optim/group_entries.h"
-#include "serialize/errors.h"
 #include "serialize/plain_values.h"
 #include "state/optimizer_fields.h"
 #include "state/row_states.h"
@@ -151,12 +151,13 @@ class FieldReader {
   void operator()(const char* name, std::int64_t& value) const {
     const auto given = number_of(required(name));
     constexpr double most = 9e18;
-    if (!(std::abs(given) < most)) throw_error("{}: {} is {}, not a count", where_, name, given);
+    if (!(std::abs(given) < most))
+      throw_error<CheckpointError>("{}: {} is {}, not a count", where_, name, given);
     value = static_cast<std::int64_t>(given);
   }
   void operator()(const char* name, Betas& value) const {
     const auto& pair = required(name).as_items();
-    if (pair.size() != 2) throw_error("{}: {} should be two numbers", where_, name);
+    if (pair.size() != 2) throw_error<CheckpointError>("{}: {} should be two numbers", where_, name);
     value = {number_of(pair[0]), number_of(pair[1])};
   }
   void operator()(const char* name, at::Tensor& value) const {
@@ -206,13 +207,14 @@ class FieldReader {
 
   const Value& required(const char* name) const {
     if (const auto* value = dict_.find(name)) return *value;
-    throw_error("{} has no '{}': is the checkpoint of another kind of optimizer?", where_, name);
+    throw_error<CheckpointError>("{} has no '{}': is the checkpoint of another kind of optimizer?", where_,
+                                 name);
   }
 
   at::Tensor tensor(const char* name, const at::Tensor& given) const {
     if (same_shape_ && given.sizes() != parameter_->sizes()) {
-      throw_error("{}: {} has shape [{}], but its parameter [{}]", where_, name,
-                  fmt::join(given.sizes(), ", "), fmt::join(parameter_->sizes(), ", "));
+      throw_error<CheckpointError>("{}: {} has shape [{}], but its parameter [{}]", where_, name,
+                                   fmt::join(given.sizes(), ", "), fmt::join(parameter_->sizes(), ", "));
     }
     auto options = at::TensorOptions().device(parameter_->device());
     options =
@@ -244,8 +246,8 @@ void refuse_other_kind(const Dict& group) {
   const auto* given = group.find("decoupled_weight_decay");
   if (wanted == nullptr || given == nullptr || !given->is<bool>() || given->as_bool() == wanted->as_bool())
     return;
-  throw_error("the checkpoint is of {}, but the optimizer is {}", given->as_bool() ? "AdamW" : "Adam",
-              Fields::name);
+  throw_error<CheckpointError>("the checkpoint is of {}, but the optimizer is {}",
+                               given->as_bool() ? "AdamW" : "Adam", Fields::name);
 }
 
 template <typename Fields>
@@ -267,15 +269,16 @@ NewContents<Fields> read_all(Optimizer& optimizer, const Dict& dict) {
   const auto& groups = dict.at("param_groups").as_items();
   const auto& states = dict.at("state").as_dict();
   if (groups.size() != optimizer.param_groups().size()) {
-    throw_error("loaded state dict has a different number of parameter groups: {} instead of {}",
-                groups.size(), optimizer.param_groups().size());
+    throw_error<CheckpointError>(
+        "loaded state dict has a different number of parameter groups: {} instead of {}", groups.size(),
+        optimizer.param_groups().size());
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& given = groups[g].as_dict();
     auto& own = optimizer.param_groups()[g];
     const auto& indices = given.at("params").as_items();
     if (indices.size() != own.params().size()) {
-      throw_error(
+      throw_error<CheckpointError>(
           "loaded state dict contains a parameter group that doesn't match the size of "
           "optimizer's group: group {} has {} parameters instead of {}",
           g, indices.size(), own.params().size());
@@ -361,7 +364,8 @@ void load_state_dict(Optimizer& optimizer, const Dict& given) {
     }
     with_fields(optimizer, [&](auto fields) { load_into<decltype(fields)>(optimizer, state_dict); });
   } catch (const c10::Error& error) {
-    throw_error("the state of the optimizer cannot be loaded: {}", error.what_without_backtrace());
+    throw_error<CheckpointError>("the state of the optimizer cannot be loaded: {}",
+                                 error.what_without_backtrace());
   }
 }
 
@@ -375,7 +379,7 @@ Dict state_dict(const torch::optim::LRScheduler& scheduler) {
 
 void load_state_dict(torch::optim::LRScheduler& scheduler, const Dict& state_dict) {
   const auto count = state_dict.at("last_epoch").as_int();
-  if (count < 0) throw_error("the scheduler's last_epoch is {}, below 0", count);
+  if (count < 0) throw_error<CheckpointError>("the scheduler's last_epoch is {}, below 0", count);
   scheduler.*SchedulerAccess::count() = static_cast<unsigned>(count);
 }
 

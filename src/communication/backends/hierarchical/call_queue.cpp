@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "base/wait_check.h"
 #include "comm/gil_use.h"
 
@@ -56,7 +55,7 @@ void QueuedCall::await_run(std::chrono::milliseconds rest, std::chrono::millisec
   while (!done_.wait_for(lock, whole == kNoTimeout ? kLook : std::min(kLook, deadline.remaining()),
                          [this] { return is_done_; })) {
     if (whole != kNoTimeout && deadline.expired())
-      throw TimeoutError(fmt::format("it is in progress after {} ms", whole.count()));
+      throw_error<TimeoutError>("it is in progress after {} ms", whole.count());
     lock.unlock();
     check_wait();
     lock.lock();

@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
+#include "base/throw_error.h"
 #include "node/node_group.h"
 
 namespace lockstep::backends {
@@ -32,10 +33,10 @@ std::string agree_on_network(const BackendRequest& request) {
   request.store->wait({kKey}, request.timeout);
   const auto first = request.store->get_to_str(kKey);
   if (first == own) return own;
-  throw RendezvousError(fmt::format(
+  throw_error<RendezvousError>(
       "rank {} of {}: backend hierarchical: group {}: {} is {} here and {} on rank 0; set it alike "
       "on all ranks",
-      request.rank, request.size, request.group_name, kNetworkVariable, own, first));
+      request.rank, request.size, request.group_name, kNetworkVariable, own, first);
 }
 
 BackendRequest leg_request(const BackendRequest& whole, const std::string& name,
@@ -108,9 +109,9 @@ void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
     wait_unless_lost(*lane.backend->allreduce(word), lane.backend, request);
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw RendezvousError(fmt::format("rank {} of {}: the hosts of group {} could not be connected: {}",
-                                      request.rank, request.size, request.group_name,
-                                      text.substr(0, text.find('\n'))));
+    throw_error<RendezvousError>("rank {} of {}: the hosts of group {} could not be connected: {}",
+                                 request.rank, request.size, request.group_name,
+                                 text.substr(0, text.find('\n')));
   }
 }
 

@@ -7,13 +7,12 @@
 #include <source_location>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
 
 #include "backends/hierarchical/peer_host.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/fingerprint.h"
 #include "comm/issue.h"
 
@@ -38,7 +37,7 @@ class Origin {
     } catch (const TimeoutError& error) {
       const auto seen = describe_connections(peers_);
       if (seen.empty()) throw;
-      throw TimeoutError(fmt::format("{}\nOn the network: {}", error.what(), seen));
+      throw_error<TimeoutError>("{}\nOn the network: {}", error.what(), seen);
     }
   }
   Work start(const Leg& lane, comm::Call&& part) const {
@@ -68,7 +67,7 @@ class Origin {
       work.wait();
     } catch (const TimeoutError& error) {
       if (seen.empty()) throw;
-      throw TimeoutError(fmt::format("{}. {}", seen, error.what()));
+      throw_error<TimeoutError>("{}. {}", seen, error.what());
     }
   }
   std::chrono::milliseconds remaining(std::chrono::milliseconds reserve) const {

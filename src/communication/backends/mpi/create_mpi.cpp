@@ -10,6 +10,7 @@
 #include "backends/factories.h"
 #include "backends/join_node_group.h"
 #include "backends/mpi/mpi_backend.h"
+#include "base/throw_error.h"
 #include "comm/unendable_call.h"
 
 namespace lockstep::backends {
@@ -19,8 +20,8 @@ namespace {
 constexpr std::size_t kGroupTags = 32768;
 
 [[noreturn]] void refuse(const BackendRequest& request, const std::string& reason) {
-  throw RendezvousError(fmt::format("rank {} of {}: backend mpi: group {}: {}", request.rank, request.size,
-                                    request.group_name, reason));
+  throw_error<RendezvousError>("rank {} of {}: backend mpi: group {}: {}", request.rank, request.size,
+                               request.group_name, reason);
 }
 
 constexpr const char* kStart = "start all ranks with one mpirun, mpiexec or srun --mpi";
@@ -80,7 +81,7 @@ void check_mpi_launcher(const Env& env, const std::string& reason) {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
     if (env.has(name)) return;
   }
-  throw RendezvousError(fmt::format("{}: no MPI launcher started this process; {}", reason, kStart));
+  throw_error<RendezvousError>("{}: no MPI launcher started this process; {}", reason, kStart);
 }
 
 BackendHandle create_mpi(const BackendRequest& request) {

@@ -6,12 +6,11 @@
 #include <thread>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "backends/mpi/load.h"
+#include "base/throw_error.h"
 #include "comm/peer_check.h"
 
 namespace lockstep::mpi {
@@ -34,7 +33,7 @@ Threads wanted_threads(const Env& env) {
   const auto text = env.get("LOCKSTEP_MPI_THREADS").value_or("multiple");
   if (text == "multiple") return Threads::all;
   if (text == "serialized") return Threads::one;
-  throw ArgumentError(fmt::format("LOCKSTEP_MPI_THREADS={}; it is multiple or serialized", text));
+  throw_error<ArgumentError>("LOCKSTEP_MPI_THREADS={}; it is multiple or serialized", text);
 }
 
 }  // namespace
@@ -224,7 +223,7 @@ void Engine::wait(Task& task, std::chrono::milliseconds timeout, const std::func
   }
   --waiting_;
   if (!task.is_done()) look();
-  if (!task.is_done()) throw TimeoutError(fmt::format("it has not ended after {} ms", timeout.count()));
+  if (!task.is_done()) throw_error<TimeoutError>("it has not ended after {} ms", timeout.count());
   task.throw_if_failed();
 }
 

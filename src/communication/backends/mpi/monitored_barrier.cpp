@@ -9,6 +9,7 @@
 
 #include "backends/mpi/mpi_backend.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 
 namespace lockstep::backends {
 namespace {
@@ -85,8 +86,8 @@ void MpiBackend::await_all(Milliseconds limit) {
     start_note(*group_, true, rank, {.barrier = monitored_barriers_, .gives_up = !missing.empty()});
   }
   if (missing.empty()) return;
-  throw TimeoutError(fmt::format("{} {} not there after {} ms", fmt::join(missing, " and "),
-                                 missing.size() == 1 ? "was" : "were", limit.count()));
+  throw_error<TimeoutError>("{} {} not there after {} ms", fmt::join(missing, " and "),
+                            missing.size() == 1 ? "was" : "were", limit.count());
 }
 
 void MpiBackend::report_to_first(Milliseconds limit) {
@@ -94,9 +95,9 @@ void MpiBackend::report_to_first(Milliseconds limit) {
   start_note(*group_, true, 0, {.barrier = monitored_barriers_});
   const auto answer = take_note(*group_, start_note(*group_, false, 0), 0, monitored_barriers_, deadline);
   if (!answer) {
-    throw TimeoutError(fmt::format("{} was not there after {} ms", group_->name_of(0), limit.count()));
+    throw_error<TimeoutError>("{} was not there after {} ms", group_->name_of(0), limit.count());
   }
-  if (answer->gives_up) throw TimeoutError(fmt::format("{} gave up waiting", group_->name_of(0)));
+  if (answer->gives_up) throw_error<TimeoutError>("{} gave up waiting", group_->name_of(0));
 }
 
 }  // namespace lockstep::backends

@@ -15,6 +15,7 @@
 #include "backends/shm/call_request.h"
 #include "backends/shm/shm_backend.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/divide.h"
 #include "comm/peer_check.h"
 #include "comm/profiler_event.h"
@@ -135,7 +136,7 @@ void MpiGroup::fail(const std::string& reason) const {
   std::vector<std::string> names;
   for (const int rank : await_lost_ranks()) names.push_back(name_of(rank));
   if (names.empty()) throw PeerLost(reason);
-  throw PeerLost(fmt::format("{} died", fmt::join(names, " and ")));
+  throw_error<PeerLost>("{} died", fmt::join(names, " and "));
 }
 
 void MpiGroup::revoke() const noexcept {
@@ -221,7 +222,7 @@ OperationPtr MpiBackend::start(const Call& call, Report report) {
 void MpiBackend::check_tag(const Call& call) const {
   const int largest = group_->ranks->largest_tag();
   if (call.tag > largest) {
-    throw ArgumentError(fmt::format("tag is {}; the largest of this MPI is {}", call.tag, largest));
+    throw_error<ArgumentError>("tag is {}; the largest of this MPI is {}", call.tag, largest);
   }
 }
 

@@ -16,6 +16,7 @@
 #include "backends/join_node_group.h"
 #include "backends/nccl/process_groups.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "comm/stream_watch.h"
 #include "comm/to_c10d.h"
@@ -93,11 +94,11 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
 [[noreturn]] void throw_not_connected(const std::exception& error, const BackendRequest& request) {
   const std::string text = error.what();
   const bool may_differ = request.only_c10d_keys && libtorch::is_at_least(2, 14);
-  throw RendezvousError(fmt::format(
+  throw_error<RendezvousError>(
       "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. {}Set NCCL_DEBUG=INFO for "
       "details",
       request.rank, request.size, request.group_name, request.device.str(), text.substr(0, text.find('\n')),
-      may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : ""));
+      may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : "");
 }
 
 // The calls of a process group of this class.

@@ -12,6 +12,7 @@
 #include "backends/shm/peer_memory.h"
 #include "base/deadline.h"
 #include "base/futex.h"
+#include "base/throw_error.h"
 #include "base/wait_check.h"
 #include "comm/missing_ranks.h"
 
@@ -365,7 +366,7 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
       throw PeerLost(culprit + " has left the group");
     case Cause::timeout: {
       const auto awaited = wait != nullptr ? awaited_by(wait->call) : std::vector<int>{};
-      if (awaited.empty()) throw TimeoutError(fmt::format("{} gave up waiting for {}", reporter, culprit));
+      if (awaited.empty()) throw_error<TimeoutError>("{} gave up waiting for {}", reporter, culprit);
       throw comm::MissingRanks(
           fmt::format("after a timeout of {} ms {} {} not there", wait->waited().count(),
                       names_of(communicator_, awaited), awaited.size() == 1 ? "was" : "were"),
@@ -375,12 +376,12 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
       throw DesyncError("the ranks make different calls: " +
                         Collective::describe_descriptors(communicator_, failure.call));
     case Cause::message_mismatch:
-      throw DesyncError(
-          fmt::format("{} received from {} a message whose size or element type differs from its tensor's",
-                      reporter, culprit));
+      throw_error<DesyncError>(
+          "{} received from {} a message whose size or element type differs from its tensor's", reporter,
+          culprit);
     case Cause::memory_refused:
-      throw Error(fmt::format("the system refuses {} to read the memory of {}, which it allowed before",
-                              reporter, culprit));
+      throw_error<Error>("the system refuses {} to read the memory of {}, which it allowed before", reporter,
+                         culprit);
     case Cause::aborted:
       throw Error(reporter + " aborted the group");
     case Cause::none:

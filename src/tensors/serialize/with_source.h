@@ -10,10 +10,6 @@
 
 namespace lockstep {
 
-// In this layer the default is CheckpointError.
-template <typename ErrorType = CheckpointError, typename... Args>
-[[noreturn]] void throw_error(fmt::format_string<Args...> format, Args&&... args);
-
 // Runs `action` and prefixes its CheckpointErrors with `source`, unless they begin with it.
 template <typename Action>
 auto with_source(const std::string& source, Action action) {
@@ -23,7 +19,7 @@ auto with_source(const std::string& source, Action action) {
     throw;
   } catch (const CheckpointError& error) {
     if (std::string_view(error.what()).starts_with(source)) throw;
-    throw_error("{}: {}", source, error.what());
+    throw_error<CheckpointError>("{}: {}", source, error.what());
   }
 }
 
