@@ -191,7 +191,7 @@ launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCoun
   }
   nodes.node_rank = static_node_rank(arguments, env);
   if (nodes.is_host && *nodes.is_host != (*nodes.node_rank == 0)) {
-    throw ArgumentError("--rdzv-conf is_host: with --node-rank, node 0 is the host");
+    throw ArgumentError("--rdzv-conf is_host: with --node-rank, node 0 is the host; leave is_host out");
   }
   if (!arguments.rdzv_endpoint.empty()) {
     nodes.endpoint = parse_endpoint(arguments.rdzv_endpoint, kStaticPort);
@@ -264,7 +264,8 @@ void set_rendezvous(const RunArguments& arguments, const Env& env, launch::Launc
   options.run_id = unnamed ? random_hex(2) : arguments.rdzv_id;
   if (arguments.standalone) {
     if (counts.max > 1) {
-      throw_error<ArgumentError>("--standalone means one node and contradicts --nnodes {}", arguments.nnodes);
+      throw_error<ArgumentError>("--standalone means one node and contradicts --nnodes {}; give one of them",
+                                 arguments.nnodes);
     }
     warn_about_ignored(arguments);
     options.run_id = random_hex(2);

@@ -71,7 +71,7 @@ bool needs_python(const RunArguments& arguments) {
 
 void set_command(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   if (arguments.module && arguments.no_python) {
-    throw ArgumentError("--module and --no-python contradict each other");
+    throw ArgumentError("--module and --no-python contradict each other; give one of them");
   }
   options.command = arguments.command;
   if (arguments.command.empty() || !needs_python(arguments)) return;
@@ -151,7 +151,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .grace_period = checked_grace(arguments.grace_period),
                                 .has_host_control = arguments.host_index.has_value()};
   if (arguments.use_env && arguments.pass_local_rank) {
-    throw ArgumentError("--use-env and --pass-local-rank contradict each other");
+    throw ArgumentError("--use-env and --pass-local-rank contradict each other; give one of them");
   }
   set_command(arguments, env, options);
   set_rendezvous(arguments, env, options);

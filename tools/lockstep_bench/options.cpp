@@ -36,7 +36,8 @@ std::size_t parse_size(const std::string& text) {
 std::vector<std::size_t> parse_range(const std::string& text) {
   const auto parts = split(text, ':');
   if (parts.size() < 2 || parts.size() > 3) {
-    throw_error<ArgumentError>("--sizes: \"{}\" is neither first:last nor first:last:factor", text);
+    throw_error<ArgumentError>("--sizes: \"{}\" is neither first:last nor first:last:factor, as in 1K:64M:4",
+                               text);
   }
   const auto first = parse_size(parts[0]);
   const auto last = parse_size(parts[1]);
@@ -45,7 +46,7 @@ std::vector<std::size_t> parse_range(const std::string& text) {
     throw_error<ArgumentError>("--sizes: the factor \"{}\" must be a whole number, 2 or more", parts[2]);
   }
   if (first > last) {
-    throw_error<ArgumentError>("--sizes: \"{}\" starts above its end", text);
+    throw_error<ArgumentError>("--sizes: \"{}\" starts above its end; name the smaller size first", text);
   }
   std::vector<std::size_t> sizes{first};
   while (sizes.back() <= last / factor) sizes.push_back(sizes.back() * factor);
@@ -129,7 +130,7 @@ std::vector<std::string> collectives_of(const std::string& raw) {
 void check_memories(const std::vector<std::string>& memories) {
   for (const auto& memory : memories) {
     if (memory == "ordinary" || memory == "zero-copy") continue;
-    throw_error<ArgumentError>("--memory: \"{}\" is neither ordinary nor zero-copy", memory);
+    throw_error<ArgumentError>("--memory: \"{}\" is unknown; use ordinary or zero-copy", memory);
   }
 }
 
@@ -150,7 +151,8 @@ void check_nodes(const Options& options) {
 
 std::vector<std::string> names_of(const std::string& list, const char* option) {
   auto names = split(list, ',');
-  if (names.empty()) throw_error<ArgumentError>("{} is empty", option);
+  if (names.empty())
+    throw_error<ArgumentError>("{} is empty; give a name, or several separated by commas", option);
   return names;
 }
 
@@ -176,7 +178,9 @@ std::vector<std::size_t> parse_sizes(const std::string& text) {
     const auto more = part.find(':') == std::string::npos ? std::vector{parse_size(part)} : parse_range(part);
     sizes.insert(sizes.end(), more.begin(), more.end());
   }
-  if (sizes.empty()) throw_error<ArgumentError>("--sizes: \"{}\" has no size", text);
+  if (sizes.empty())
+    throw_error<ArgumentError>("--sizes: \"{}\" has no size; give sizes as in 4K,1M or a range as in 1K:64M",
+                               text);
   return sizes;
 }
 

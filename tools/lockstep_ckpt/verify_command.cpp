@@ -21,7 +21,8 @@ void read_whole(const std::string& file) {
   std::vector<char> piece(1 << 20);
   while (in.read(piece.data(), std::ssize(piece))) {
   }
-  if (in.bad() || !in.eof()) throw_error<CheckpointReadError>("{}: cannot be read to its end", file);
+  if (in.bad() || !in.eof())
+    throw_error<CheckpointReadError>("{}: cannot be read to its end; check the disk", file);
 }
 
 // Assembles nothing, so that a folder larger than memory can be verified.

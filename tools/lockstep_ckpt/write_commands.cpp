@@ -138,11 +138,13 @@ Dict stripped(const std::string& file, const Dict& tensors, const std::string& p
   if (result.size() == tensors.size()) return result;
   for (const auto& [key, value] : tensors) {
     if (!key.as_string().starts_with(prefix) && tensors.contains(prefix + key.as_string())) {
-      throw_error<CheckpointError>("{}: without the prefix {} there would be two entries {}", file,
-                                   repr(Value(prefix), 200), repr(key, 200));
+      throw_error<CheckpointError>(
+          "{}: without the prefix {} there would be two entries {}; rename or remove one", file,
+          repr(Value(prefix), 200), repr(key, 200));
     }
   }
-  throw_error<CheckpointError>("{}: keys collide without the prefix {}", file, repr(Value(prefix), 200));
+  throw_error<CheckpointError>("{}: keys collide without the prefix {}; rename or remove some", file,
+                               repr(Value(prefix), 200));
 }
 
 int strip_prefix(const WriteOptions& options) {

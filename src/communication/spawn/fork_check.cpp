@@ -63,7 +63,10 @@ void refuse_threads() {
 }
 
 void refuse_ranks(const Env& env) {
-  if (is_thread_rank()) throw ArgumentError("spawn: this thread is already a rank of spawn_threads()");
+  if (is_thread_rank())
+    throw ArgumentError(
+        "spawn: this thread is a rank of spawn_threads(), and ranks cannot start ranks; call spawn() outside "
+        "of them");
   if (is_initialized()) {
     throw ArgumentError(
         "spawn: this process has a default process group, whose connections a forked rank must not use; end "

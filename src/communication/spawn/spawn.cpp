@@ -32,7 +32,8 @@ void check_spawn_options(const SpawnOptions& options) {
                                options.grace_period.count());
   }
   if (options.threads_per_rank.value_or(1) < 1) {
-    throw_error<ArgumentError>("spawn: threads_per_rank is {}", *options.threads_per_rank);
+    throw_error<ArgumentError>("spawn: threads_per_rank is {}; it must be 1 or more",
+                               *options.threads_per_rank);
   }
 }
 

@@ -167,7 +167,8 @@ struct Line {
 
 Line make_line() {
   std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) fail_to_spawn("socketpair");
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    fail_to_spawn("the ranks' supervisor could not be connected");
   return {.caller = UniqueFd(ends[0]), .guards = UniqueFd(ends[1])};
 }
 
@@ -238,7 +239,7 @@ SpawnGuard start_spawn_guard(const SpawnRequest& request) {
   flush_streams();
   const launch::BlockedSignals blocked(all_signals());
   const pid_t pid = ::fork();
-  if (pid < 0) fail_to_spawn("fork");
+  if (pid < 0) fail_to_spawn("the ranks' supervisor could not be started");
   if (pid == 0) guard_ranks(request, line, caller.get());
   return {.pid = pid, .line = std::move(line.caller)};
 }

@@ -148,9 +148,13 @@ void check_options(int world_size, const SpawnThreadsOptions& options) {
                                options.devices.size(), world_size);
   }
   if (options.threads_per_rank.value_or(1) < 1) {
-    throw_error<ArgumentError>("spawn_threads: threads_per_rank is {}", *options.threads_per_rank);
+    throw_error<ArgumentError>("spawn_threads: threads_per_rank is {}; it must be 1 or more",
+                               *options.threads_per_rank);
   }
-  if (is_thread_rank()) throw ArgumentError("spawn_threads: this thread is already a rank");
+  if (is_thread_rank())
+    throw ArgumentError(
+        "spawn_threads: this thread is already a rank, and ranks cannot start ranks; call it outside of "
+        "them");
   const auto device = options.devices.empty() ? c10::Device(c10::kCPU) : options.devices.front();
   const auto backend = backends::BackendSpec::parse(options.backend);
   backends::check_environment(backends::resolve_backend(backend, {.device = device}).spec, options.env);

@@ -23,7 +23,9 @@ std::string visible_gpu(int local_rank, const Env& inherited) {
   // An empty value hides all devices; Env treats it as unset.
   const char* set = std::getenv("CUDA_VISIBLE_DEVICES");
   if (!list && set != nullptr && *set == '\0') {
-    throw ArgumentError("virtual-local-rank: CUDA_VISIBLE_DEVICES is empty, which hides all GPUs");
+    throw ArgumentError(
+        "virtual-local-rank: CUDA_VISIBLE_DEVICES is empty, which hides all GPUs; unset it, or list one GPU "
+        "per local rank");
   }
   if (!list) return std::to_string(local_rank);
   auto entries = split(*list, ',');
@@ -31,8 +33,10 @@ std::string visible_gpu(int local_rank, const Env& inherited) {
     std::erase(entries[static_cast<std::size_t>(local_rank)], ' ');
     return entries[static_cast<std::size_t>(local_rank)];
   }
-  throw_error<ArgumentError>("virtual-local-rank: CUDA_VISIBLE_DEVICES={1} has no GPU for local rank {0}",
-                             local_rank, *list);
+  throw_error<ArgumentError>(
+      "virtual-local-rank: CUDA_VISIBLE_DEVICES={1} has no GPU for local rank {0}; list one GPU per local "
+      "rank, or lower nproc-per-node",
+      local_rank, *list);
 }
 
 std::map<std::string, std::string> device_variables(const LaunchOptions& options, int local_rank,

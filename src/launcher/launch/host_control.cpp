@@ -35,7 +35,8 @@ void require_utf8(const std::string& text, const std::string& what) {
   try {
     (void)nlohmann::json(text).dump();
   } catch (const nlohmann::json::exception&) {
-    throw_error<ArgumentError>("--hosts: {} is not UTF-8, so the hosts cannot get it", what);
+    throw_error<ArgumentError>("--hosts: {} is not UTF-8, so it cannot be sent to the hosts; use UTF-8",
+                               what);
   }
 }
 

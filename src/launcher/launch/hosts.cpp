@@ -251,7 +251,9 @@ std::vector<HostEntry> parse_hosts(const std::string& text) {
     hosts.push_back(parse_entry(part));
     const auto address = machine::address_part(hosts.back().name);
     if (!seen.insert(address).second) {
-      throw_error<ArgumentError>("--hosts: {} is listed twice; use {}:RANKS", address, address);
+      throw_error<ArgumentError>(
+          "--hosts: {} is listed twice; list a host once, with its number of ranks, as in {}:4", address,
+          address);
     }
   }
   if (hosts.empty()) throw ArgumentError("--hosts is empty: use HOST or HOST:RANKS, separated by commas");

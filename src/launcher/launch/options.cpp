@@ -44,7 +44,7 @@ void check_nodes(const NodesOptions& nodes) {
   }
   if (nodes.join_timeout.count() <= 0 || nodes.last_call_timeout.count() < 0 ||
       nodes.silence_limit.count() <= 0) {
-    throw ArgumentError("rdzv-conf: timeouts must be positive");
+    throw ArgumentError("rdzv-conf: a timeout is 0 or negative; use seconds above 0");
   }
 }
 
@@ -77,8 +77,10 @@ void validate(const LaunchOptions& options) {
   if (options.master_port == std::uint16_t{0}) {
     throw ArgumentError("master-port is 0: use 1 to 65535, or omit it to get a free port");
   }
-  if (options.max_restarts < 0) throw ArgumentError("max-restarts is negative");
-  if (options.grace_period.count() < 0) throw ArgumentError("grace-period is negative");
+  if (options.max_restarts < 0)
+    throw_error<ArgumentError>("max-restarts is {}; it must be 0 or more", options.max_restarts);
+  if (options.grace_period.count() < 0)
+    throw_error<ArgumentError>("grace-period is {} ms; it must be 0 or more", options.grace_period.count());
   check_allocator(options.memory_allocator);
 }
 
@@ -177,7 +179,10 @@ std::set<int> parse_signals(const std::string& text) {
     std::erase(name, ' ');
     const int number = signal_number(name);
     if (number == 0 || number == SIGKILL || number == SIGSTOP || number == SIGCHLD) {
-      throw_error<ArgumentError>("signals-to-handle: \"{}\" is not a signal that a program can handle", name);
+      throw_error<ArgumentError>(
+          "signals-to-handle: \"{}\" is not a signal that a program can handle; use names as in "
+          "SIGTERM,SIGUSR1",
+          name);
     }
     signals.insert(number);
   }

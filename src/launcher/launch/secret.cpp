@@ -40,7 +40,7 @@ Secret secret_in(const std::string& source, const std::string& file) {
   std::ifstream stream(file, std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(stream), {});
   if (!stream.is_open() || stream.bad()) {
-    throw_error<ArgumentError>("{}: {} cannot be read", source, file);
+    throw_error<ArgumentError>("{}: {} cannot be read; name a file that this user can read", source, file);
   }
   return secret_from(fmt::format("{}: {}", source, file), text);
 }

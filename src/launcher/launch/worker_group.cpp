@@ -161,8 +161,9 @@ bool is_absent(int code) { return code == ENOENT || code == ENOTDIR; }
 
 [[noreturn]] void refuse(const std::string& name, int code) {
   if (is_absent(code)) {
-    throw ProgramError(fmt::format("program \"{}\" was not found: {}", name, errno_text(code)),
-                       ProgramError::kNotFound);
+    throw ProgramError(
+        fmt::format("program \"{}\" was not found: {}; name an existing file", name, errno_text(code)),
+        ProgramError::kNotFound);
   }
   const char* advice = code == EISDIR ? "name a file in it"
                                       : "make it executable (chmod +x), or name its interpreter first, as in "
