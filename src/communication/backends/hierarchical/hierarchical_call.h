@@ -18,12 +18,12 @@
 
 namespace lockstep::backends {
 
-// What the parts of a call have in common.
-class Origin {
+// A call of this backend, whose parts run on the host and in lanes.
+class HierarchicalCall {
  public:
   using Leg = std::shared_ptr<comm::GroupState>;
 
-  Origin(const comm::Call& call, const Peers& peers)
+  HierarchicalCall(const comm::Call& call, const Peers& peers)
       : where_(call.where),
         whole_(comm::fingerprint(call)),
         deadline_(call.timeout),
