@@ -131,7 +131,7 @@ bool GroupState::end_watch() {
 void GroupState::close() {
   const bool broken_off = !end_watch();
   {
-    const node::FlightRecorder::Turn turn(log_);  // no call starts after it
+    const node::FlightRecorder::RecorderLock lock(log_);  // no call starts after it
     calls_.reset();
   }
   const std::lock_guard lock(mutex_);
@@ -151,7 +151,7 @@ void GroupState::close() {
 void GroupState::break_off() {
   std::shared_ptr<CallBackend> calls;
   {
-    const node::FlightRecorder::Turn turn(log_);
+    const node::FlightRecorder::RecorderLock lock(log_);
     calls = calls_;
   }
   if (calls) calls->break_off();
