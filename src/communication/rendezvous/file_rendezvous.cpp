@@ -133,7 +133,7 @@ bool FileRendezvous::all_there() {
   return all;
 }
 
-void FileRendezvous::announce(int port, const Deadline& deadline) {
+void FileRendezvous::publish(int port, const Deadline& deadline) {
   write_ticket();
   while (!all_there()) {
     if (deadline.expired()) give_up(deadline);

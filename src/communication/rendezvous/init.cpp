@@ -139,7 +139,7 @@ StorePtr store_by_file(RankInfo& place, const std::string& path, const Deadline&
     auto listener = listen_on(0, place.master_addr);
     place.master_port = listener.port;
     auto store = serve_store(std::move(listener), place.master_addr, place.world_size, deadline);
-    meeting.announce(place.master_port, deadline);
+    meeting.publish(place.master_port, deadline);
     store_barrier(*store, place.rank, place.world_size, deadline);
     return store;
   }
@@ -295,9 +295,9 @@ std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks,
   return session_->new_group(ranks, options);
 }
 
-void Context::announce_success() const { group().broadcast_object("", 0); }
+void Context::report_success() const { group().broadcast_object("", 0); }
 
-void Context::announce_failure(const std::string& reason) const noexcept {
+void Context::report_failure(const std::string& reason) const noexcept {
   try {
     group().broadcast_object(reason.empty() ? "no reason given" : reason, 0);
   } catch (const std::exception& error) {

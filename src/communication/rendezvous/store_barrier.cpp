@@ -40,7 +40,7 @@ std::vector<std::string> keys_of(int begin, int end) {
   return keys;
 }
 
-void announce(c10d::Store& store, int rank, int world_size) {
+void register_rank(c10d::Store& store, int rank, int world_size) {
   store.set(arrival_key(rank), memory_identity());
   // At least: a rank may have arrived twice, so ranks after the last one check as well.
   if (store.add(kCountKey, 1) < world_size) return;
@@ -126,7 +126,7 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
   // all ranks.
   auto wait_limit = std::min<milliseconds>(kLogWaitingAfter, deadline.remaining() / 2);
   bool said = false;
-  ask_store([&] { announce(store, rank, world_size); });
+  ask_store([&] { register_rank(store, rank, world_size); });
   while (!deadline.expired()) {
     if (have_come(std::min(wait_limit, deadline.remaining()))) return;
     if (find_strangers && !polls) ask_store(find_strangers);
