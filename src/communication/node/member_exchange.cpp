@@ -18,7 +18,7 @@
 namespace lockstep::node {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr auto kAcceptPollPeriod = std::chrono::milliseconds(50);
 // For ranks that have read where to connect, once the store is gone.
 constexpr auto kAfterStore = std::chrono::seconds(1);
 
@@ -68,7 +68,7 @@ NodeMember member_from(FdMessage message, const NodeMember& own, int rank, const
 UniqueFd accept_rank(const LocalListener& listener, const ExchangePoint& point, const Deadline& deadline) {
   std::optional<Deadline> without_store;
   while (!deadline.expired()) {
-    auto connection = accept_local(listener, Deadline(std::min(kLook, deadline.remaining())));
+    auto connection = accept_local(listener, Deadline(std::min(kAcceptPollPeriod, deadline.remaining())));
     if (connection) return connection;
     if (without_store && without_store->expired())
       throw Error("the process that serves the ranks' store has ended");

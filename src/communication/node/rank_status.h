@@ -64,15 +64,15 @@ class FileName {
   std::array<char, 61> name_ = {};
 };
 
-void write_entry(RankStatus& board, const CallRecord& record, FileName& file);
+void write_entry(RankStatus& status, const CallRecord& record, FileName& file);
 
 // "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"; only the number if the record has been overwritten.
-std::string describe_entry(const RankStatus& board, std::uint64_t number);
+std::string describe_entry(const RankStatus& status, std::uint64_t number);
 
 // When the call was issued, in nanoseconds of the steady clock; 0 if this is not known any more.
-std::int64_t issue_time_of_entry(const RankStatus& board, std::uint64_t number);
+std::int64_t issue_time_of_entry(const RankStatus& status, std::uint64_t number);
 
 // How long ago the call was issued; zero if this is not known any more.
-std::chrono::milliseconds age_of_entry(const RankStatus& board, std::uint64_t number);
+std::chrono::milliseconds age_of_entry(const RankStatus& status, std::uint64_t number);
 
 }  // namespace lockstep::node

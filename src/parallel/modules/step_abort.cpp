@@ -13,7 +13,7 @@ namespace lockstep::modules {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestDelay{2000};
-constexpr int kEagerLooks = 200;
+constexpr int kEagerPolls = 200;
 constexpr std::chrono::microseconds kPause{50};
 constexpr unsigned kStepBits = 44;  // of step and forwards
 constexpr unsigned kForwardBits = 12;
@@ -63,7 +63,7 @@ std::string StepAbort::reasons_of_others() const {
   if (!host) return "";
   // It has given its reason, or it will not get as far as giving one.
   const auto is_settled = [&](int rank) {
-    const auto& status = host->board(rank);
+    const auto& status = host->status(rank);
     const bool waits = status.awaited.load(std::memory_order_acquire) > last_call();
     return host->refuses(rank, scope()) || waits || host->find_dead() >= 0;
   };
@@ -110,8 +110,8 @@ std::vector<std::string> StepAbort::exchange_changes(const std::string& change) 
 }
 
 void StepAbort::await_arrival(const node::NodeGroup& host, int rank, const Deadline& deadline) const {
-  for (int look = 0;; ++look) {
-    const auto reached = host.board(rank).progress[place()].load(std::memory_order_acquire);
+  for (int polls = 0;; ++polls) {
+    const auto reached = host.status(rank).progress[place()].load(std::memory_order_acquire);
     const auto next = progress(forwards_ + 1);
     const bool has_begun = reached >> kStepBits == next >> kStepBits && reached >= next;
     if (has_begun || host.refuses(rank, scope())) return;
@@ -128,7 +128,7 @@ void StepAbort::await_arrival(const node::NodeGroup& host, int rank, const Deadl
           "next forward in time",
           whoami, host.name_of(rank));
     }
-    if (look < kEagerLooks) {
+    if (polls < kEagerPolls) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(kPause);
@@ -142,7 +142,7 @@ bool StepAbort::all_may_abort() const {
   for (int rank = 0; host && rank < host->size(); ++rank) {
     while (rank != host->rank() && !host->refuses(rank, scope()) && !deadline.expired()) {
       // A rank aborts before it waits.
-      const bool waits = host->board(rank).awaited.load(std::memory_order_acquire) > last_call();
+      const bool waits = host->status(rank).awaited.load(std::memory_order_acquire) > last_call();
       if (waits && !host->refuses(rank, scope())) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -23,7 +23,7 @@ namespace {
 using Leg = HostCollectives::Leg;
 
 constexpr std::size_t kNamedRanks = 16;  // of a lane, in errors
-constexpr auto kBetweenLooks = std::chrono::microseconds(200);
+constexpr auto kLegPollPeriod = std::chrono::microseconds(200);
 
 // All ranks must name the network of rank 0.
 std::string agree_on_network(const BackendRequest& request) {
@@ -92,7 +92,7 @@ void wait_unless_lost(c10d::Work& work, const c10::intrusive_ptr<c10d::Backend>&
   while (request.find_lost && !work.isCompleted()) {
     const auto lost = find_lost(request);
     if (lost.empty()) {
-      std::this_thread::sleep_for(kBetweenLooks);
+      std::this_thread::sleep_for(kLegPollPeriod);
       continue;
     }
     lane->abort();

@@ -38,7 +38,7 @@ class StreamMark : public c10d::Work {
 
 // c10d's own limit only has to come after Lockstep's, whose error has more details.
 constexpr auto kAfterOurs = std::chrono::minutes(10);
-constexpr auto kConnectLook = std::chrono::milliseconds(50);
+constexpr auto kConnectPollPeriod = std::chrono::milliseconds(50);
 constexpr auto kLongest = std::chrono::hours(24 * 365);
 
 void set_config(ncclConfig_t& config, const NcclOptions& wanted) {
@@ -79,7 +79,7 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
   std::thread running(std::move(task));
   const Deadline deadline(timeout);
   int dead = -1;
-  while (done.wait_for(kConnectLook) != std::future_status::ready && !deadline.expired() && dead < 0) {
+  while (done.wait_for(kConnectPollPeriod) != std::future_status::ready && !deadline.expired() && dead < 0) {
     dead = others != nullptr ? others->find_dead() : -1;
   }
   if (done.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {

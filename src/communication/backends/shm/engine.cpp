@@ -111,12 +111,12 @@ bool Engine::post_eager() {
 
 // Rings for the descriptor in any case.
 bool Engine::finish_eager_soon() {
-  if (arrival_.look() == Arrival::Seen::all && finish_eager()) {
+  if (arrival_.poll() == Arrival::Seen::all && finish_eager()) {
     communicator_.ring();
     return true;
   }
   communicator_.ring();
-  if (look_for_a_while() != Arrival::Seen::all || !finish_eager()) return false;
+  if (poll_for_a_while() != Arrival::Seen::all || !finish_eager()) return false;
   communicator_.ring_softly();
   return true;
 }
@@ -130,15 +130,15 @@ bool Engine::finish_eager() {
   return true;
 }
 
-Arrival::Seen Engine::look_for_a_while() {
-  auto seen = arrival_.look();
+Arrival::Seen Engine::poll_for_a_while() {
+  auto seen = arrival_.poll();
   for (int tries = 0; seen == Arrival::Seen::not_all && tries < wait_policy_.tries; ++tries)
-    seen = arrival_.look();
+    seen = arrival_.poll();
   if (seen != Arrival::Seen::not_all || wait_policy_.spin.count() == 0) return seen;
   const auto begin = Clock::now();
   while (seen == Arrival::Seen::not_all && Clock::now() - begin < wait_policy_.spin) {
     for (int i = 0; seen == Arrival::Seen::not_all && i < wait_policy_.tries; ++i) {
-      seen = arrival_.look();
+      seen = arrival_.poll();
       relax();
     }
   }
@@ -296,14 +296,14 @@ bool Engine::yield_until_ready(Wait& wait) {
 }
 
 void Engine::nap(Wait& wait) {
-  auto& area = communicator_.own();
+  auto& block = communicator_.own();
   const auto limit = advance_others(*this) ? kShortNap : wait_policy_.nap;
-  const auto bell = area.bell.load(std::memory_order_acquire);
-  area.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const auto bell = block.bell.load(std::memory_order_acquire);
+  block.sleepers.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   // Counterpart of Communicator::ring(): finds what was published before the sleeper was visible.
-  if (!is_ready(wait) && communicator_.failure() == nullptr) futex_wait(area.bell, bell, limit);
-  area.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  if (!is_ready(wait) && communicator_.failure() == nullptr) futex_wait(block.bell, bell, limit);
+  block.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
 // Throws if the wait can no longer succeed, in the order of Note [Dead, refused or late?]. Checks data that a
