@@ -85,7 +85,7 @@ def caption(run, table, what):
     commit = f"`{run['commit']}`" if run["commit"] else "commit not recorded"
     rounds = run["rounds"] and f"{run['rounds']} round{'s' * (run['rounds'] > 1)}"
     facts = [f"`{run['command']}`" if run["command"] else "command not recorded", f"{run['date'] or 'date not recorded'}, {commit}",
-             run["processor"] or "processor not recorded", f"LibTorch {run['libtorch']}", rounds, run["conditions"]]
+             run["processor"] or "processor not recorded", f"LibTorch {run['libtorch'] or 'not recorded'}", rounds, run["conditions"]]
     values = [name.removesuffix(records.TIME_SUFFIX) for name in what.values or []]
     title = table["title"] + (f": {values[0]} ({'; '.join(values[1:])})" if values else "")
     return f"**{title}.** {'; '.join(filter(None, facts))}."

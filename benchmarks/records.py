@@ -8,7 +8,6 @@ import json
 import pathlib
 import re
 import statistics
-import subprocess
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 # `date` is UTC, "2026-11-25 23:13"; `compared_with` is the name of another run's file, without ".json".
@@ -57,10 +56,28 @@ def problems(path):
     return found
 
 
-def load(folder=RESULTS):
+def load(folder):
     """{name of the file: run}, the newest first."""
     runs = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in pathlib.Path(folder).glob("*.json")}
     return dict(sorted(runs.items(), key=lambda item: (item[1]["date"] or "", item[0]), reverse=True))
+
+
+def rounded(cell):
+    """The cell with four significant digits for the figure of a round, two decimals for any other."""
+    if isinstance(cell, list):
+        return [float(f"{number:.4g}") for number in cell]
+    return round(cell, 2) if isinstance(cell, float) else cell
+
+
+def write(run, folder):
+    """Writes a run with one row of each table on a line, and returns the path of its file."""
+    path = pathlib.Path(folder) / f"{run['topic']}.{run['date'].replace(' ', 'T').replace(':', '')}.json"
+    text = json.dumps({**run, "tables": [{**table, "rows": []} for table in run["tables"]]}, indent=2, ensure_ascii=False)
+    for table in run["tables"]:
+        rows = ",\n".join("        " + json.dumps(row, ensure_ascii=False) for row in table["rows"])
+        text = text.replace('"rows": []', f'"rows": [\n{rows}\n      ]', 1)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
 
 
 def significant(number):
