@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks beside this file can fail: test_checks.py <clang-format 16> <nm> <c++>"""
 
+import json
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
+import check_benchmarks
 import check_format
 import check_includes
 import check_language
@@ -187,6 +189,55 @@ class Format(Tree):
     def test_no_such_program(self):
         self.write("src/base/a.cpp", "int a;\n")
         self.assertEqual(len(check_format.problems(self.root, "/no/such/clang-format")), 1)
+
+
+class Benchmarks(Tree):
+    RUN = {"topic": "ddp", "date": "2026-11-25 23:13", "commit": None, "processor": None, "libtorch": "2.13.0", "command": "a",
+           "rounds": 3, "conditions": None, "compared_with": None,
+           "tables": [{"title": "Steps", "columns": ["net", "times as fast", "a step, us"], "rows": [["MLP", 1.5, [3000, 1, 2000]]]}]}
+
+    def setUp(self):
+        super().setUp()
+        self.record(self.RUN)
+        self.write("benchmarks/page.md", "# A page\n\n{{ddp}}\n")
+        self.write("README.md", "none\n")
+        ranges = check_benchmarks.make_page.RANGES
+        check_benchmarks.make_page.RANGES = [each for each in ranges if each.topic == "ddp"]
+        self.addCleanup(setattr, check_benchmarks.make_page, "RANGES", ranges)
+        self.write("docs/benchmarks.md", check_benchmarks.make_page.page(self.root / "benchmarks"))
+        self.write("README.md", "\n".join(check_benchmarks.make_page.range_lines({"ddp": self.RUN})))
+
+    def record(self, run):
+        return self.write("benchmarks/results/ddp.2026-11-25T2313.json", json.dumps(run))
+
+    def test_made(self):
+        self.assertEqual(check_benchmarks.problems(self.root), [])
+        self.assertIn("| MLP | 1.5 | 2 ms |", (self.root / "docs/benchmarks.md").read_text().splitlines())
+
+    def test_newest_run(self):
+        newer = self.RUN | {"date": "2026-11-26", "tables": [self.RUN["tables"][0] | {"rows": [["GPT", 1.5, None]]}]}
+        self.write("benchmarks/results/ddp.2026-11-26.json", json.dumps(newer))
+        page = check_benchmarks.make_page.page(self.root / "benchmarks")
+        self.assertIn("| GPT | 1.5 | |", page)
+        self.assertNotIn("MLP", page)
+
+    def test_page_was_edited(self):
+        self.write("docs/benchmarks.md", "# A page\n")
+        self.assertIn("run python3 benchmarks/make_page.py", *check_benchmarks.problems(self.root))
+
+    def test_readme_has_other_figures(self):
+        self.write("README.md", "1.2 to 1.3\n")
+        self.assertIn("README.md has not the row", check_benchmarks.problems(self.root)[0])
+
+    def test_wrong_run(self):
+        table = self.RUN["tables"][0]
+        for run in ({key: value for key, value in self.RUN.items() if key != "date"}, self.RUN | {"more": 1}, self.RUN | {"topic": None},
+                    self.RUN | {"rounds": "3"}, self.RUN | {"topic": "mlp"}, self.RUN | {"date": "yesterday"},
+                    self.RUN | {"compared_with": "ddp.none"}, self.RUN | {"tables": [{}]},
+                    self.RUN | {"tables": [table | {"rows": [["MLP", 1.5]]}]}, self.RUN | {"tables": [table | {"rows": [["MLP", 1.5, []]]}]}):
+            with self.subTest(run=run):
+                self.record(run)
+                self.assertEqual(len(check_benchmarks.problems(self.root)), 1)
 
 
 class Symbols(Tree):

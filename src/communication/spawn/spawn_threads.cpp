@@ -16,7 +16,7 @@
 #include "backends/registry.h"
 #include "base/deadline.h"
 #include "base/throw_error.h"
-#include "device/thread_generator.h"
+#include "intercept/thread_defaults.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store_barrier.h"
@@ -109,7 +109,7 @@ InitOptions options_of(const Run& run, int rank) {
 }
 
 void run_rank(Run& run, int rank) {
-  const device::ThreadGenerator generator(run.generator.clone());
+  const intercept::ThreadGenerator generator(run.generator.clone());
   const rendezvous::RankInfo rank_info{.rank = rank,
                                        .world_size = run.world_size,
                                        .local_rank = rank,
@@ -168,7 +168,7 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
   using namespace spawning;
   check_options(world_size, options);
   if (options.caching_cpu_allocator) enable_caching_cpu_allocator();
-  device::ThreadGenerator::register_kernels();
+  intercept::ThreadGenerator::register_kernels();
   const runtime::IntraOpThreads intra_op(threads_per_rank(options.threads_per_rank, options.env, world_size));
   const rendezvous::IgnoreSigpipe ignored;
   Run run{.world_size = world_size,

@@ -19,7 +19,8 @@
 #include <lockstep/runtime/random.h>
 
 #include "device/libtorch_versions.h"
-#include "device/thread_generator.h"
+#include "device/generators.h"
+#include "ddp/autograd_hooks.h"
 #include "intercept/nested_backward.h"
 
 namespace lockstep::ddp {

@@ -15,6 +15,7 @@
 #include "ddp/ddp_state.h"
 #include "device/module_members.h"
 #include "graphs/graph_phase.h"
+#include "modules/broadcast.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::ddp {

@@ -19,7 +19,7 @@
 #include "intercept/storage_guard.h"
 #include "modules/agreement.h"
 #include "modules/broadcast.h"
-#include "modules/python_sync.h"
+#include "ddp/python_sync.h"
 #include "optim/unaveraged.h"
 #include "runtime/run.h"
 

@@ -18,7 +18,7 @@
 #include "comm/group_state.h"
 #include "ddp/reducer.h"
 #include "graphs/graph_phase.h"
-#include "modules/python_sync.h"
+#include "ddp/python_sync.h"
 
 namespace lockstep::ddp {
 namespace {

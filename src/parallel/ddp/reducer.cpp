@@ -11,6 +11,7 @@
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "graphs/graph_phase.h"
+#include "intercept/nested_backward.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::ddp {

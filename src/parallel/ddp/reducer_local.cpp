@@ -21,6 +21,7 @@
 
 #include "base/throw_error.h"
 #include "ddp/reducer.h"
+#include "intercept/nested_backward.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::ddp {

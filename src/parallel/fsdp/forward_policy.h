@@ -12,7 +12,7 @@ namespace lockstep::fsdp {
 // What FSDPModule::forward() converts for the module of a call of fully_shard().
 struct ForwardPolicy {
   ForwardPolicy(const void* of_module, const MixedPrecisionPolicy& policy, std::string description)
-      : module(of_module), mp_policy(policy), modules::describe(std::move(description)) {}
+      : module(of_module), mp_policy(policy), describe(std::move(description)) {}
 
   const void* module;
   MixedPrecisionPolicy mp_policy;

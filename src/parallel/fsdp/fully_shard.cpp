@@ -147,7 +147,7 @@ std::string text_of(const fsdp::GroupOptions& options) {
 }
 
 // `parameters`: of the call, described in lines.
-void modules::check_same_on_all_ranks(const std::string& parameters, const fsdp::GroupOptions& options) {
+void check_same_on_all_ranks(const std::string& parameters, const fsdp::GroupOptions& options) {
   const modules::ModuleText own{
       .user = fmt::format("{}:{}: fully_shard()", options.where.file_name(), options.where.line()),
       .lines = parameters + text_of(options),
@@ -220,7 +220,7 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
     auto found = parts_of(module, options.ignored_params, checked, tree);
     return std::pair(std::move(checked), std::move(found));
   });
-  modules::check_same_on_all_ranks(parts.own ? parts.own->text() : "", group);
+  check_same_on_all_ranks(parts.own ? parts.own->text() : "", group);
   for (const auto& each : parts.earlier) move_into(tree, each);
   FSDPModule result;
   result.own_ = std::move(parts.own);

@@ -198,7 +198,7 @@ bool ParameterGroup::reduce_over_replicas(Reduction& reduction) {
     throw_error<ArgumentError>(
         "{}: this backward pass has gradients of other parameters than an earlier one, whose gradients "
         "set_requires_all_reduce(false) keeps from the replicas",
-        modules::describe());
+        describe());
   }
   if (partial_) reduction.output.add_(partial_->sum);
   partial_.reset();

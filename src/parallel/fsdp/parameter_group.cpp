@@ -229,7 +229,7 @@ intercept::MemoryGuard::Views ParameterGroup::before_use(std::string_view op, bo
     throw_error<ArgumentError>(
         "{} writes to a parameter in {}; optimizers and other code that changes parameters get the "
         "parameters() of the FSDPModule that it returned",
-        op, modules::describe());
+        op, describe());
   }
   if (op == "aten::_has_compatible_shallow_copy_type")
     return intercept::MemoryGuard::Views::guarded;  // set_data()
@@ -245,7 +245,7 @@ intercept::MemoryGuard::Views ParameterGroup::before_use(std::string_view op, bo
     throw_error<DesyncError>(
         "{} of a parameter in {} gathers it, so all ranks have to call it together. To convert or move the "
         "module, do so before fully_shard(). {}",
-        op, modules::describe(), error.what());
+        op, describe(), error.what());
   }
   if (is_recurrent(op)) stays_whole = true;
   return is_shared() || stays_whole ? intercept::MemoryGuard::Views::plain

@@ -43,7 +43,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
   const void* module() const { return options_.module; }
   bool is_shared() const { return options_.share_memory; }
-  std::string modules::describe() const;  // "the group of layers.0.weight of fully_shard() in net.cpp:7"
+  std::string describe() const;  // "the group of layers.0.weight of fully_shard() in net.cpp:7"
 
   // Whether the parameters are on device meta.
   bool is_deferred() const { return parameters_.front().shard.is_meta(); }
@@ -70,7 +70,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // FSDPModule::reshard(). Called without the mutex.
   void reshard();
   // If it is shared: later uses of parameters and shards throw.
-  void intercept::forbid_access(const std::string& why) const;
+  void forbid_access(const std::string& why) const;
   // The shards may have changed, also without a change of their version.
   void invalidate();
   bool is_whole() const { return is_whole_; }

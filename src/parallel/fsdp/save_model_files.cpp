@@ -30,7 +30,7 @@ StateEntries entries_named(const StateEntries& entries, const std::vector<std::s
 
 void save_model_files(const StateEntries& entries, const std::filesystem::path& folder,
                       const safetensors::SaveDirectoryOptions& options) {
-  modules::refuse_experts(entries, "save_pretrained()");
+  refuse_experts(entries, "save_pretrained()");
   std::vector<safetensors::TensorSize> sizes;
   for (const auto& entry : entries.parameters)
     sizes.push_back({entry.name, bytes_of(entry.part, entry.sizes)});

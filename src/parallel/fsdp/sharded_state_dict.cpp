@@ -204,7 +204,7 @@ Value to_value(const std::string& key, const Value& value, const ParameterEntry&
 }
 
 // flatten_optimizer_state_dict of {"state": ..., "param_groups": ...}.
-Dict modules::flattened(const Dict& nested) {
+Dict flattened(const Dict& nested) {
   Dict flat;
   for (const auto& [name, state] : nested.at("state").as_dict()) {
     for (const auto& [key, value] : state.as_dict())
@@ -280,7 +280,7 @@ ParameterEntry entry_of_parameter(const std::string& name, const at::Tensor& ten
   return entry;
 }
 
-void modules::refuse_experts(const StateEntries& entries, const char* function) {
+void refuse_experts(const StateEntries& entries, const char* function) {
   for (const auto& entry : entries.parameters) {
     if (!entry.expert_ranks) continue;
     throw_error<ArgumentError>(
@@ -318,7 +318,7 @@ void load_model_state_dict(const StateEntries& entries, const Dict& model_state_
                            const StateDictOptions& options) {
   const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
   if (options.broadcast_from_rank0) {
-    modules::refuse_experts(entries, "set_model_state_dict(): broadcast_from_rank0");
+    refuse_experts(entries, "set_model_state_dict(): broadcast_from_rank0");
     refuse_other_parameters(entries, "set_model_state_dict()");
     value_of_rank_0([&] {
       check_whole(entries, model_state_dict);
@@ -353,13 +353,13 @@ Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& 
   if (is_left_out(options)) return {};
   const auto name = [&](const Value& index) { return Value(entry_at(index).name); };
   Dict nested{{"state", std::move(states)}, {"param_groups", renamed_groups(own.at("param_groups"), name)}};
-  return options.flatten_optimizer_state_dict ? modules::flattened(nested) : nested;
+  return options.flatten_optimizer_state_dict ? flattened(nested) : nested;
 }
 
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                                const Dict& optim_state_dict, const StateDictOptions& options) {
   if (options.broadcast_from_rank0) {
-    modules::refuse_experts(entries, "set_optimizer_state_dict(): broadcast_from_rank0");
+    refuse_experts(entries, "set_optimizer_state_dict(): broadcast_from_rank0");
     refuse_other_parameters(entries, "set_optimizer_state_dict()");
   }
   const bool is_flat = options.flatten_optimizer_state_dict;

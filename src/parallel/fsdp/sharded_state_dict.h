@@ -36,7 +36,7 @@ ParameterEntry entry_of_parameter(const std::string& name, const at::Tensor& ten
 StateEntries entries_of(const torch::nn::Module& module, bool with_ignored = true);
 
 // Throws ArgumentError if other ranks have other experts, for a function that takes rank 0 to have all names.
-void modules::refuse_experts(const StateEntries& entries, const char* function);
+void refuse_experts(const StateEntries& entries, const char* function);
 
 // The functions of fsdp/state_dict.h.
 at::Tensor full_tensor(const StateEntries& entries, const std::string& name);

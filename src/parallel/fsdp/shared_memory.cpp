@@ -36,7 +36,7 @@ std::vector<int> owners_of_copies(const GroupOptions& options) {
 }
 
 // Those of all copies, with that of this rank's copy first.
-std::vector<int> modules::distinct(const std::vector<int>& owners, int own) {
+std::vector<int> distinct(const std::vector<int>& owners, int own) {
   std::vector<int> all{own};
   for (const auto owner : std::set<int>(owners.begin(), owners.end()))
     if (owner != own) all.push_back(owner);
@@ -53,7 +53,7 @@ class SharedMemory final : public ParameterMemory {
     const auto own = owners[static_cast<std::size_t>(rank_)];
     sharing_ = {.ranks = static_cast<int>(std::ranges::count(owners, own)), .counts = rank_ == own};
     const BlockLayout layout(parameters_, dtype);
-    const auto blocks = comm::map_on_all_ranks(options.shard_group, modules::distinct(owners, own),
+    const auto blocks = comm::map_on_all_ranks(options.shard_group, distinct(owners, own),
                                                layout.bytes(), options.where);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       std::vector<at::Tensor> copies;

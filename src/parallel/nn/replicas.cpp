@@ -17,7 +17,8 @@
 #include <lockstep/runtime/random.h>
 
 #include "base/throw_error.h"
-#include "device/thread_generator.h"
+#include "device/generators.h"
+#include "intercept/thread_defaults.h"
 #include "nn/module_copy.h"
 #include "runtime/intra_op_threads.h"
 
@@ -94,7 +95,7 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const std::vecto
     : original_(std::move(original)),
       known_(*original_),
       parameters_(modules::distinct(original_->named_parameters())) {
-  device::ThreadGenerator::register_kernels();
+  intercept::ThreadGenerator::register_kernels();
   for (const auto& device : devices) add(device, new_replica(*original_, make, is_replica));
 }
 
@@ -204,7 +205,7 @@ void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& jo
     try {
       const at::ThreadLocalStateGuard as_caller(state.local);
       state.set_autocast_types();
-      const device::ThreadGenerator random(replicas_[i].generator);
+      const intercept::ThreadGenerator random(replicas_[i].generator);
       const c10::OptionalStreamGuard stream(state.streams[i]);
       IntraOpThreads::set(share);
       job(i);

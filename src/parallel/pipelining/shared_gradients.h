@@ -30,7 +30,7 @@ class SharedGradients {
   // The calls of a run. If they throw, those of the other ranks of this host end, too.
   template <typename Calls>
   auto run(const Calls& calls) const {
-    return ddp::run_in_all(agreements_, calls);
+    return modules::run_in_all(agreements_, calls);
   }
   // After a run, also if it threw: what ended it does not end the next one.
   void end_run();

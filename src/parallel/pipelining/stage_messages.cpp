@@ -67,7 +67,7 @@ std::vector<TensorMeta> decode(const Tensor& header) {
   return metas;
 }
 
-std::string modules::describe(const std::vector<TensorMeta>& metas) {
+std::string describe(const std::vector<TensorMeta>& metas) {
   std::string text;
   for (const auto& meta : metas)
     text += fmt::format("{}{} [{}]{}", text.empty() ? "" : ", ", c10::toString(meta.dtype),
@@ -113,7 +113,7 @@ void StageMessages::send_forward(const Action& action, const Tensors& outputs) {
     throw_error<ArgumentError>(
         "the outputs are {}, those of the first micro-batch were {}; use batches of one kind, or a new "
         "schedule",
-        modules::describe(metas), modules::describe(known->second));
+        describe(metas), describe(known->second));
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) send(action, outputs[i], peer, tag(true, action, i));
 }

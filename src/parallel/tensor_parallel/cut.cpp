@@ -35,7 +35,7 @@ void check_new(const at::Tensor& parameter, const std::string& name, std::option
            fmt::format("has {} dimensions, so dimension {} cannot be cut", parameter.dim(), *dim));
 }
 
-std::string modules::describe(const std::optional<std::int64_t>& dim) {
+std::string describe(const std::optional<std::int64_t>& dim) {
   return dim ? fmt::format("along dimension {}", *dim) : "for parts of a sequence";
 }
 
@@ -125,7 +125,7 @@ bool Cuts::is_cut_alike(const at::Tensor& parameter, const std::string& name,
     if (earlier_dim == dim && group.backend() == ranks_.group.backend()) return;
     refuse(ranks_, name,
            fmt::format("is already in a plan, as {} {} over group {}; the parts must be the same", earlier,
-                       modules::describe(earlier_dim), group.name()));
+                       describe(earlier_dim), group.name()));
   };
   const auto known =
       std::ranges::find_if(planned_, [&](const Planned& each) { return each.parameter.is_same(parameter); });
@@ -144,7 +144,7 @@ std::string Cuts::text() const {
   std::string lines;
   for (const auto& [parameter, name, dim, rule] : planned_) {
     lines += fmt::format("{}, cut {}{}\n", describe_whole("parameter", {name, parameter}),
-                         modules::describe(dim), parameter.requires_grad() ? "" : ", no gradient");
+                         describe(dim), parameter.requires_grad() ? "" : ", no gradient");
   }
   return lines;
 }

@@ -33,7 +33,7 @@ at::Tensor read_tensor(const ByteSource& source, const Header& header, const Ten
                                     tensor.shape, strides);
 }
 
-struct modules::NamedTensor {
+struct NamedTensor {
   std::string name;
   at::Tensor tensor;
 };
@@ -53,8 +53,8 @@ void check_tensor(const std::string& name, const at::Tensor& tensor) {
   }
 }
 
-std::vector<modules::NamedTensor> named_tensors(const Dict& dict) {
-  std::vector<modules::NamedTensor> tensors;
+std::vector<NamedTensor> named_tensors(const Dict& dict) {
+  std::vector<NamedTensor> tensors;
   tensors.reserve(dict.size());
   for (const auto& [key, value] : dict) {
     const auto* name = key.get_if<std::string>();
@@ -88,7 +88,7 @@ MemoryExtent extent_of(const at::Tensor& tensor, std::size_t position) {
 }
 
 // Refuses tensors whose memory overlaps, from the first to the last element of each.
-void refuse_shared(const std::vector<modules::NamedTensor>& tensors) {
+void refuse_shared(const std::vector<NamedTensor>& tensors) {
   // Addresses of all devices differ: CUDA has one address space.
   std::vector<MemoryExtent> extents;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -105,7 +105,7 @@ void refuse_shared(const std::vector<modules::NamedTensor>& tensors) {
   }
 }
 
-std::vector<TensorInfo> place(const std::vector<modules::NamedTensor>& tensors) {
+std::vector<TensorInfo> place(const std::vector<NamedTensor>& tensors) {
   std::vector<TensorInfo> infos;
   infos.reserve(tensors.size());
   std::uint64_t offset = 0;
@@ -121,8 +121,7 @@ std::span<const std::byte> bytes_in(const void* data, std::size_t size) {
   return {static_cast<const std::byte*>(data), size};
 }
 
-void write_file(AtomicFile& file, const std::string& header,
-                const std::vector<modules::NamedTensor>& tensors) {
+void write_file(AtomicFile& file, const std::string& header, const std::vector<NamedTensor>& tensors) {
   const std::uint64_t length = header.size();
   file.write(bytes_in(&length, sizeof(length)));
   file.write(bytes_in(header.data(), header.size()));
@@ -200,7 +199,7 @@ void save_file(const Dict& tensors, const std::filesystem::path& file, const Sav
   with_source(file.string(), [&] {
     auto named = named_tensors(tensors);
     refuse_shared(named);
-    std::ranges::sort(named, {}, [](const modules::NamedTensor& each) {
+    std::ranges::sort(named, {}, [](const NamedTensor& each) {
       return std::pair(serialize::find_dtype(each.tensor.scalar_type()), std::string_view(each.name));
     });
     const auto header = header_text(place(named), options.metadata);

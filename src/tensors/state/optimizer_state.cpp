@@ -25,7 +25,7 @@ using Tensors = std::vector<at::Tensor>;
 
 // Python counts steps in a tensor, but for LBFGS.
 template <typename Fields>
-constexpr bool kCountsInTensor = !std::is_same_v<Fields, LBFGSFields>;
+constexpr bool kCountsInTensor = !std::is_same_v<Fields, state::LBFGSFields>;
 
 template <typename Fields>
 constexpr bool kIsFused = requires { Fields::fused; };
@@ -96,7 +96,7 @@ Dict group_dict(const torch::optim::OptimizerParamGroup& group, std::size_t grou
   const auto options = options_of<Fields>(group, group_index);
   Fields::options(options, FieldWriter(dict, false));
   for (const auto& [key, value] : Fields::constants()) dict.set(key, value);
-  if constexpr (std::is_same_v<Fields, LBFGSFields>) {
+  if constexpr (std::is_same_v<Fields, state::LBFGSFields>) {
     // Python computes it in the constructor and expects a number.
     if (!options.max_eval()) dict.set("max_eval", options.max_iter() * 5 / 4);
   }
@@ -253,7 +253,7 @@ void refuse_other_kind(const Dict& group) {
 template <typename Fields>
 bool has_contents(const typename Fields::State& state) {
   // SGD takes a state without momentum for one with it.
-  if constexpr (std::is_base_of_v<SGDFields, Fields>) return state.momentum_buffer().defined();
+  if constexpr (std::is_base_of_v<state::SGDFields, Fields>) return state.momentum_buffer().defined();
   return true;
 }
 
@@ -321,7 +321,7 @@ void load_into(Optimizer& optimizer, const Dict& dict) {
 // Calls `action` with the fields of the optimizer's kind.
 template <typename Action>
 auto with_fields(const Optimizer& optimizer, Action action) {
-  using namespace checkpointing;
+  using namespace state;
   if (dynamic_cast<const torch::optim::SGD*>(&optimizer)) return action(SGDFields());
   if (dynamic_cast<const torch::optim::AdamW*>(&optimizer)) return action(AdamWFields());
   if (dynamic_cast<const torch::optim::Adam*>(&optimizer)) return action(AdamFields());
@@ -352,11 +352,11 @@ Dict states_of_rank(const Optimizer& optimizer) {
 
 Dict state_dict(const Optimizer& optimizer) {
   optim::check_complete(optimizer);
-  return with_sharded_states(optimizer, states_of_rank(optimizer));
+  return state::with_sharded_states(optimizer, states_of_rank(optimizer));
 }
 
 void load_state_dict(Optimizer& optimizer, const Dict& given) {
-  const auto state_dict = with_own_rows(optimizer, given);
+  const auto state_dict = state::with_own_rows(optimizer, given);
   try {
     if (auto* named = dynamic_cast<optim::NamedOptimizer*>(&optimizer)) {
       named->load_state_dict(state_dict);

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "device/thread_generator.h"
+#include "device/generators.h"
 
 #include <mutex>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
-
-#include "device/mode_kernels.h"
 
 namespace lockstep::device {
 
@@ -25,16 +23,5 @@ void set_state(at::Generator generator, const at::Tensor& state) {
   const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
 }
-
-ThreadGenerator::ThreadGenerator(at::Generator generator)
-    : key_((register_generator_kernels(), c10::DispatchKeySet(kModeKey))) {
-  call_defaults().generator = std::move(generator);
-}
-
-void ThreadGenerator::register_kernels() { register_generator_kernels(); }
-
-ThreadGenerator::~ThreadGenerator() { call_defaults().generator.reset(); }
-
-std::optional<at::Generator> ThreadGenerator::current() { return call_defaults().generator; }
 
 }  // namespace lockstep::device

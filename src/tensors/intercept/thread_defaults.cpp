@@ -1,15 +1,33 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "device/mode_kernels.h"
+#include "intercept/thread_defaults.h"
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DispatchKey.h>
 #include <torch/library.h>
 
-namespace lockstep::device {
+#include <lockstep/device/device.h>
+
+namespace lockstep::intercept {
 namespace {
+
+// Precedes every key that LibTorch uses outside its own tests. A thread includes the key while it has one of the defaults;
+// operators without a kernel here fall through at no cost.
+constexpr auto kModeKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+struct CallDefaults {
+  std::optional<at::Generator> generator = {};  // with CPU tensors
+  std::optional<c10::Device> device = {};       // operators that create tensors from nothing
+};
+
+CallDefaults& call_defaults() {
+  thread_local CallDefaults defaults;
+  return defaults;
+}
 
 using Arguments = std::vector<c10::Argument>;
 
@@ -71,15 +89,9 @@ void add_kernels(Libraries& libraries, Selects selects) {
   }
 }
 
-}  // namespace
-
-CallDefaults& call_defaults() {
-  thread_local CallDefaults defaults;
-  return defaults;
-}
-
-// Libraries are never unregistered: other threads may still call the kernels. They are used: otherwise the
-// leak sanitizer does not find the address, which the compiler drops.
+// Each registers its kernels once for the process, while no other thread calls such operators. Libraries are never
+// unregistered: other threads may still call the kernels. They are used: otherwise the leak sanitizer does not find the
+// address, which the compiler drops.
 
 void register_generator_kernels() {
   [[gnu::used]] static const auto& libraries = *[] {
@@ -90,6 +102,7 @@ void register_generator_kernels() {
   }();
 }
 
+// And the generators'; operators of threads with a generator then cost more.
 void register_factory_kernels() {
   register_generator_kernels();
   [[gnu::used]] static const auto& libraries = *[] {
@@ -99,4 +112,27 @@ void register_factory_kernels() {
   }();
 }
 
-}  // namespace lockstep::device
+}  // namespace
+
+ThreadGenerator::ThreadGenerator(at::Generator generator)
+    : key_((register_generator_kernels(), c10::DispatchKeySet(kModeKey))) {
+  call_defaults().generator = std::move(generator);
+}
+
+void ThreadGenerator::register_kernels() { register_generator_kernels(); }
+
+ThreadGenerator::~ThreadGenerator() { call_defaults().generator.reset(); }
+
+std::optional<at::Generator> ThreadGenerator::current() { return call_defaults().generator; }
+
+}  // namespace lockstep::intercept
+
+namespace lockstep {
+
+DeviceContext::DeviceContext(c10::Device device)
+    : key_((intercept::register_factory_kernels(), c10::DispatchKeySet(intercept::kModeKey))),
+      outer_(std::exchange(intercept::call_defaults().device, device)) {}
+
+DeviceContext::~DeviceContext() { intercept::call_defaults().device = outer_; }
+
+}  // namespace lockstep
