@@ -107,8 +107,9 @@ void save_image(const at::Tensor& images, const std::filesystem::path& file, con
 
 /// Writes images as save_image() does, and checks that they are a batch: [n, channels, height, width] with 1
 /// to 4 channels, uint8, or floating-point with values in [0, 1]. Set `normalize` to draw images with other
-/// values, such as those of a Normalize. Throws ArgumentError for other shapes, dtypes and values, and the
-/// errors of save_image(). torchvision: utils.save_image, which cuts off values outside [0, 1].
+/// values, such as those of a Normalize. Throws ArgumentError for other shapes, dtypes and values and for
+/// `normalize` with uint8, and the errors of save_image(). torchvision: utils.save_image, which cuts off
+/// values outside [0, 1].
 void save_samples(const at::Tensor& images, const std::filesystem::path& file,
                   const GridOptions& options = {});
 
