@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
+
+#include <lockstep/device/device.h>
 
 namespace lockstep::device {
 namespace {
@@ -100,3 +103,13 @@ void register_factory_kernels() {
 }
 
 }  // namespace lockstep::device
+
+namespace lockstep {
+
+DeviceContext::DeviceContext(c10::Device device)
+    : key_((device::register_factory_kernels(), c10::DispatchKeySet(device::kModeKey))),
+      outer_(std::exchange(device::call_defaults().device, device)) {}
+
+DeviceContext::~DeviceContext() { device::call_defaults().device = outer_; }
+
+}  // namespace lockstep
