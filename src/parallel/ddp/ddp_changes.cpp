@@ -13,7 +13,7 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "ddp/ddp_state.h"
-#include "device/module_members.h"
+#include "device/module_snapshot.h"
 #include "graphs/graph_phase.h"
 #include "modules/broadcast.h"
 #include "optim/unaveraged.h"
