@@ -1,7 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 
-// How DistributedDataParallel follows changes of its module, see note [Changes of the module] in
-// reducer_change.cpp.
+// Note [Changes of the module]
+//
+// Before a forward that will be reduced, DistributedDataParallel compares the module with what its buckets
+// were built on (nn::ModuleWatch). If nothing has changed, no call is made. A rank whose module has changed
+// must learn whether the others' have changed as well, while a rank without a change runs its step:
+//
+// - on_host: it abandons the step in the node-local group, with the change as the reason. It waits until each
+//   other rank has done so, too, or has entered its forward. The waits of ranks without the change end.
+// - in_gradients: it makes the step's calls with zeros and reports a failed step (note [Failed steps]).
+// - by_a_call: it makes the call by which the ranks compare their new modules. A rank without the change
+//   makes another call, which ends with an error of the backend, at the latest at the timeout.
+//
+// If all ranks have changed, they compare the new modules and begin anew with new buckets.
 #include <algorithm>
 #include <filesystem>
 
@@ -86,7 +97,7 @@ void DdpState::agree_on(const std::vector<nn::ModuleChange>& changes, bool in_st
   const auto news = reducer_ && in_step ? reducer_->change_news() : News::by_a_call;
   std::vector<std::string> of_ranks;
   if (news == News::on_host) of_ranks = reducer_->exchange_changes(change);
-  if (news == News::in_gradients && has_trained_) of_ranks = announce_in_gradients(change);
+  if (news == News::in_gradients && has_trained_) of_ranks = report_in_gradients(change);
   if (std::ranges::any_of(of_ranks, &std::string::empty)) {
     std::vector<std::string> unchanged;
     for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
@@ -117,7 +128,7 @@ void DdpState::refuse_on_all_ranks(const std::string& change, bool in_capture) c
 }
 
 // The calls of a rank without the change, with zeros.
-std::vector<std::string> DdpState::announce_in_gradients(const std::string& change) {
+std::vector<std::string> DdpState::report_in_gradients(const std::string& change) {
   const auto as_before = reducer_->stand_in(
       [this](std::size_t i) { return watch_->like_before(reducer_->parameters()[i].tensor); });
   reducer_->rebuild_buckets_if_due();

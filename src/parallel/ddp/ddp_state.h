@@ -138,7 +138,7 @@ class DdpState {
   std::vector<nn::ModuleChange> changes() const;
   void agree_on(const std::vector<nn::ModuleChange>& changes, bool in_step);
   [[noreturn]] void refuse_on_all_ranks(const std::string& change, bool in_capture) const;
-  std::vector<std::string> announce_in_gradients(const std::string& change);
+  std::vector<std::string> report_in_gradients(const std::string& change);
   void check_can_follow(const std::vector<nn::ModuleChange>& changes) const;
   void begin_anew(bool converted);
   void watch_module();
