@@ -152,10 +152,8 @@ void DdpState::check_can_follow(const std::vector<nn::ModuleChange>& changes) co
         "An optimizer still has the old tensors: change the module first, then wrap it, then make the "
         "optimizer");
   }
-  if (delayed_) refuse("With delay_all_reduce_named_params this cannot be followed; wrap the module anew");
-  if (options_.optimizer_in_backward)
-    refuse("With optimizer_in_backward this cannot be followed; wrap the module anew");
   try {
+    check(features_, Mode::module_change, group_);
     if (reducer_) reducer_->check_hook_can_follow();
   } catch (const ArgumentError& error) {
     refuse(error.what());

@@ -25,76 +25,6 @@
 namespace lockstep::ddp {
 namespace {
 
-constexpr std::size_t kMiB = 1024 * 1024;
-constexpr std::size_t kFirstBucketBytes = kMiB;
-constexpr std::size_t kBucketBytes = 25 * kMiB;
-
-std::size_t to_bytes(double mebibytes, const char* name) {
-  if (!std::isfinite(mebibytes) || mebibytes <= 0 || mebibytes > 1e9) {
-    throw_error<ArgumentError>("DistributedDataParallel: {} is {} MiB; it must be positive", name, mebibytes);
-  }
-  return static_cast<std::size_t>(mebibytes * static_cast<double>(kMiB));
-}
-
-BucketLimits limits_from(const DistributedDataParallelOptions& options) {
-  if (!options.bucket_cap_mb_list.empty()) {
-    if (options.bucket_cap_mb) {
-      throw ArgumentError("DistributedDataParallel: give bucket_cap_mb or bucket_cap_mb_list, not both");
-    }
-    std::vector<std::size_t> limits;
-    for (const double cap : options.bucket_cap_mb_list) limits.push_back(to_bytes(cap, "bucket_cap_mb_list"));
-    return {limits, limits};
-  }
-  // The first backward uses one bucket: the order of gradients is not known yet.
-  const std::vector<std::size_t> all{static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())};
-  if (!options.bucket_cap_mb) return {all, {kFirstBucketBytes, kBucketBytes}};
-  const auto cap = to_bytes(*options.bucket_cap_mb, "bucket_cap_mb");
-  return {all, {cap}};
-}
-
-void check_options(const DistributedDataParallelOptions& options) {
-  if (options.delay_all_reduce_named_params.empty() != options.param_to_hook_all_reduce.empty()) {
-    throw ArgumentError(
-        "DistributedDataParallel: set both or none of delay_all_reduce_named_params and "
-        "param_to_hook_all_reduce");
-  }
-  if (options.skip_all_reduce_unused_params && !options.find_unused_parameters && !options.static_graph) {
-    throw ArgumentError(
-        "DistributedDataParallel: skip_all_reduce_unused_params needs find_unused_parameters or "
-        "static_graph, which find the unused ones");
-  }
-}
-
-void check_mixed_precision(const DistributedDataParallelOptions& options) {
-  if (!options.mixed_precision) return;
-  const auto refuse = [](bool set, const char* name) {
-    if (set) {
-      throw_error<ArgumentError>("DistributedDataParallel: mixed_precision excludes {}", name);
-    }
-  };
-  refuse(options.static_graph, "static_graph");
-  refuse(static_cast<bool>(options.optimizer_in_backward), "optimizer_in_backward");
-  refuse(!options.delay_all_reduce_named_params.empty(), "delay_all_reduce_named_params");
-  const auto& types = *options.mixed_precision;
-  for (const auto& dtype : {types.param_dtype, types.reduce_dtype, types.buffer_dtype}) {
-    if (!dtype || c10::isFloatingType(*dtype)) continue;
-    throw_error<ArgumentError>("DistributedDataParallel: mixed_precision: {} is not a floating-point type",
-                               c10::toString(*dtype));
-  }
-}
-
-// Options whose calls differ from Python's, or are not compared with them.
-void check_with_python(const DistributedDataParallelOptions& options, const comm::GroupState& group) {
-  const auto refuse = [&](bool set, const char* name) {
-    if (set)
-      comm::refuse_with_python(group, std::string("DistributedDataParallel's ") + name, "leave it out");
-  };
-  refuse(options.mixed_precision.has_value(), "mixed_precision");
-  refuse(options.skip_all_reduce_unused_params, "skip_all_reduce_unused_params");
-  refuse(static_cast<bool>(options.optimizer_in_backward), "optimizer_in_backward");
-  refuse(!options.delay_all_reduce_named_params.empty(), "delay_all_reduce_named_params");
-}
-
 // Divides after summing, as PyTorch does here.
 CommHook reduce_in(std::optional<at::ScalarType> dtype) {
   return [dtype](GradBucket& bucket) {
@@ -106,29 +36,6 @@ CommHook reduce_in(std::optional<at::ScalarType> dtype) {
   };
 }
 
-std::string text_of(const std::optional<MixedPrecision>& types) {
-  if (!types) return "none";
-  const auto name = [](const auto& dtype) { return dtype ? c10::toString(*dtype) : "-"; };
-  return fmt::format("{}/{}/{}", name(types->param_dtype), name(types->reduce_dtype),
-                     name(types->buffer_dtype));
-}
-
-// The options that ranks must share to make the same calls. Ignored names may differ; those that are left
-// are compared.
-std::string text_of(const DistributedDataParallelOptions& options) {
-  return fmt::format(
-      "init_sync={} broadcast_buffers={} forward_sync_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}] "
-      "find_unused_parameters={} static_graph={} skip_all_reduce_unused_params={} "
-      "delay_all_reduce_named_params=[{}] param_to_hook_all_reduce={} optimizer_in_backward={} "
-      "mixed_precision={}",
-      options.init_sync, options.broadcast_buffers,
-      options.forward_sync_buffers.value_or(options.broadcast_buffers), options.bucket_cap_mb.value_or(0),
-      fmt::join(options.bucket_cap_mb_list, ", "), options.find_unused_parameters, options.static_graph,
-      options.skip_all_reduce_unused_params, fmt::join(options.delay_all_reduce_named_params, ", "),
-      options.param_to_hook_all_reduce, options.optimizer_in_backward != nullptr,
-      text_of(options.mixed_precision));
-}
-
 ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
                    const DistributedDataParallelOptions& options) {
   std::string lines;
@@ -138,7 +45,7 @@ ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector
   for (const auto& item : parameters) add("parameter", item);
   for (const auto& item : buffers) add("buffer", item);
   return {.user = "DistributedDataParallel",
-          .lines = lines + "options of DistributedDataParallel\t" + text_of(options) + "\n",
+          .lines = lines + "options of DistributedDataParallel\t" + options_text(options) + "\n",
           .advice = "Build the same module with the same options on every rank"};
 }
 
@@ -197,7 +104,7 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
       options_(options),
       group_(runtime::required_group(options.process_group, "DistributedDataParallel")),
       sync_buffers_(options.forward_sync_buffers.value_or(options.broadcast_buffers)),
-      skips_found_unused_(options.skip_all_reduce_unused_params && !options.static_graph),
+      features_(features_of(options, group_)),
       where_(where) {
   auto parts =
       tell_on_failure({group_}, "DistributedDataParallel", where, [this] { return look_at_arguments(); });
@@ -211,10 +118,8 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
 
 // Throws ArgumentError.
 DdpState::Parts DdpState::look_at_arguments() {
-  check_options(options_);
-  check_mixed_precision(options_);
-  check_with_python(options_, comm::state_of(group_));
-  Parts parts{.limits = limits_from(options_)};
+  check_options(options_, features_, group_);
+  Parts parts{.limits = limits_of(options_)};
   device_ = common_device(some_parameters(module_));
   const auto all = distinct(module_.named_parameters());
   find_all(joined(all, distinct(module_.named_buffers())), options_.params_and_buffers_to_ignore,
@@ -245,7 +150,7 @@ std::vector<TrainedParameter> DdpState::look_at_module() {
   auto trained = trained_parameters(module_, untrained_);
   std::erase_if(untrained_, [](const NamedTensor& each) { return each.tensor.requires_grad(); });
   if (std::ranges::any_of(trained, &TrainedParameter::sparse))
-    comm::refuse_with_python(comm::state_of(group_), "a sparse gradient", "use dense ones");
+    check(Features().with(Feature::sparse_gradient), Mode::python_ranks, group_);
   return trained;
 }
 
@@ -275,6 +180,7 @@ ModuleText DdpState::text_of_module(const std::string& more) const {
 void DdpState::make_reducer(std::vector<TrainedParameter> trained, const BucketLimits& limits,
                             const bool& sync) {
   const auto& mixed = options_.mixed_precision;
+  const auto* const no_recovery = find_exclusion(features_, Mode::recovery);
   if (mixed) precision_ = std::make_unique<PrecisionSwitch>(parameters_, buffers_, *mixed);
   reducer_ = std::make_shared<Reducer>(
       std::move(trained), group_,
@@ -289,14 +195,16 @@ void DdpState::make_reducer(std::vector<TrainedParameter> trained, const BucketL
           .optimizer_in_backward = options_.optimizer_in_backward,
           .gradient_dtype = mixed ? mixed->param_dtype : std::nullopt,
           .after_reduction = mixed ? std::function<void()>([this] { precision_->raise(); }) : nullptr,
-          .no_recovery = options_.optimizer_in_backward              ? "optimizer_in_backward"
-                         : comm::state_of(group_).info().with_python ? "Python ranks"
-                         : delayed_ == nullptr                       ? ""
-                                                                     : "delay_all_reduce_named_params",
+          .no_recovery = no_recovery == nullptr ? "" : name_of(no_recovery->feature),
           .sync = &sync,
           .where = where_});
   watch_gradients();
   if (mixed) reducer_->register_comm_hook(reduce_in(mixed->reduce_dtype));
+}
+
+void DdpState::register_comm_hook(CommHook hook) {
+  check(features_, Mode::comm_hook, group_);
+  reducer_->register_comm_hook(std::move(hook));
 }
 
 void DdpState::watch_gradients() {
@@ -377,12 +285,8 @@ void DdpState::prepare_for_forward(bool sync, bool in_join) {
 
 void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
   follow_changes(false);  // so that ranks without any data follow, too
-  const auto refuse = [](bool set, const char* name) {
-    if (set) throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
-  };
-  comm::refuse_with_python(comm::state_of(group_), "join()", "give all ranks the same number of batches");
-  refuse(delayed_ != nullptr, "delay_all_reduce_named_params");
-  refuse(skips_found_unused_, "skip_all_reduce_unused_params with find_unused_parameters");
+  check(Features().with(Feature::join), Mode::python_ranks, group_);
+  check(features_, Mode::join, group_);
   has_synced_layers_ = false;
   synced_buffers_.clear();
   for (const auto& layer : synced) {
@@ -404,7 +308,8 @@ void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
 
 void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
   const bool training = c10::GradMode::is_enabled();
-  if (delayed_) refuse_in_graph("DistributedDataParallel with delay_all_reduce_named_params", "leave it out");
+  if (graph_phase() != GraphPhase::none)
+    check(features_.with(Feature::join, in_join.has_value()), Mode::graphed_step, group_);
   if (reducer_) begin_forward(training, sync, in_join);
   sync_buffers(in_join.has_value(), true);
   if (in_join && agree_on_iteration(true, training && sync && has_trained_).announces) {
@@ -414,7 +319,7 @@ void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
 }
 
 void DdpState::begin_forward(bool training, bool sync, const std::optional<Joined>& in_join) {
-  reducer_->enter_graph(in_join.has_value());
+  reducer_->enter_graph();
   reducer_->clock().begin_forward();
   if (training && sync) {
     reducer_->begin_listening();

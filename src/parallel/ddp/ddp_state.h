@@ -11,6 +11,7 @@
 #include <lockstep/ddp/options.h>
 
 #include "ddp/module_sync.h"
+#include "ddp/option_rules.h"
 #include "ddp/reducer.h"
 #include "nn/module_watch.h"
 #include "nn/synced_batch_norm.h"
@@ -97,6 +98,9 @@ class DdpState {
   void before_forward(bool sync, const std::optional<Joined>& joined);
   void after_forward(bool sync, const std::vector<at::Tensor>& outputs);
 
+  // There is a reducer.
+  void register_comm_hook(CommHook hook);
+
   // Throws ArgumentError for options and layers that a join cannot follow. `synced`: the module's.
   void begin_join(const std::vector<nn::SyncedLayer>& synced);
   void shadow_iteration();
@@ -164,7 +168,7 @@ class DdpState {
   DistributedDataParallelOptions options_;
   ProcessGroup group_;
   bool sync_buffers_;
-  bool skips_found_unused_;
+  Features features_;
   std::source_location where_;
   c10::Device device_{at::kCPU};
   std::vector<NamedTensor> parameters_;

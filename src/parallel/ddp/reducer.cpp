@@ -63,24 +63,11 @@ void Reducer::note_claim() {
 }
 
 // The host's part of a step runs only while a GraphedStep captures it.
-void Reducer::enter_graph(bool in_join) {
+void Reducer::enter_graph() {
   const auto phase = graph_phase();
   if (phase == GraphPhase::none) return;
-  const auto refuse = [](bool set, const char* what, const char* remedy) {
-    if (set) refuse_in_graph(fmt::format("DistributedDataParallel with {}", what), remedy);
-  };
-  refuse(options_.finds_unused(), "find_unused_parameters",
-         "the host asks in every step which parameters were used; static_graph asks in the first only");
-  refuse(options_.lazy_bucket_allocation, "lazy_bucket_allocation",
-         "a graph needs the same memory in every step; leave the option out");
-  refuse(!optimizers().empty(), "optimizer_in_backward",
-         "the order of steps depends on the speed of reductions; step after backward");
-  refuse(options_.gradient_dtype.has_value() || options_.after_reduction, "mixed_precision",
-         "parameters change their memory in every step; use Autocast");
-  refuse(in_join, "join()",
-         "the host asks in every step which ranks have data; give all ranks the same number of batches");
-  refuse(phase == GraphPhase::capture && history_.is_rebuild_due(), "buckets that are rebuilt in this step",
-         "raise warmup");
+  if (phase == GraphPhase::capture && history_.is_rebuild_due())
+    refuse_in_graph("DistributedDataParallel with buckets that are rebuilt in this step", "raise warmup");
   if (phase != GraphPhase::warm_up) return;
   // The hooks' nodes run on the stream on which they were made. It must be the captured one, which the
   // warm-up already uses.
@@ -131,9 +118,6 @@ void Reducer::register_comm_hook(CommHook hook) {
   if (calls_.hook())
     throw ArgumentError(ddp_on_rank(group_) + ": a communication hook is registered already");
   if (!hook) throw ArgumentError(ddp_on_rank(group_) + ": the communication hook is empty");
-  if (!optimizers().empty()) {
-    throw ArgumentError(ddp_on_rank(group_) + ": optimizer_in_backward allows no communication hook");
-  }
   if (!in(Phase::idle) && !in(Phase::forward)) {
     throw ArgumentError(ddp_on_rank(group_) + ": register the communication hook before the first forward");
   }

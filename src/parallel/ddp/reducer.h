@@ -122,7 +122,7 @@ class Reducer {
   // After parameters have changed their type, and with it their node in the graph.
   void renew_hooks();
   // Before a forward. Throws Error if a GraphedStep would capture it and cannot.
-  void enter_graph(bool in_join);
+  void enter_graph();
 
   void register_comm_hook(CommHook hook);
   // See Buckets.
