@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include "base/throw_error.h"
+#include "ddp/option_rules.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -51,14 +52,14 @@ std::shared_ptr<void> Buckets::stand_in(const std::function<at::Tensor(std::size
 }
 
 void Buckets::lay_out() {
+  const auto limits = limits_of(options_);
   // With find_unused_parameters the gradient order is never final, so these buckets stay.
-  lay_out(
-      initial_plan(parameters_, options_.finds_unused() ? options_.limits.rebuilt : options_.limits.initial));
+  lay_out(initial_plan(parameters_, options_.finds_unused() ? limits.rebuilt : limits.initial));
 }
 
 void Buckets::lay_out(const BucketPlan& plan) {
   buckets_ = has_nothing_to_reduce() ? std::vector<Bucket>{}
-                                     : make_buckets(plan, parameters_, options_.gradient_dtype);
+                                     : make_buckets(plan, parameters_, options_.gradient_dtype());
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s)
       locations_[buckets_[b].slots[s].parameter] = {b, s};
@@ -198,7 +199,7 @@ void Buckets::finish_dense(Bucket& bucket, UsedParameters& used) {
     throw_error<Error>("{}: the communication hook returned {} elements for a bucket of {}",
                        ddp_on_rank(group_), reduced.defined() ? reduced.numel() : 0, bucket.numel);
   }
-  if (options_.gradient_dtype) {
+  if (options_.gradient_dtype()) {
     finish_cast(bucket, reduced, used);
     return;
   }

@@ -12,28 +12,23 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/comm/process_group.h>
+#include <lockstep/ddp/options.h>
 
 #include "ddp/bucket.h"
 
 namespace lockstep::ddp {
 
-struct ReducerOptions {
-  BucketLimits limits = {};
-  bool gradient_as_bucket_view = true;
-  bool find_unused_parameters = false;
-  bool static_graph = false;
-  bool skip_all_reduce_unused_params = false;
-  bool batched_grad_copy = false;
-  bool lazy_bucket_allocation = false;
-  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> optimizer_in_backward = {};
-  // In mixed precision: the type of gradients in backward, and a function to call after the reduction.
-  std::optional<at::ScalarType> gradient_dtype = {};
+struct ReducerOptions : DistributedDataParallelOptions {
+  // In mixed precision: a function to call after the reduction.
   std::function<void()> after_reduction = {};
-  std::string no_recovery = {};     // the option that makes a failed backward final, if any
   const bool* sync = nullptr;       // false while no_sync() is open; nullptr: always true
   std::source_location where = {};  // for call records
 
   bool finds_unused() const { return find_unused_parameters && !static_graph; }
+  // In mixed precision: the type of gradients in backward.
+  std::optional<at::ScalarType> gradient_dtype() const {
+    return mixed_precision ? mixed_precision->param_dtype : std::nullopt;
+  }
 };
 
 // The beginning of messages.

@@ -40,42 +40,40 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
       buffers_(tensors_, group_, options.forward_sync_buffers.value_or(options.broadcast_buffers), where),
       join_(tensors_, group_, device_, where),
       changes_(tensors_, buffers_, group_, features_, where) {
-  auto parts =
+  auto trained =
       tell_on_failure({group_}, "DistributedDataParallel", where, [this] { return look_at_arguments(); });
-  start_equal(parts.trained);
-  if (!parts.delayed.empty())
-    delayed_ = std::make_unique<DelayedReduction>(parts.delayed, parts.trigger, group_, where_);
-  if (!parts.trained.empty()) make_reducer(std::move(parts.trained), parts.limits, sync);
+  start_equal(trained);
+  if (!options_.delay_all_reduce_named_params.empty())
+    delayed_ = std::make_unique<DelayedReduction>(tensors_.delayed(), tensors_.param_to_hook_all_reduce(),
+                                                  group_, where_);
+  if (!trained.empty()) make_reducer(std::move(trained), sync);
   watch_module();
   if (group_.size() > 1) changes_.refuse_new_parameters();
 }
 
-// Throws ArgumentError.
-DdpState::Parts DdpState::look_at_arguments() {
+std::vector<TrainedParameter> DdpState::look_at_arguments() {
   check_options(options_, features_, group_);
-  Parts parts{.limits = limits_of(options_)};
   device_ = tensors_.check();
-  parts.trained = look_at_module();
+  auto trained = look_at_module();
   if (options_.mixed_precision &&
       std::ranges::any_of(parameters(), [](const auto& each) { return nn::has_guard(each.tensor); })) {
     throw ArgumentError(
         "DistributedDataParallel: mixed_precision does not take parameters of parallelize_module(); use "
         "autocast, or convert the module before it");
   }
-  parts.delayed = tensors_.delayed();
-  if (!parts.delayed.empty()) {
-    parts.trigger = tensors_.param_to_hook_all_reduce();
-  } else if (parts.trained.empty()) {
+  if (!tensors_.delayed().empty()) {
+    tensors_.param_to_hook_all_reduce();
+  } else if (trained.empty()) {
     throw ArgumentError(
         "DistributedDataParallel: params_and_buffers_to_ignore leaves no parameter to reduce");
   }
-  return parts;
+  return trained;
 }
 
 std::vector<TrainedParameter> DdpState::look_at_module() {
   auto trained = tensors_.look();
   if (std::ranges::any_of(trained, &TrainedParameter::sparse))
-    check(Features().with(Feature::sparse_gradient), Mode::python_ranks, group_);
+    check({Feature::sparse_gradient}, Feature::python_ranks, group_);
   return trained;
 }
 
@@ -95,33 +93,20 @@ void DdpState::start_equal(const std::vector<TrainedParameter>& trained) const {
   for (const auto& each : parameters()) optim::unmark_unaveraged(each.tensor);
 }
 
-void DdpState::make_reducer(std::vector<TrainedParameter> trained, const BucketLimits& limits,
-                            const bool& sync) {
+void DdpState::make_reducer(std::vector<TrainedParameter> trained, const bool& sync) {
   const auto& mixed = options_.mixed_precision;
-  const auto* const no_recovery = find_exclusion(features_, Mode::recovery);
   if (mixed) precision_ = std::make_unique<PrecisionSwitch>(parameters(), tensors_.buffers(), *mixed);
-  reducer_ = std::make_shared<Reducer>(
-      std::move(trained), group_,
-      ReducerOptions{
-          .limits = limits,
-          .gradient_as_bucket_view = options_.gradient_as_bucket_view,
-          .find_unused_parameters = options_.find_unused_parameters,
-          .static_graph = options_.static_graph,
-          .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
-          .batched_grad_copy = options_.batched_grad_copy,
-          .lazy_bucket_allocation = options_.lazy_bucket_allocation,
-          .optimizer_in_backward = options_.optimizer_in_backward,
-          .gradient_dtype = mixed ? mixed->param_dtype : std::nullopt,
-          .after_reduction = mixed ? std::function<void()>([this] { precision_->raise(); }) : nullptr,
-          .no_recovery = no_recovery == nullptr ? "" : name_of(no_recovery->feature),
-          .sync = &sync,
-          .where = where_});
+  ReducerOptions options{options_};
+  if (mixed) options.after_reduction = [this] { precision_->raise(); };
+  options.sync = &sync;
+  options.where = where_;
+  reducer_ = std::make_shared<Reducer>(std::move(trained), group_, std::move(options));
   reducer_->watch_gradients(tensors_.undelayed());
   if (mixed) reducer_->register_comm_hook(reduce_in(mixed->reduce_dtype));
 }
 
 void DdpState::register_comm_hook(CommHook hook) {
-  check(features_, Mode::comm_hook, group_);
+  check(features_, Feature::comm_hook, group_);
   reducer_->register_comm_hook(std::move(hook));
 }
 
@@ -141,15 +126,17 @@ void DdpState::prepare_for_forward(bool sync, bool in_join) {
 
 void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
   follow_changes(false);  // so that ranks without any data follow, too
-  check(Features().with(Feature::join), Mode::python_ranks, group_);
-  check(features_, Mode::join, group_);
+  check({Feature::join}, Feature::python_ranks, group_);
+  check(features_, Feature::join, group_);
   join_.begin(synced);
 }
 
 void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
   const bool training = c10::GradMode::is_enabled();
-  if (graph_phase() != GraphPhase::none)
-    check(features_.with(Feature::join, in_join.has_value()), Mode::graphed_step, group_);
+  if (graph_phase() != GraphPhase::none) {
+    check(features_, Feature::graphed_step, group_);
+    if (in_join) check({Feature::join}, Feature::graphed_step, group_);
+  }
   if (reducer_) begin_forward(training, sync, in_join);
   if (buffers_.is_due()) buffers_.broadcast(in_join ? join_.find_common_rank(true) : 0);
   if (in_join && join_.agree_on_iteration(true, training && sync && has_trained_, false).announces) {

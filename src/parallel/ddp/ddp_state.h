@@ -59,17 +59,12 @@ class DdpState {
   bool has_reducer() const { return reducer_ != nullptr; }
 
  private:
-  struct Parts {
-    BucketLimits limits;
-    std::vector<TrainedParameter> trained = {};
-    std::vector<NamedTensor> delayed = {};
-    at::Tensor trigger = {};  // param_to_hook_all_reduce
-  };
-  Parts look_at_arguments();
+  // Throws ArgumentError. Returns the parameters in buckets.
+  std::vector<TrainedParameter> look_at_arguments();
   // Looks at the module as it is now; returns the parameters in buckets.
   std::vector<TrainedParameter> look_at_module();
   void start_equal(const std::vector<TrainedParameter>& trained) const;
-  void make_reducer(std::vector<TrainedParameter> trained, const BucketLimits& limits, const bool& sync);
+  void make_reducer(std::vector<TrainedParameter> trained, const bool& sync);
   void follow_changes(bool in_step);
   void begin_anew(bool converted);
   void watch_module();

@@ -113,7 +113,7 @@ void DistributedDataParallelModule::trace(const std::string& path, int steps) {
   if (!state_->has_reducer()) {
     throw ArgumentError("trace: all parameters are delayed, so there are no buckets to trace");
   }
-  ddp::check(ddp::Features().with(ddp::Feature::trace), ddp::Mode::python_ranks, process_group());
+  ddp::check({ddp::Feature::trace}, ddp::Feature::python_ranks, process_group());
   state_->reducer().trace().begin(path, steps);
 }
 

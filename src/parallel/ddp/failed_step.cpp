@@ -13,13 +13,14 @@ namespace lockstep::ddp {
 constexpr const char* kExceptionReason = "its last step was ended by an exception";
 
 void FailedStep::check_recoverable() const {
-  if (group_.size() == 1 || (abort_.is_local() && options_.no_recovery.empty()) || can_report()) return;
+  if (group_.size() == 1 || (abort_.is_local() && no_recovery_ == nullptr) || can_report()) return;
   abort_.abort(kExceptionReason, true);
   throw_error<Error>(
       "{}: the last step was ended by an exception, and the ranks cannot continue {}: end the run and resume "
       "from a checkpoint",
       ddp_on_rank(group_),
-      options_.no_recovery.empty() ? "with ranks on several hosts" : "with " + options_.no_recovery);
+      no_recovery_ == nullptr ? "with ranks on several hosts"
+                              : std::string("with ") + name_of(no_recovery_->option));
 }
 
 void FailedStep::recover(bool in_first_static_step) {
@@ -40,7 +41,7 @@ std::vector<std::string> FailedStep::report_failure(const std::string& reason, b
 
 std::optional<std::size_t> FailedStep::reporting_bucket() const {
   const bool in_gradients = !abort_.is_local() && group_.size() > 1 && !calls_.hook() &&
-                            options_.no_recovery.empty() && buckets_.device().is_cpu() &&
+                            no_recovery_ == nullptr && buckets_.device().is_cpu() &&
                             graph_phase() == GraphPhase::none;
   if (!in_gradients) return std::nullopt;
   for (std::size_t b = buckets_.all().size(); b-- > 0;) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/option_rules.h"
 #include "ddp/step_calls.h"
 
 namespace lockstep::ddp {
@@ -52,6 +53,7 @@ class FailedStep {
   const Buckets& buckets_ = calls_.buckets();
   const ProcessGroup& group_ = calls_.group();
   const ReducerOptions& options_ = calls_.options();
+  const Exclusion* no_recovery_ = find_exclusion(features_of(options_, group_), Feature::recovery);
 };
 
 }  // namespace lockstep::ddp

@@ -117,7 +117,7 @@ void ModuleChanges::check_can_follow(const std::vector<nn::ModuleChange>& change
         "optimizer");
   }
   try {
-    check(features_, Mode::module_change, group_);
+    check(features_, Feature::module_change, group_);
     if (reducer != nullptr) reducer->check_hook_can_follow();
   } catch (const ArgumentError& error) {
     refuse(error.what());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <fmt/ranges.h>
 
@@ -57,62 +58,67 @@ std::string text_of(const std::optional<MixedPrecision>& types) {
 }  // namespace
 
 Features features_of(const DistributedDataParallelOptions& options, const ProcessGroup& group) {
-  return Features()
-      .with(Feature::bucket_cap_mb, options.bucket_cap_mb.has_value())
-      .with(Feature::delay_all_reduce_named_params, !options.delay_all_reduce_named_params.empty())
-      .with(Feature::find_unused_parameters, options.find_unused_parameters && !options.static_graph)
-      .with(Feature::lazy_bucket_allocation, options.lazy_bucket_allocation)
-      .with(Feature::mixed_precision, options.mixed_precision.has_value())
-      .with(Feature::optimizer_in_backward, options.optimizer_in_backward != nullptr)
-      .with(Feature::skip_all_reduce_unused_params, options.skip_all_reduce_unused_params)
-      .with(Feature::skip_found_unused, options.skip_all_reduce_unused_params && !options.static_graph)
-      .with(Feature::static_graph, options.static_graph)
-      .with(Feature::python_ranks, comm::state_of(group).info().with_python);
+  using enum Feature;
+  const bool skips = options.skip_all_reduce_unused_params;
+  const bool delays = !options.delay_all_reduce_named_params.empty();
+  const bool with_python = comm::state_of(group).info().with_python;
+  Features used;
+  for (const auto& [feature, is_used] :
+       {std::pair{bucket_cap_mb, options.bucket_cap_mb.has_value()},
+        {bucket_cap_mb_list, !options.bucket_cap_mb_list.empty()},
+        {delay_all_reduce_named_params, delays},
+        {find_unused_parameters, options.find_unused_parameters && !options.static_graph},
+        {lazy_bucket_allocation, options.lazy_bucket_allocation},
+        {mixed_precision, options.mixed_precision.has_value()},
+        {optimizer_in_backward, options.optimizer_in_backward != nullptr},
+        {skip_all_reduce_unused_params, skips},
+        {skip_found_unused, skips && !options.static_graph},
+        {static_graph, options.static_graph},
+        {python_ranks, with_python}})
+    if (is_used) used.push_back(feature);
+  return used;
 }
 
-const Exclusion* find_exclusion(Features used, Mode mode) {
-  const auto* const found = std::ranges::find_if(
-      kExclusions, [&](const Exclusion& each) { return each.mode == mode && used.has(each.feature); });
+const Exclusion* find_exclusion(const Features& used, Feature mode) {
+  const auto* const found = std::ranges::find_if(kExclusions, [&](const Exclusion& each) {
+    return each.mode == mode && std::ranges::find(used, each.option) != used.end();
+  });
   return found == kExclusions.end() ? nullptr : found;
 }
 
-void check(Features used, Mode mode, const ProcessGroup& group) {
+void check(const Features& used, Feature mode, const ProcessGroup& group) {
+  using enum Feature;
   const auto* const found = find_exclusion(used, mode);
   if (found == nullptr) return;
-  const std::string name = name_of(found->feature);
-  switch (mode) {
-    case Mode::bucket_cap_mb_list:
-      throw ArgumentError("DistributedDataParallel: give bucket_cap_mb or bucket_cap_mb_list, not both");
-    case Mode::comm_hook:
-      throw_error<ArgumentError>("{}: {} allows no communication hook", ddp_on_rank(group), name);
-    case Mode::graphed_step:
-      refuse_in_graph("DistributedDataParallel with " + name,
-                      fmt::format("{}; {}", found->reason, found->remedy));
-      return;
-    case Mode::join:
-      throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
-    case Mode::mixed_precision:
-      throw_error<ArgumentError>("DistributedDataParallel: mixed_precision excludes {}", name);
-    case Mode::module_change:
-      throw_error<ArgumentError>("With {} this cannot be followed; {}", name, found->remedy);
-    case Mode::python_ranks:
-      comm::refuse_with_python(comm::state_of(group),
-                               (is_option(found->feature) ? "DistributedDataParallel's " : "") + name,
-                               found->remedy);
-      return;
-    case Mode::recovery:
-      return;  // FailedStep throws when a step has failed
-  }
+  const std::string name = name_of(found->option);
+  if (mode == graphed_step)
+    refuse_in_graph("DistributedDataParallel with " + name,
+                    fmt::format("{}; {}", found->reason, found->remedy));
+  if (mode == python_ranks)
+    comm::refuse_with_python(comm::state_of(group),
+                             (found->option <= static_graph ? "DistributedDataParallel's " : "") + name,
+                             found->remedy);
+  if (mode == bucket_cap_mb_list)
+    throw ArgumentError("DistributedDataParallel: give bucket_cap_mb or bucket_cap_mb_list, not both");
+  if (mode == comm_hook)
+    throw_error<ArgumentError>("{}: {} allows no communication hook", ddp_on_rank(group), name);
+  if (mode == join) throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
+  if (mode == mixed_precision)
+    throw_error<ArgumentError>("DistributedDataParallel: mixed_precision excludes {}", name);
+  if (mode == module_change)
+    throw_error<ArgumentError>("With {} this cannot be followed; {}", name, found->remedy);
 }
 
-void check_options(const DistributedDataParallelOptions& options, Features used, const ProcessGroup& group) {
+void check_options(const DistributedDataParallelOptions& options, const Features& used,
+                   const ProcessGroup& group) {
   check_needs(options);
   if (options.mixed_precision) {
-    check(used, Mode::mixed_precision, group);
+    check(used, Feature::mixed_precision, group);
     check_types(*options.mixed_precision);
   }
-  check(used, Mode::python_ranks, group);
-  if (!options.bucket_cap_mb_list.empty()) check(used, Mode::bucket_cap_mb_list, group);
+  check(used, Feature::python_ranks, group);
+  if (!options.bucket_cap_mb_list.empty()) check(used, Feature::bucket_cap_mb_list, group);
+  limits_of(options);
 }
 
 BucketLimits limits_of(const DistributedDataParallelOptions& options) {

@@ -7,6 +7,7 @@
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "ddp/option_rules.h"
 #include "ddp/python_sync.h"
 
 namespace lockstep::ddp {
@@ -70,7 +71,7 @@ void StepHistory::learn_order_of_construction() {
 
 BucketPlan StepHistory::plan() const {
   const auto& parameters = buckets_.parameters();
-  const auto& limits = options_.limits.rebuilt;
+  const auto limits = limits_of(options_).rebuilt;
   const auto device = buckets_.device();
   if (comm::state_of(group_).info().with_python)
     return plan_of_rank_0(group_, plan_by_order(parameters, ready_order_, limits), device, options_.where);

@@ -39,7 +39,8 @@ class WrappedTensors {
   const std::vector<NamedTensor>& buffers() const { return buffers_; }
   // Parameters that did not require a gradient.
   const std::vector<NamedTensor>& untrained() const { return untrained_; }
-  // Those of delay_all_reduce_named_params, and the other parameters.
+  // Those of delay_all_reduce_named_params, and the other parameters. The first and the third throw
+  // ArgumentError for names that the module does not have.
   std::vector<NamedTensor> delayed() const;
   std::vector<NamedTensor> undelayed() const;
   at::Tensor param_to_hook_all_reduce() const;
