@@ -18,9 +18,9 @@
 #include <lockstep/ddp/activation_checkpoint.h>
 #include <lockstep/runtime/random.h>
 
-#include "device/libtorch_versions.h"
-#include "device/generators.h"
 #include "ddp/autograd_hooks.h"
+#include "device/generators.h"
+#include "device/libtorch_versions.h"
 #include "intercept/nested_backward.h"
 
 namespace lockstep::ddp {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "ddp/delayed_reduction.h"
+
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
@@ -8,8 +10,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
-
-#include "ddp/ddp_state.h"
 
 namespace lockstep::ddp {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <c10/core/GradMode.h>
+#include "ddp/precision_switch.h"
 
-#include "ddp/ddp_state.h"
+#include <c10/core/GradMode.h>
 
 namespace lockstep::ddp {
 

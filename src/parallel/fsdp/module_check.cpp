@@ -10,6 +10,7 @@
 
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
+#include "modules/agreement.h"
 
 namespace lockstep::fsdp {
 

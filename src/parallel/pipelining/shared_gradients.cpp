@@ -17,6 +17,7 @@
 #include "base/throw_error.h"
 #include "fsdp/module_groups.h"
 #include "fsdp/sharded_state_dict.h"
+#include "modules/agreement.h"
 #include "modules/broadcast.h"
 
 namespace lockstep::pipelining {

@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "modules/agreement.h"
 #include "modules/named_tensors.h"
 #include "tensor_parallel/parallel_parameter.h"
 

@@ -1,24 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "ddp/buckets.h"
 
-// The part of the reducer that makes buckets, and moves gradients into them and back.
 #include <algorithm>
-#include <optional>
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include "base/throw_error.h"
-#include "comm/group_state.h"
-#include "ddp/reducer.h"
-#include "graphs/graph_phase.h"
-#include "ddp/python_sync.h"
+#include "ddp/option_rules.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -34,65 +29,61 @@ void divide_by(int divisor, const at::Tensor& gradients) {
 
 }  // namespace
 
-BucketPlan Reducer::first_plan() const {
+Buckets::Buckets(std::vector<TrainedParameter> parameters, const ProcessGroup& group,
+                 const ReducerOptions& options)
+    : group_(group), options_(options) {
+  replace_parameters(std::move(parameters));
+  if (!options_.optimizer_in_backward) return;
+  for (const auto& parameter : parameters_)
+    optimizers_.push_back(options_.optimizer_in_backward({parameter.tensor}));
+}
+
+void Buckets::replace_parameters(std::vector<TrainedParameter> parameters) {
+  parameters_ = std::move(parameters);
+  locations_.assign(parameters_.size(), {});
+  dtypes_.clear();
+  for (const auto& parameter : parameters_) dtypes_.push_back(parameter.tensor.scalar_type());
+}
+
+std::shared_ptr<void> Buckets::stand_in(const std::function<at::Tensor(std::size_t)>& tensor) {
+  auto own = parameters_;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].tensor = tensor(i);
+  return {nullptr, [this, own = std::move(own)](void*) mutable { parameters_ = std::move(own); }};
+}
+
+void Buckets::lay_out() {
+  const auto limits = limits_of(options_);
   // With find_unused_parameters the gradient order is never final, so these buckets stay.
-  return initial_plan(parameters_, finds_unused() ? options_.limits.rebuilt : options_.limits.initial);
+  lay_out(initial_plan(parameters_, options_.finds_unused() ? limits.rebuilt : limits.initial));
 }
 
-void Reducer::set_buckets(const BucketPlan& plan) {
+void Buckets::lay_out(const BucketPlan& plan) {
   buckets_ = has_nothing_to_reduce() ? std::vector<Bucket>{}
-                                     : make_buckets(plan, parameters_, options_.gradient_dtype);
+                                     : make_buckets(plan, parameters_, options_.gradient_dtype());
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s) {
+    for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s)
       locations_[buckets_[b].slots[s].parameter] = {b, s};
-    }
-    if (keeps_buckets()) allocate(buckets_[b], parameters_, group_);
+    if (keeps_memory()) allocate(buckets_[b], parameters_, group_);
   }
-  if (options_.gradient_as_bucket_view && keeps_buckets()) move_gradients_into_buckets();
+  if (options_.gradient_as_bucket_view && keeps_memory()) move_gradients_into_buckets();
 }
 
-std::vector<std::int64_t> Reducer::ready_order_of_rank_0() const {
-  // Ranks may see their gradients in different orders; all must use one.
-  auto order = at::tensor(learned_.ready_order, at::TensorOptions().dtype(at::kLong))
-                   .to(parameters_.front().tensor.device());
-  group_.broadcast(order, 0, options_.where);
-  order = order.to(at::kCPU);
-  return {order.data_ptr<std::int64_t>(), order.data_ptr<std::int64_t>() + order.numel()};
-}
-
-void Reducer::rebuild_buckets_if_due() {
-  const std::lock_guard lock(mutex_);
-  if (learned_.order != Learned::Order::known) return;
-  learned_.order = Learned::Order::applied;
-  // Hidden from a GraphedStep that warms up and compares this step with the next.
-  std::optional<at::DisableRecordFunctionGuard> unseen;
-  if (graph_phase() != GraphPhase::none) unseen.emplace();
-  if (has_nothing_to_reduce()) return;
-  if (comm::state_of(group_).info().with_python) {
-    const auto own = plan_by_order(parameters_, learned_.ready_order, options_.limits.rebuilt);
-    set_buckets(plan_of_rank_0(group_, own, parameters_.front().tensor.device(), options_.where));
-    return;
-  }
-  set_buckets(plan_by_order(parameters_, ready_order_of_rank_0(), options_.limits.rebuilt));
-}
-
-void Reducer::begin_buckets() {
-  step_.divisor = 0;
-  step_.next_bucket = 0;
+void Buckets::begin_step(const std::vector<std::size_t>& unused) {
+  divisor_ = 0;
   for (auto& bucket : buckets_) {
     bucket.pending = bucket.slots.size();
     bucket.finished = false;
     bucket.skipped = options_.skip_all_reduce_unused_params &&
-                     std::ranges::all_of(bucket.slots, [this](const Bucket::Slot& slot) {
-                       return std::ranges::binary_search(learned_.unused, slot.parameter);
+                     std::ranges::all_of(bucket.slots, [&](const Bucket::Slot& slot) {
+                       return std::ranges::binary_search(unused, slot.parameter);
                      });
   }
 }
 
 // Gradients that are kept (zero_grad(false), accumulation) move before the next backward, as in PyTorch:
-// copy_to_bucket() then divides them in place, which for a world size that is no power of two rounds
+// copy_in() then divides them in place, which for a world size that is no power of two rounds
 // differently from its copy.
-void Reducer::move_gradients_into_buckets() {
+void Buckets::move_gradients_into_buckets() {
   const c10::NoGradGuard no_grad;
   for (const auto& bucket : buckets_) {
     if (bucket.sparse) continue;
@@ -105,7 +96,17 @@ void Reducer::move_gradients_into_buckets() {
   }
 }
 
-void Reducer::copy_to_bucket(Bucket& bucket, Bucket::Slot& slot) {
+bool Buckets::copy_in(std::size_t parameter) {
+  if (buckets_.empty()) {
+    if (!optimizers_.empty()) step_in_backward(parameter);
+    return false;
+  }
+  const auto [b, s] = locations_[parameter];
+  copy_in(buckets_[b], buckets_[b].slots[s]);
+  return --buckets_[b].pending == 0;
+}
+
+void Buckets::copy_in(Bucket& bucket, Bucket::Slot& slot) {
   if (bucket.skipped) return;
   const c10::NoGradGuard no_grad;
   if (bucket.sparse) {
@@ -123,14 +124,14 @@ void Reducer::copy_to_bucket(Bucket& bucket, Bucket::Slot& slot) {
     throw_error<Error>(
         "{}: {} has a sparse gradient, which only the weight of an Embedding or EmbeddingBag with "
         "sparse(true) may have",
-        whoami(), parameter.name);
+        ddp_on_rank(group_), parameter.name);
   }
   if (options_.batched_grad_copy) return;
   if (aliases(gradient, slot.view)) {
-    if (!hook_) divide_by(divisor(), slot.view);
+    if (!has_hook_) divide_by(divisor(), slot.view);
     return;
   }
-  if (hook_) {
+  if (has_hook_) {
     slot.view.copy_(gradient);
   } else {
     // By the reciprocal, as in PyTorch: for sizes that are no power of two the bits differ from a division's.
@@ -140,8 +141,8 @@ void Reducer::copy_to_bucket(Bucket& bucket, Bucket::Slot& slot) {
   if (options_.gradient_as_bucket_view) gradient = slot.view;
 }
 
-void Reducer::copy_all_to_bucket(Bucket& bucket) {
-  if (bucket.sparse) return;
+void Buckets::copy_batch_in(Bucket& bucket) {
+  if (!options_.batched_grad_copy || bucket.sparse) return;
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> views;
   std::vector<at::Tensor> gradients;
@@ -153,58 +154,58 @@ void Reducer::copy_all_to_bucket(Bucket& bucket) {
     if (options_.gradient_as_bucket_view) gradient = slot.view;
   }
   if (!views.empty()) at::_foreach_copy_(views, gradients);
-  if (!hook_) divide_by(divisor(), bucket.flat);
+  if (!has_hook_) divide_by(divisor(), bucket.flat);
 }
 
-void Reducer::take_sparse_gradient(Bucket& bucket) {
+void Buckets::take_sparse_gradient(Bucket& bucket) {
   const auto& parameter = parameters_[bucket.slots.front().parameter];
   const auto& gradient = parameter.tensor.mutable_grad();
   if (gradient.defined() && !gradient.is_sparse()) {
     throw_error<Error>("{}: {} belongs to an embedding with sparse(true), but its gradient is not sparse",
-                       whoami(), parameter.name);
+                       ddp_on_rank(group_), parameter.name);
   }
   if (!gradient.defined()) {
     bucket.flat = zeros_of(bucket, parameters_, group_);
     return;
   }
   bucket.flat = gradient;
-  if (!hook_) bucket.flat.div_(divisor());
+  if (!has_hook_) bucket.flat.div_(divisor());
 }
 
-void Reducer::finish(Bucket& bucket) {
+void Buckets::finish(Bucket& bucket, UsedParameters& used) {
   const c10::NoGradGuard no_grad;
   bucket.finished = true;
   if (bucket.skipped) return;
   if (bucket.sparse) {
     const auto parameter = bucket.slots.front().parameter;
-    if (was_used(parameter)) parameters_[parameter].tensor.mutable_grad() = bucket.work.wait();
+    if (was_used(parameter, used)) parameters_[parameter].tensor.mutable_grad() = bucket.work.wait();
     bucket.flat.reset();
   } else {
-    finish_dense(bucket);
+    finish_dense(bucket, used);
   }
   if (!optimizers_.empty()) {
     for (const auto& slot : bucket.slots) step_in_backward(slot.parameter);
   }
-  if (keeps_buckets()) {
+  if (keeps_memory()) {
     bucket.work = {};
   } else {
     release(bucket);
   }
 }
 
-void Reducer::finish_dense(Bucket& bucket) {
+void Buckets::finish_dense(Bucket& bucket, UsedParameters& used) {
   const auto reduced = bucket.work.wait();
   if (!reduced.defined() || reduced.numel() != bucket.numel) {
-    throw_error<Error>("{}: the communication hook returned {} elements for a bucket of {}", whoami(),
-                       reduced.defined() ? reduced.numel() : 0, bucket.numel);
+    throw_error<Error>("{}: the communication hook returned {} elements for a bucket of {}",
+                       ddp_on_rank(group_), reduced.defined() ? reduced.numel() : 0, bucket.numel);
   }
-  if (options_.gradient_dtype) {
-    finish_cast(bucket, reduced);
+  if (options_.gradient_dtype()) {
+    finish_cast(bucket, reduced, used);
     return;
   }
   if (!aliases(reduced, bucket.flat)) bucket.flat.copy_(reduced.reshape({-1}));
   for (const auto& slot : bucket.slots) {
-    if (!was_used(slot.parameter)) continue;
+    if (!was_used(slot.parameter, used)) continue;
     const auto& parameter = parameters_[slot.parameter];
     auto& gradient = parameter.tensor.mutable_grad();
     if (options_.gradient_as_bucket_view) {
@@ -218,14 +219,40 @@ void Reducer::finish_dense(Bucket& bucket) {
 }
 
 // In mixed precision gradients become the sums in the parameters' own types.
-void Reducer::finish_cast(const Bucket& bucket, const at::Tensor& reduced) {
+void Buckets::finish_cast(const Bucket& bucket, const at::Tensor& reduced, UsedParameters& used) {
   for (const auto& slot : bucket.slots) {
-    if (!was_used(slot.parameter)) continue;
+    if (!was_used(slot.parameter, used)) continue;
     const auto& tensor = parameters_[slot.parameter].tensor;
     const auto part =
         reduced.as_strided(slot.view.sizes(), slot.view.strides(), reduced.storage_offset() + slot.offset);
     tensor.mutable_grad() = part.to(dtypes_[slot.parameter], /*non_blocking=*/false, /*copy=*/true);
   }
+}
+
+bool Buckets::was_used(std::size_t parameter, UsedParameters& used) const {
+  return !(options_.find_unused_parameters || options_.static_graph) || used.used_anywhere(parameter);
+}
+
+void Buckets::step_in_backward(std::size_t parameter) {
+  auto& gradient = parameters_[parameter].tensor.mutable_grad();
+  if (!gradient.defined()) return;
+  optimizers_[parameter]->step();
+  gradient.reset();
+}
+
+void Buckets::zero() {
+  for (auto& bucket : buckets_)
+    if (bucket.flat.defined() && !bucket.sparse) bucket.flat.zero_();
+}
+
+int Buckets::divisor() {
+  if (divisor_ == 0) divisor_ = divisor_source_ ? divisor_source_() : group_.size();
+  return divisor_;
+}
+
+std::string Buckets::description(const Bucket& bucket) const {
+  return fmt::format("bucket {} ({} bytes, {} first)", &bucket - buckets_.data(), bucket.bytes,
+                     parameters_[bucket.slots.front().parameter].name);
 }
 
 UsedParameters::UsedParameters(std::size_t parameters, c10::Device device)
