@@ -15,8 +15,8 @@
 #include "comm/composed_operations.h"
 #include "comm/inference_tensors.h"
 #include "comm/message_order.h"
-#include "comm/missing_ranks.h"
 #include "comm/operation_futures.h"
+#include "comm/peer_check.h"
 #include "comm/profiler_event.h"
 #include "device/libtorch_versions.h"
 

@@ -131,7 +131,6 @@ class Issue {
 
   [[noreturn]] void fail() {
     group_.log().set_state(call_.number, CallState::failed);
-    throw_if_refused(group_, record_);
     rethrow_as_ours(std::current_exception(), group_, record_);
   }
 

@@ -14,7 +14,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/deadline.h"
-#include "comm/missing_ranks.h"
+#include "comm/peer_check.h"
 
 namespace lockstep::backends {
 

@@ -49,7 +49,7 @@ std::optional<NoteText> take_note(MpiGroup& group, std::shared_ptr<Note> note, i
                                   std::uint32_t barrier, const Deadline& deadline) {
   while (true) {
     try {
-      group.engine.wait(*note, deadline.remaining(), [&] { group.look_around(); });
+      group.wait(*note, deadline.remaining());
     } catch (const TimeoutError&) {
       group.engine.cancel(*note);
       return std::nullopt;

@@ -66,10 +66,7 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
 
   void wait(std::chrono::milliseconds timeout) override {
     try {
-      group_->guard([&] {
-        group_->engine.wait(*this, timeout == kNoTimeout ? timeout_ : timeout,
-                            [this] { group_->look_around(); });
-      });
+      group_->guard([&] { group_->wait(*this, timeout == kNoTimeout ? timeout_ : timeout); });
     } catch (...) {
       group_->engine.spoil();
       throw;
@@ -100,9 +97,13 @@ std::string MpiGroup::name_of(int rank) const {
   return node ? node->name_of(rank) : fmt::format("rank {}", rank);
 }
 
-void MpiGroup::look_around() const {
-  comm::check_peers(node.get());
-  if (comm::is_terminated()) throw PeerLost(comm::reason_of_termination(node.get()));
+void MpiGroup::wait(mpi::Task& task, std::chrono::milliseconds timeout) const {
+  engine.wait(task, timeout, [&](bool is_late) {
+    comm::NodeWait(
+        node.get(), [&] { return engine.test(task); }, comm::late_error(is_late, timeout),
+        comm::is_terminated())
+        .check();
+  });
 }
 
 void MpiGroup::guard(const std::function<void()>& job) const {
