@@ -67,7 +67,7 @@ std::shared_ptr<MpiGroup> connect(const BackendRequest& request) {
       MpiGroup{.engine = engine,
                .ranks = {},
                .node = {},
-               .can_end_calls = request.can_end_calls || engine.library().survives_lost_ranks()});
+               .can_end_calls = request.mpi.can_end_calls || engine.library().survives_lost_ranks()});
   engine.run([&] { group->ranks = engine.library().create(members.world_ranks, tag, members.after_loss); });
   if (request.one_host && request.size > 1) group->node = join_node_group(request, {});
   comm::watch_termination();
