@@ -7,6 +7,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/launched_rank.h"
+#include "base/set_world.h"
 #include "runtime/run.h"
 
 namespace lockstep {

@@ -110,7 +110,8 @@ std::optional<ProcessGroup> make_group(const at::Tensor& ranks, const MeshRanks:
   for (std::int64_t i = 0; i < rows.size(0); ++i) {
     auto members = to_vector(rows[i]);
     std::ranges::sort(members);
-    if (auto group = run.subgroup(members, backend, "mesh_" + label)) own = std::move(group);
+    if (auto group = run.new_group(members, {.backend = backend, .group_name = "mesh_" + label}))
+      own = std::move(group);
   }
   return own;
 }

@@ -12,6 +12,7 @@
 #include <sys/types.h>
 #include <vector>
 
+#include <lockstep/base/env.h>
 #include <lockstep/spawn/spawn.h>
 
 #include "base/shared_memory.h"

@@ -13,9 +13,9 @@
 #include <c10/util/Exception.h>
 
 #include <lockstep/base/env.h>
-#include <lockstep/base/world.h>
 
 #include "base/host.h"
+#include "base/set_world.h"
 #include "launch/environment.h"
 #include "runtime/intra_op_threads.h"
 #include "spawn/spawn_processes.h"
