@@ -13,7 +13,6 @@
 
 #include "base/host.h"
 #include "node/liveness.h"
-#include "node/thread_state.h"
 
 namespace lockstep::node {
 namespace {

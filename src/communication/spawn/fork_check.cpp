@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "spawn/fork_check.h"
+
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <string>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
 #include <lockstep/runtime/default_group.h>
 
 #include "base/deadline.h"
 #include "runtime/intra_op_threads.h"
-#include "spawn/spawn_processes.h"
 
 namespace lockstep::spawning {
 namespace {
@@ -61,7 +65,8 @@ void refuse_threads() {
                   names.size(), names.size() == 1 ? "" : "s", fmt::join(names, ", ")));
 }
 
-void refuse_ranks(const Env& env) {
+void refuse_ranks() {
+  const Env env;
   if (is_thread_rank()) throw ArgumentError("spawn: this thread is already a rank of spawn_threads()");
   if (is_initialized()) {
     throw ArgumentError(
@@ -96,8 +101,8 @@ bool has_cuda_open(const fs::path& folder) {
   return false;
 }
 
-void prepare_to_fork(const Env& env) {
-  refuse_ranks(env);
+void prepare_to_fork() {
+  refuse_ranks();
   refuse_cuda();
   runtime::release_all_idle_threads();
   refuse_threads();

@@ -21,7 +21,7 @@
 #include "rendezvous/session.h"
 #include "rendezvous/store_barrier.h"
 #include "runtime/intra_op_threads.h"
-#include "spawn/spawn_processes.h"
+#include "spawn/spawn_rank.h"
 
 namespace lockstep {
 namespace spawning {
@@ -165,7 +165,7 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
   check_options(world_size, options);
   if (options.caching_cpu_allocator) enable_caching_cpu_allocator();
   device::ThreadGenerator::register_kernels();
-  const runtime::IntraOpThreads intra_op(threads_per_rank(options.threads_per_rank, Env(), world_size));
+  const runtime::IntraOpThreads intra_op(threads_per_rank(options.threads_per_rank, world_size));
   const rendezvous::IgnoreSigpipe ignored;
   Run run{.world_size = world_size,
           .body = body,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Of all that is wrong at once, a wait reports the cause.
+// A wait for which several things are wrong at once reports the cause.
 #include "comm/peer_check.h"
 
 #include <gmock/gmock.h>

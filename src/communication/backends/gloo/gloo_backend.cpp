@@ -9,7 +9,6 @@
 
 #include "backends/factories.h"
 #include "backends/gloo/route.h"
-#include "backends/join_node_group.h"
 
 namespace lockstep::backends {
 namespace {

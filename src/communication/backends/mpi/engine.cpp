@@ -11,7 +11,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "backends/mpi/load.h"
 #include "comm/peer_check.h"
 
 namespace lockstep::mpi {

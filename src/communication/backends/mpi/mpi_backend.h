@@ -61,9 +61,6 @@ class MpiBackend final : public comm::FromC10d {
   void check_tag(const comm::Call& call) const;
   void run(const comm::Call& call);
   comm::OperationPtr begin(const comm::Call& call);
-  void monitored_barrier(const comm::Call& call);
-  void await_all(std::chrono::milliseconds limit);
-  void report_to_first(std::chrono::milliseconds limit);
 
   std::shared_ptr<MpiGroup> group_;
   std::uint32_t monitored_barriers_ = 0;  // that this rank has called

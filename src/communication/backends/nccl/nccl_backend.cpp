@@ -13,7 +13,6 @@
 #include <lockstep/device/device.h>
 
 #include "backends/factories.h"
-#include "backends/join_node_group.h"
 #include "backends/nccl/process_groups.h"
 #include "base/deadline.h"
 #include "comm/from_c10d.h"

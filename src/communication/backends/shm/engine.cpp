@@ -9,6 +9,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "backends/shm/engines.h"
 #include "backends/shm/peer_memory.h"
 #include "base/deadline.h"
 #include "base/futex.h"

@@ -8,7 +8,6 @@
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
-#include "backends/join_node_group.h"
 #include "backends/shm/call_request.h"
 #include "base/host.h"
 #include "comm/profiler_event.h"
