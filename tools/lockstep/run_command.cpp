@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "commands.h"
 #include "launch/launch.h"
 #include "launch/worker_group.h"
@@ -25,15 +26,14 @@ constexpr double kMostSeconds = 24 * 3600;
 
 std::chrono::milliseconds checked_grace(double seconds) {
   if (!(seconds >= 0 && seconds <= kMostSeconds)) {
-    throw ArgumentError(
-        fmt::format("--grace-period {}: the seconds must be in 0 .. {}", seconds, kMostSeconds));
+    throw_error<ArgumentError>("--grace-period {}: the seconds must be in 0 .. {}", seconds, kMostSeconds);
   }
   return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
 
 void check_choice(const char* option, const std::string& value, const Words& allowed) {
   if (std::ranges::find(allowed, value) != allowed.end()) return;
-  throw ArgumentError(fmt::format("{} {}: use {}", option, value, fmt::join(allowed, ", ")));
+  throw_error<ArgumentError>("{} {}: use {}", option, value, fmt::join(allowed, ", "));
 }
 
 // Options of torchrun that have no effect, or that other options replace.
@@ -43,15 +43,14 @@ void check_torchruns_own(const RunArguments& arguments) {
   check_choice("--event-log-handler", arguments.event_log_handler, Words{"null"});
   check_choice("--logs-specs", arguments.logs_specs, Words{"default"});
   if (!(arguments.monitor_interval > 0 && arguments.monitor_interval <= kMostSeconds)) {
-    throw ArgumentError(
-        fmt::format("--monitor-interval {}: use seconds above 0", arguments.monitor_interval));
+    throw_error<ArgumentError>("--monitor-interval {}: use seconds above 0", arguments.monitor_interval);
   }
   if (!arguments.numa_binding.empty()) {
-    throw ArgumentError(
-        fmt::format("--numa-binding {} is not supported; use --bind compact (adjacent cores) or --bind "
-                    "spread (ranks distributed over "
-                    "the NUMA nodes)",
-                    arguments.numa_binding));
+    throw_error<ArgumentError>(
+        "--numa-binding {} is not supported; use --bind compact (adjacent cores) or --bind "
+        "spread (ranks distributed over "
+        "the NUMA nodes)",
+        arguments.numa_binding);
   }
 }
 
@@ -72,7 +71,7 @@ bool needs_python(const RunArguments& arguments) {
 
 void set_command(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   if (arguments.module && arguments.no_python) {
-    throw ArgumentError("--module and --no-python contradict each other");
+    throw ArgumentError("--module and --no-python contradict each other; give one of them");
   }
   options.command = arguments.command;
   if (arguments.command.empty() || !needs_python(arguments)) return;
@@ -88,7 +87,7 @@ std::set<int> parse_ranks(const std::string& text) {
     std::erase(number, ' ');
     const auto rank = parse_number<int>(number);
     if (!rank || *rank < 0) {
-      throw ArgumentError(fmt::format("--local-ranks-filter {}: use local ranks, as in 0,2", text));
+      throw_error<ArgumentError>("--local-ranks-filter {}: use local ranks, as in 0,2", text);
     }
     ranks.insert(*rank);
   }
@@ -152,7 +151,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .grace_period = checked_grace(arguments.grace_period),
                                 .has_host_control = arguments.host_index.has_value()};
   if (arguments.use_env && arguments.pass_local_rank) {
-    throw ArgumentError("--use-env and --pass-local-rank contradict each other");
+    throw ArgumentError("--use-env and --pass-local-rank contradict each other; give one of them");
   }
   set_command(arguments, env, options);
   set_rendezvous(arguments, env, options);
@@ -322,7 +321,7 @@ CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
 std::vector<std::string> program_words(const CLI::App& run, const std::vector<std::string>& rest) {
   auto words = run.remaining();
   if (!words.empty() && words.front().starts_with('-')) {
-    throw ArgumentError(fmt::format("unknown option {} (see lockstep run --help)", words.front()));
+    throw_error<ArgumentError>("unknown option {} (see lockstep run --help)", words.front());
   }
   // A "--" before the program ends the options; one after it belongs to the program.
   const bool ours = words.empty() && !rest.empty();

@@ -23,9 +23,11 @@ namespace optim {
 struct GroupEntries;
 }
 
-namespace ddp {
-
+namespace modules {
 class ChangeAgreement;
+}
+
+namespace ddp {
 
 /// The ranks of a ZeroRedundancyOptimizer that is under construction.
 struct ZeroStart {
@@ -90,7 +92,7 @@ class ZeroShards {
   Where where_;
   std::vector<int> owners_;
   std::vector<Seen> seen_;  // [index in the parameter groups]
-  std::unique_ptr<ChangeAgreement> agreement_;
+  std::unique_ptr<modules::ChangeAgreement> agreement_;
   // By share_parameters(): where a parameter lies, by its implementation.
   struct Shared {
     at::Tensor parameter;

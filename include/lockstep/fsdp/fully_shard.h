@@ -15,12 +15,12 @@
 
 #include <torch/nn/module.h>
 
-#include <lockstep/ddp/distributed_data_parallel.h>
-#include <lockstep/ddp/utils.h>
 #include <lockstep/device/pytree.h>
+#include <lockstep/nn/clip_grad.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/serialize/value.h>
+#include <lockstep/trace/step_times.h>
 
 namespace lockstep {
 

@@ -137,8 +137,8 @@ class [[nodiscard]] Context {
 
  private:
   // Rank 0's side of main_process_first, and the others'.
-  void announce_success() const;
-  void announce_failure(const std::string& reason) const noexcept;
+  void report_success() const;
+  void report_failure(const std::string& reason) const noexcept;
   void await_main() const;
 
   std::unique_ptr<rendezvous::Session> session_;
@@ -187,19 +187,19 @@ auto Context::main_process_first(Action&& action) const {
     try {
       return action();
     } catch (const std::exception& error) {
-      announce_failure(error.what());
+      report_failure(error.what());
       throw;
     } catch (...) {
-      announce_failure("");
+      report_failure("");
       throw;
     }
   };
   if constexpr (std::is_void_v<decltype(action())>) {
     tell_others_when_it_fails();
-    announce_success();
+    report_success();
   } else {
     auto result = tell_others_when_it_fails();
-    announce_success();
+    report_success();
     return result;
   }
 }

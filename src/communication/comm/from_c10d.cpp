@@ -40,14 +40,13 @@ void check_same_parts(const std::vector<Tensors>& lists, const Tensors& inputs) 
   };
   for (std::size_t rank = 0; rank < lists.size(); ++rank) {
     if (lists[rank].size() != inputs.size()) {
-      throw ArgumentError(fmt::format("outputs[{}] has {} tensors, inputs {}; one for each input is needed",
-                                      rank, lists[rank].size(), inputs.size()));
+      throw_error<ArgumentError>("outputs[{}] has {} tensors, inputs {}; one for each input is needed", rank,
+                                 lists[rank].size(), inputs.size());
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (lists[rank][i].sizes() == inputs[i].sizes()) continue;
-      throw ArgumentError(
-          fmt::format("outputs[{}][{}] is {} but inputs[{}] is {}; their shapes must be the same", rank, i,
-                      describe(lists[rank][i]), i, describe(inputs[i])));
+      throw_error<ArgumentError>("outputs[{}][{}] is {} but inputs[{}] is {}; their shapes must be the same",
+                                 rank, i, describe(lists[rank][i]), i, describe(inputs[i]));
     }
   }
 }
@@ -85,14 +84,14 @@ std::string reached_text(int rank, const TimeoutError& error) {
 // c10d passes lists where a rank has one tensor.
 at::TensorList only(const Tensors& tensors, const char* what) {
   if (tensors.size() == 1) return tensors;
-  throw ArgumentError(fmt::format("one tensor is needed as {}, not {}", what, tensors.size()));
+  throw_error<ArgumentError>("one tensor is needed as {}, not {}", what, tensors.size());
 }
 
 // The list of the only device; empty where this rank passes none.
 at::TensorList only(const std::vector<Tensors>& lists, const char* what) {
   if (lists.empty()) return {};
   if (lists.size() == 1) return lists.front();
-  throw ArgumentError(fmt::format("one list is needed as {}, not {}", what, lists.size()));
+  throw_error<ArgumentError>("one list is needed as {}, not {}", what, lists.size());
 }
 
 }  // namespace
@@ -115,10 +114,10 @@ void FromC10d::change_members(int rank, int size, BackendTraits traits) {
 WorkPtr FromC10d::finished_work() { return work_of(c10d::OpType::UNKNOWN, nullptr, {}, {}); }
 
 std::string FromC10d::get_reconfigure_handle() const {
-  throw ArgumentError(
-      fmt::format("the group of backend {} cannot be formed again: reconfigure is for shm, and for "
-                  "hierarchical over gloo, as the group's only backend",
-                  getBackendName()));
+  throw_error<ArgumentError>(
+      "the group of backend {} cannot be formed again: reconfigure is for shm, and for "
+      "hierarchical over gloo, as the group's only backend",
+      getBackendName());
 }
 
 WorkPtr FromC10d::reconfigure(const libtorch::ReconfigureOptions& /*options*/) {
@@ -174,8 +173,8 @@ WorkPtr FromC10d::run(c10d::OpType op, const Call& call, Tensors outputs, std::f
 
 WorkPtr FromC10d::run_each(c10d::OpType op, Call call, const Tensors& outputs, const Tensors& inputs) {
   if (outputs.size() != inputs.size()) {
-    throw ArgumentError(fmt::format("a coalesced call needs as many outputs as inputs, not {} and {}",
-                                    outputs.size(), inputs.size()));
+    throw_error<ArgumentError>("a coalesced call needs as many outputs as inputs, not {} and {}",
+                               outputs.size(), inputs.size());
   }
   const auto for_each = [&](auto action) {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -379,7 +378,7 @@ void FromC10d::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_a
   rules_.check(call);
   // Zero means no limit in our calls.
   if (options.timeout == std::chrono::milliseconds(0)) {
-    throw TimeoutError(fmt::format("Rank {} timed out in monitoredBarrier after 0 ms", rank));
+    throw_error<TimeoutError>("Rank {} timed out in monitoredBarrier after 0 ms", rank);
   }
   try {
     if (const auto operation = start(call, [](CallStage) {})) operation->wait(call.timeout);

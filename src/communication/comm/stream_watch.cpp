@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "comm/failure.h"
 #include "comm/group_state.h"
 #include "comm/peer_check.h"

@@ -3,12 +3,11 @@
 #include <exception>
 #include <thread>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/failure.h"
 #include "comm/peer_check.h"
 #include "comm/pending_call.h"
@@ -105,7 +104,7 @@ void PendingCall::check(const std::exception_ptr& late) const {
 
 int PendingCall::source_rank() const {
   if (record_.kind != CallKind::recv) {
-    throw ArgumentError(fmt::format("{}: only a receive has a source rank", record_.describe()));
+    throw_error<ArgumentError>("{}: only a receive has a source rank", record_.describe());
   }
   return operation_ == nullptr ? -1 : operation_->source_rank();
 }
@@ -118,7 +117,7 @@ void Work::wait() {
 
 void Work::wait(std::chrono::milliseconds timeout) {
   if (timeout.count() <= 0) {
-    throw ArgumentError(fmt::format("Work::wait: a timeout of {} ms; it must be positive", timeout.count()));
+    throw_error<ArgumentError>("Work::wait: a timeout of {} ms; it must be positive", timeout.count());
   }
   if (call_) call_->wait(timeout);
 }

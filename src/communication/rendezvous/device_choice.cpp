@@ -14,6 +14,7 @@
 #include <lockstep/device/device.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -31,7 +32,7 @@ std::string device_key(int rank) { return fmt::format("devices/{}", rank); }
 c10::Device cuda(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
 
 [[noreturn]] void refuse_device(const World& world, const std::string& error) {
-  throw ArgumentError(fmt::format("rank {} of {}: {}", world.rank, world.size, error));
+  throw_error<ArgumentError>("rank {} of {}: {}", world.rank, world.size, error);
 }
 
 c10::Device cuda_of_rank(const DeviceRequest& request, const World& world) {

@@ -12,6 +12,7 @@
 
 #include "backends/registry.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "rendezvous/file_rendezvous.h"
 #include "rendezvous/python_group.h"
 #include "rendezvous/rank_info.h"
@@ -28,16 +29,14 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 void check_options(const SessionOptions& options, const InitMethod& method) {
   if (options.timeout.count() <= 0) {
-    throw ArgumentError(
-        fmt::format("InitOptions::timeout is {} ms; it must be positive", options.timeout.count()));
+    throw_error<ArgumentError>("InitOptions::timeout is {} ms; it must be positive", options.timeout.count());
   }
   if (options.store && method.kind != InitMethod::Kind::none) {
     throw ArgumentError("InitOptions: set store or init_method, not both");
   }
   if (options.rank.has_value() != options.world_size.has_value() && method.kind == InitMethod::Kind::none) {
-    throw ArgumentError(fmt::format("InitOptions: {} is given but {} is not; set both or neither",
-                                    options.rank ? "rank" : "world_size",
-                                    options.rank ? "world_size" : "rank"));
+    throw_error<ArgumentError>("InitOptions: {} is given but {} is not; set both or neither",
+                               options.rank ? "rank" : "world_size", options.rank ? "world_size" : "rank");
   }
   if (options.store && !options.rank) {
     throw ArgumentError("InitOptions: store needs rank and world_size");
@@ -50,9 +49,9 @@ int pick(const std::optional<int>& option, const std::optional<int>& query, cons
   if (option) return *option;
   if (query) return *query;
   if (env.has(variable)) return Variables(env, "the environment", {variable}).number(variable);
-  throw RendezvousError(fmt::format(
+  throw_error<RendezvousError>(
       "init_method needs InitOptions::{0}, \"?{0}=\" in the method, or {1} in the environment; none is set",
-      option_name, variable));
+      option_name, variable);
 }
 
 RankInfo explicit_rank_info(const SessionOptions& options, const InitMethod& method) {
@@ -112,9 +111,9 @@ StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const De
     const auto store = join_store(server, place.rank, place.world_size, deadline, options.with_python);
     if (!has_ended(*store, options.enable_reconfigure)) return store;
     if (deadline.expired()) {
-      throw RendezvousError(
-          fmt::format("rank {} of {}: rank 0 has not arrived: at {}:{} an earlier run still ends after {} ms",
-                      place.rank, place.world_size, server.host, server.port, deadline.timeout().count()));
+      throw_error<RendezvousError>(
+          "rank {} of {}: rank 0 has not arrived: at {}:{} an earlier run still ends after {} ms", place.rank,
+          place.world_size, server.host, server.port, deadline.timeout().count());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -140,7 +139,7 @@ StorePtr store_by_file(RankInfo& place, const std::string& path, const Deadline&
     auto listener = listen_on(0, place.master_addr);
     place.master_port = listener.port;
     auto store = serve_store(std::move(listener), place.master_addr, place.world_size, deadline);
-    meeting.announce(place.master_port, deadline);
+    meeting.publish(place.master_port, deadline);
     store_barrier(*store, place.rank, place.world_size, deadline);
     return store;
   }
@@ -186,9 +185,9 @@ std::unique_ptr<Session> open_session(const SessionOptions& options, const backe
     throw;
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw RendezvousError(fmt::format(
+    throw_error<RendezvousError>(
         "rank {} of {}: rank 0 gave up or died while the ranks were connecting ({}). Look for its error",
-        rank_info.rank, rank_info.world_size, text.substr(0, text.find('\n'))));
+        rank_info.rank, rank_info.world_size, text.substr(0, text.find('\n')));
   }
 }
 
@@ -299,9 +298,9 @@ std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks,
   return session_->new_group(ranks, options);
 }
 
-void Context::announce_success() const { group().broadcast_object("", 0); }
+void Context::report_success() const { group().broadcast_object("", 0); }
 
-void Context::announce_failure(const std::string& reason) const noexcept {
+void Context::report_failure(const std::string& reason) const noexcept {
   try {
     group().broadcast_object(reason.empty() ? "no reason given" : reason, 0);
   } catch (const std::exception& error) {
@@ -313,7 +312,7 @@ void Context::announce_failure(const std::string& reason) const noexcept {
 void Context::await_main() const {
   const std::string failure = group().broadcast_object("", 0);
   if (!failure.empty()) {
-    throw Error(fmt::format("rank {}: main_process_first: rank 0 failed: {}", rank(), failure));
+    throw_error<Error>("rank {}: main_process_first: rank 0 failed: {}", rank(), failure);
   }
 }
 

@@ -19,6 +19,7 @@
 #include <lockstep/device/device.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/membership.h"
 #include "rendezvous/device_choice.h"
@@ -80,11 +81,11 @@ void check_split(const ProcessGroup& parent, const std::vector<std::vector<int>>
       valid = valid && rank >= 0 && rank < parent.size() && seen.insert(rank).second;
   }
   if (valid) return;
-  throw ArgumentError(
-      fmt::format("split_group: split_ranks is {} for group {}; it must list one or more parts without "
-                  "common ranks, each "
-                  "of one or more group ranks in 0 to {}",
-                  split_ranks, parent.name(), parent.size() - 1));
+  throw_error<ArgumentError>(
+      "split_group: split_ranks is {} for group {}; it must list one or more parts without "
+      "common ranks, each "
+      "of one or more group ranks in 0 to {}",
+      split_ranks, parent.name(), parent.size() - 1);
 }
 
 }  // namespace
@@ -161,8 +162,8 @@ void Session::connect_default_group(const SessionOptions& options) {
   }
   group_ = connect_group("default", choice.spec, members, config_.nccl,
                          {.name = options.group_name, .timeout = options.timeout});
-  origins_.emplace(&comm::state_of(*group_),
-                   Origin{.key = "default", .backend = config_.backend, .nccl = config_.nccl});
+  recipes_.emplace(&comm::state_of(*group_),
+                   GroupRecipe{.key = "default", .backend = config_.backend, .nccl = config_.nccl});
 }
 
 ProcessGroup Session::connect_group(const std::string& key, const backends::BackendSpec& spec,
@@ -216,11 +217,11 @@ c10::intrusive_ptr<c10d::Backend> Session::split_default_group(const c10::intrus
   return comm::state_of(*group_).backend()->split(store, ranks, options);
 }
 
-std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, const std::vector<int>& ranks,
-                                                      ProcessGroupInfo info) {
-  auto choice = backends::resolve_backend(origin.backend, topology(ranks));
+std::optional<ProcessGroup> Session::connect_subgroup(const GroupRecipe& recipe,
+                                                      const std::vector<int>& ranks, ProcessGroupInfo info) {
+  auto choice = backends::resolve_backend(recipe.backend, topology(ranks));
   // Without a backend for the GPU of this rank beside it: the Python ranks have none.
-  if (config_.with_python) choice.spec = origin.backend;
+  if (config_.with_python) choice.spec = recipe.backend;
   const auto own = std::ranges::find(ranks, config_.world.rank);
   if (own == ranks.end()) {
     if (splits_default_group(choice.spec)) split_default_group(config_.store, {}, info);
@@ -228,23 +229,23 @@ std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, cons
   }
   info.global_ranks = ranks;
   const auto group =
-      connect_group(origin.key, choice.spec, {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
-                    origin.nccl, std::move(info));
+      connect_group(recipe.key, choice.spec, {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
+                    recipe.nccl, std::move(info));
   if (const auto node = comm::state_of(group).node_group()) node->set_global_ranks(ranks);
   comm::state_of(group).set_job(comm::state_of(*group_).node_group());
   subgroups_.push_back(group);
-  origins_.emplace(&comm::state_of(group), origin);
+  recipes_.emplace(&comm::state_of(group), recipe);
   return group;
 }
 
 // The groups of the members before are gone, and their keys must not meet those of the groups to come.
 void Session::reconfigure(const ReconfigureOptions& options) {
   const std::lock_guard lock(reconfiguring_);
-  const auto origin = origins_.at(&comm::state_of(*group_));
+  const auto recipe = recipes_.at(&comm::state_of(*group_));
   group_ = group_->reconfigure(options);
   for (const auto& group : subgroups_) group.close();
   subgroups_.clear();
-  origins_ = {{&comm::state_of(*group_), origin}};
+  recipes_ = {{&comm::state_of(*group_), recipe}};
   groups_made_ = 0;
   config_.enable_reconfigure = false;
   if (formed_store_) formed_store_->delete_own_keys();
@@ -283,9 +284,8 @@ void Session::check_members(const std::vector<int>& ranks) const {
   const std::set<int> distinct(ranks.begin(), ranks.end());
   const bool in_range = !ranks.empty() && *distinct.begin() >= 0 && *distinct.rbegin() < world.size;
   if (distinct.size() == ranks.size() && in_range) return;
-  throw ArgumentError(
-      fmt::format("rank {}: new_group([{}]) needs one or more distinct ranks, each in 0 to {}", world.rank,
-                  fmt::join(ranks, ", "), world.size - 1));
+  throw_error<ArgumentError>("rank {}: new_group([{}]) needs one or more distinct ranks, each in 0 to {}",
+                             world.rank, fmt::join(ranks, ", "), world.size - 1);
 }
 
 std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const GroupOptions& options) {
@@ -314,28 +314,28 @@ std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const Gro
 std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
                                                  const std::vector<std::vector<int>>& split_ranks,
                                                  const GroupOptions& options) {
-  const auto found = origins_.find(&comm::state_of(parent));
-  if (found == origins_.end()) {
-    throw ArgumentError(fmt::format("split_group: group {} is not one of this run", parent.name()));
+  const auto found = recipes_.find(&comm::state_of(parent));
+  if (found == recipes_.end()) {
+    throw_error<ArgumentError>("split_group: group {} is not one of this run", parent.name());
   }
   if (config_.with_python) {
     throw ArgumentError("split_group: a run with Python ranks cannot split groups; use new_group()");
   }
   check_split(parent, split_ranks);
-  auto origin = found->second;
+  auto recipe = found->second;
   const auto number = comm::state_of(parent).next_scope();
-  if (!options.backend.empty()) origin.backend = backends::BackendSpec::parse(options.backend);
-  if (options.nccl) origin.nccl = *options.nccl;
+  if (!options.backend.empty()) recipe.backend = backends::BackendSpec::parse(options.backend);
+  if (options.nccl) recipe.nccl = *options.nccl;
   ProcessGroupInfo info{.name = options.group_name.empty() ? fmt::format("{}:split:{}", parent.name(), number)
                                                            : options.group_name,
                         .timeout = options.timeout.value_or(parent.timeout())};
   const auto own = std::ranges::find_if(
       split_ranks, [&](const auto& part) { return std::ranges::find(part, parent.rank()) != part.end(); });
   if (own == split_ranks.end()) return std::nullopt;
-  origin.key = fmt::format("{}/split {}/{}", origin.key, number, own - split_ranks.begin());
+  recipe.key = fmt::format("{}/split {}/{}", recipe.key, number, own - split_ranks.begin());
   auto ranks = *own;
   for (auto& rank : ranks) rank = parent.global_rank(rank);
-  return connect_subgroup(origin, ranks, std::move(info));
+  return connect_subgroup(recipe, ranks, std::move(info));
 }
 
 void Session::wait_for_others_to_leave() {

@@ -93,7 +93,7 @@ class Session : public runtime::Run {
     int own;
   };
   // What a group was made of, for the groups that it is split into.
-  struct Origin {
+  struct GroupRecipe {
     std::string key;
     backends::BackendSpec backend;  // as requested
     NcclOptions nccl;
@@ -105,7 +105,7 @@ class Session : public runtime::Run {
   void connect_default_group(const SessionOptions& options);
   ProcessGroup connect_group(const std::string& key, const backends::BackendSpec& spec,
                              const Members& members, const NcclOptions& nccl, ProcessGroupInfo info);
-  std::optional<ProcessGroup> connect_subgroup(const Origin& origin, const std::vector<int>& ranks,
+  std::optional<ProcessGroup> connect_subgroup(const GroupRecipe& recipe, const std::vector<int>& ranks,
                                                ProcessGroupInfo info);
   // With Python ranks: see python_splits_default_group().
   bool splits_default_group(const backends::BackendSpec& spec) const;
@@ -125,7 +125,7 @@ class Session : public runtime::Run {
   c10::intrusive_ptr<backends::MemberStore> formed_store_;  // since the last reconfigure()
   std::optional<ProcessGroup> group_;
   std::vector<ProcessGroup> subgroups_;
-  std::map<const comm::GroupState*, Origin> origins_;
+  std::map<const comm::GroupState*, GroupRecipe> recipes_;
 };
 
 // Whether the agent of torchrun or `lockstep run` serves the store at the address of rank 0.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <atomic>
 
-#include <fmt/format.h>
-
 #include <lockstep/runtime/default_group.h>
 
 #include "base/launched_rank.h"
@@ -34,10 +32,10 @@ Run* current_run() { return thread_run() != nullptr ? thread_run() : process_run
 Run& require_run(const char* caller) {
   if (auto* run = current_run()) return *run;
   require_init(caller);
-  throw ArgumentError(
-      fmt::format("{}: there is no default process group; call lockstep::init() first and keep the "
-                  "context that it returns",
-                  caller));
+  throw_error<ArgumentError>(
+      "{}: there is no default process group; call lockstep::init() first and keep the "
+      "context that it returns",
+      caller);
 }
 
 void enter(Run& run, Scope scope) {

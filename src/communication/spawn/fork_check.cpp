@@ -18,6 +18,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "runtime/intra_op_threads.h"
 
 namespace lockstep::spawning {
@@ -56,18 +57,21 @@ void refuse_threads() {
     names = foreign_threads();
   }
   if (names.empty()) return;
-  throw ArgumentError(
-      fmt::format("spawn: this process has {} other thread{}, which do not exist in a forked rank; it could "
-                  "deadlock on their locks: {}. "
-                  "End their owner (a loader, a store, a thread pool) before spawn(), call spawn() earlier, "
-                  "or start the program "
-                  "with `lockstep run`",
-                  names.size(), names.size() == 1 ? "" : "s", fmt::join(names, ", ")));
+  throw_error<ArgumentError>(
+      "spawn: this process has {} other thread{}, which do not exist in a forked rank; it could "
+      "deadlock on their locks: {}. "
+      "End their owner (a loader, a store, a thread pool) before spawn(), call spawn() earlier, "
+      "or start the program "
+      "with `lockstep run`",
+      names.size(), names.size() == 1 ? "" : "s", fmt::join(names, ", "));
 }
 
 void refuse_ranks() {
   const Env env;
-  if (is_thread_rank()) throw ArgumentError("spawn: this thread is already a rank of spawn_threads()");
+  if (is_thread_rank())
+    throw ArgumentError(
+        "spawn: this thread is a rank of spawn_threads(), and ranks cannot start ranks; call spawn() outside "
+        "of them");
   if (is_initialized()) {
     throw ArgumentError(
         "spawn: this process has a default process group, whose connections a forked rank must not use; end "
@@ -75,11 +79,11 @@ void refuse_ranks() {
         "spawn(), and call init() in the ranks");
   }
   if (!env.has("RANK") || !env.has("TORCHELASTIC_RUN_ID")) return;
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "spawn: this process is rank {} of a run already (RANK and TORCHELASTIC_RUN_ID are set by spawn(), "
       "`lockstep run` or "
       "torchrun), and ranks cannot start ranks; do not call spawn(), or start the program without a launcher",
-      env.get("RANK").value_or("")));
+      env.get("RANK").value_or(""));
 }
 
 void refuse_cuda() {

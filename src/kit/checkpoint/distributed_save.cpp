@@ -15,7 +15,7 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
 #include "base/atomic_file.h"
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 #include "serialize/torch_format.h"
 
 namespace lockstep::distributed_checkpoint {
@@ -126,7 +126,7 @@ void DistributedSave::write(const fs::path& folder, bool sync) const {
         sink(std::as_bytes(std::span(item.bytes)));
       }
       if (target.size() - before != item.size)
-        throw_error("{}: a tensor changed its shape while it was saved", file.string());
+        throw_error<CheckpointError>("{}: a tensor changed its shape while it was saved", file.string());
     }
   });
 }
@@ -145,7 +145,7 @@ bool DistributedSave::is_complete(const fs::path& folder) const {
   for (const auto& [file, size] : files_) {
     if (fs::file_size(folder / file, code) == size && !code) continue;
     if (!fs::exists(folder / (file + kGivenUp), code)) return false;
-    throw_error("{}: its rank could not write it", (folder / file).string());
+    throw_error<CheckpointError>("{}: its rank could not write it", (folder / file).string());
   }
   return true;
 }
@@ -177,7 +177,8 @@ SaveTicket begin_save(const fs::path& folder, const checkpointing::Group& group,
         ticket.use.emplace(folder);
       }
     } catch (const std::system_error& error) {
-      throw_error("{}: the folder cannot be made: {}", folder.string(), error.code().message());
+      throw_error<CheckpointError>("{}: the folder cannot be made: {}", folder.string(),
+                                   error.code().message());
     }
     std::random_device source;
     ticket.token = fmt::format("{:08x}{:08x}", source(), source());

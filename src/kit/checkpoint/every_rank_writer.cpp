@@ -10,9 +10,9 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/distributed_save.h"
-#include "serialize/errors.h"
 
 namespace lockstep::checkpointing {
 namespace {
@@ -166,14 +166,15 @@ class EveryRankWriter : public CheckpointWriter {
     for (std::chrono::milliseconds pause{1}; !saving_->is_complete(place_);
          pause = std::min(2 * pause, longest)) {
       if (group_ && Clock::now() > deadline) {
-        throw_error(
+        throw_error<CheckpointError>(
             "{}: after {} ms not all ranks have written their parts; check that all ranks see the same "
             "folder",
             place_.string(), limit.count());
       }
       std::unique_lock lock(mutex);
       never.wait_for(lock, stop, pause, [] { return false; });
-      if (stop.stop_requested()) throw_error("{}: not all ranks have written their parts", place_.string());
+      if (stop.stop_requested())
+        throw_error<CheckpointError>("{}: not all ranks have written their parts", place_.string());
     }
   }
 

@@ -9,7 +9,7 @@
 #include <lockstep/data/loader_iteration.h>
 
 #include "data/worker_pool.h"
-#include "device/thread_generator.h"
+#include "intercept/thread_defaults.h"
 
 namespace lockstep::data {
 namespace {
@@ -43,7 +43,7 @@ std::string timeout_text(const WorkerPool& pool, const BatchSlot& slot) {
 
 LoaderWorkers::LoaderWorkers(const LoaderOptions& options, const WorkerInfo& info)
     : pool_(std::make_shared<WorkerPool>()) {
-  device::ThreadGenerator::register_kernels();
+  intercept::ThreadGenerator::register_kernels();
   pool_->options = options;
   pool_->info = info;
   if (is_thread_rank()) pool_->world = current_world();

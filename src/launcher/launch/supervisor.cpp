@@ -15,6 +15,7 @@
 #include "base/deadline.h"
 #include "base/host.h"
 #include "base/sockets.h"
+#include "base/throw_error.h"
 #include "launch/coordinator_client.h"
 #include "launch/coordinator_server.h"
 #include "launch/host_control.h"
@@ -365,8 +366,8 @@ void NodeSupervisor::on(const End& end) {
 }
 
 void NodeSupervisor::on(const Refused& refused) {
-  throw LaunchError(fmt::format("the launcher at {} refused this node: {}", to_text(options_.nodes->endpoint),
-                                refused.reason));
+  throw_error<LaunchError>("the launcher at {} refused this node: {}", to_text(options_.nodes->endpoint),
+                           refused.reason);
 }
 
 void NodeSupervisor::log_waiting() {
@@ -422,8 +423,8 @@ ReservedPort reserve_port(const LaunchOptions& options) {
   try {
     return ReservedPort(*options.master_port);
   } catch (const LaunchError& error) {
-    throw LaunchError(
-        fmt::format("master-port: {}; choose another, or leave it out to get a free one", error.what()));
+    throw_error<LaunchError>("master-port: {}; choose another, or leave it out to get a free one",
+                             error.what());
   }
 }
 

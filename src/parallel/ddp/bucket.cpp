@@ -58,7 +58,7 @@ at::Tensor sum(const Gathered& all, const at::Tensor& like) {
 }  // namespace
 
 std::vector<TrainedParameter> trained_parameters(const torch::nn::Module& module,
-                                                 const std::vector<NamedTensor>& parameters) {
+                                                 const std::vector<modules::NamedTensor>& parameters) {
   std::unordered_set<const void*> sparse;
   const auto add_if_sparse = [&](const auto* embedding) {
     if (embedding == nullptr || !embedding->options.sparse()) return;

@@ -15,6 +15,7 @@
 #include "ddp/ddp_state.h"
 #include "device/module_members.h"
 #include "graphs/graph_phase.h"
+#include "modules/broadcast.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::ddp {
@@ -23,14 +24,14 @@ namespace {
 // Messages list no more.
 constexpr std::size_t kListed = 4;
 
-std::string text_of(const std::vector<nn::ModuleChange>& changes) {
+std::string text_of(const std::vector<modules::ModuleChange>& changes) {
   std::vector<std::string> texts;
   for (std::size_t i = 0; i < std::min(changes.size(), kListed); ++i) texts.push_back(changes[i].text);
   if (changes.size() > kListed) texts.push_back(fmt::format("and {} more", changes.size() - kListed));
   return fmt::format("{}", fmt::join(texts, "; "));
 }
 
-std::string lines_of(const std::vector<nn::ModuleChange>& changes) {
+std::string lines_of(const std::vector<modules::ModuleChange>& changes) {
   std::string lines;
   for (const auto& each : changes) lines += "the change of\t" + each.text + "\n";
   return lines;
@@ -43,7 +44,7 @@ std::string DdpState::whoami() const {
                      std::filesystem::path(where_.file_name()).filename().string(), where_.line());
 }
 
-std::vector<nn::ModuleChange> DdpState::changes() const {
+std::vector<modules::ModuleChange> DdpState::changes() const {
   auto changes = watch_->changes(precision_ == nullptr || !precision_->is_low());
   const auto converted = reducer_ && !precision_ ? reducer_->parameter_without_hook() : std::nullopt;
   if (converted && changes.empty()) {
@@ -51,7 +52,7 @@ std::vector<nn::ModuleChange> DdpState::changes() const {
                        .text = fmt::format("parameter {}: it was converted and converted back", *converted),
                        .is_conversion = true});
   }
-  std::erase_if(changes, [&](const nn::ModuleChange& each) {
+  std::erase_if(changes, [&](const modules::ModuleChange& each) {
     return std::ranges::find(options_.params_and_buffers_to_ignore, each.name) !=
            options_.params_and_buffers_to_ignore.end();
   });
@@ -66,7 +67,7 @@ void DdpState::follow_changes(bool in_step) {
   if (!changes.empty()) {
     agree_on(changes, in_step);
     check_can_follow(changes);
-    begin_anew(std::ranges::any_of(changes, &nn::ModuleChange::is_conversion));
+    begin_anew(std::ranges::any_of(changes, &modules::ModuleChange::is_conversion));
   }
   watch_module();
 }
@@ -74,10 +75,10 @@ void DdpState::follow_changes(bool in_step) {
 // Mixed precision converts the parameters itself, with other nodes.
 void DdpState::watch_module() {
   watch_.emplace(module_,
-                 reducer_ && !precision_ ? reducer_->accumulators() : nn::ModuleWatch::Accumulators());
+                 reducer_ && !precision_ ? reducer_->accumulators() : modules::ModuleWatch::Accumulators());
 }
 
-void DdpState::agree_on(const std::vector<nn::ModuleChange>& changes, bool in_step) {
+void DdpState::agree_on(const std::vector<modules::ModuleChange>& changes, bool in_step) {
   if (group_.size() == 1) return;
   const auto change = text_of(changes);
   const bool in_capture = graph_phase() == GraphPhase::capture;
@@ -98,7 +99,7 @@ void DdpState::agree_on(const std::vector<nn::ModuleChange>& changes, bool in_st
         whoami(), fmt::join(unchanged, ", "), change);
   }
   if (reducer_ && !of_ranks.empty()) reducer_->end_change();
-  check_same_on_all_ranks(group_, text_of_module(lines_of(changes)), where_);
+  modules::check_same_on_all_ranks(group_, text_of_module(lines_of(changes)), where_);
 }
 
 // Ranks without the change are in the calls of the step, or come to them.
@@ -122,20 +123,20 @@ std::vector<std::string> DdpState::announce_in_gradients(const std::string& chan
       [this](std::size_t i) { return watch_->like_before(reducer_->parameters()[i].tensor); });
   reducer_->rebuild_buckets_if_due();
   if (will_sync_buffers()) {
-    std::vector<NamedTensor> zeros;
+    std::vector<modules::NamedTensor> zeros;
     for (const auto& each : buffers_) zeros.push_back({each.name, watch_->like_before(each.tensor)});
-    broadcast_from(group_, 0, zeros, where_);
+    modules::broadcast_from(group_, 0, zeros, where_);
   }
   return reducer_->exchange_changes(change);
 }
 
-void DdpState::check_can_follow(const std::vector<nn::ModuleChange>& changes) const {
+void DdpState::check_can_follow(const std::vector<modules::ModuleChange>& changes) const {
   const auto refuse = [&](const std::string& remedy) {
     throw_error<ArgumentError>("{}: the module has changed since it was wrapped: {}. {}", whoami(),
                                text_of(changes), remedy);
   };
   const auto first =
-      std::ranges::find_if(changes, [](const nn::ModuleChange& each) { return !each.can_be_followed; });
+      std::ranges::find_if(changes, [](const modules::ModuleChange& each) { return !each.can_be_followed; });
   if (first != changes.end()) {
     refuse(
         "An optimizer still has the old tensors: change the module first, then wrap it, then make the "
@@ -154,8 +155,8 @@ void DdpState::check_can_follow(const std::vector<nn::ModuleChange>& changes) co
 void DdpState::begin_anew(bool converted) {
   auto trained = look_at_module();
   buffers_may_differ_ = true;
-  check_can_be_sent(group_, "DistributedDataParallel",
-                    sync_buffers_ ? joined(parameters_, buffers_) : parameters_, kOrIgnoreIt);
+  modules::check_can_be_sent(group_, "DistributedDataParallel",
+                             sync_buffers_ ? joined(parameters_, buffers_) : parameters_, kOrIgnoreIt);
   converted_ = converted_ || converted;
   if (reducer_) {
     reducer_->average_leaving(trained);
@@ -171,14 +172,14 @@ void DdpState::begin_anew(bool converted) {
   reducer_->rebuild(std::move(trained));
 }
 
-std::vector<NamedTensor> DdpState::new_parameters() const {
+std::vector<modules::NamedTensor> DdpState::new_parameters() const {
   if (watch_->is_unchanged(/*types=*/false)) return {};
-  auto parameters = distinct(module_.named_parameters());
+  auto parameters = modules::distinct(module_.named_parameters());
   for (auto& [name, tensor] : device::unregistered_parameters(module_))
     parameters.push_back({std::move(name), std::move(tensor)});
   parameters = without(std::move(parameters), options_.params_and_buffers_to_ignore);
-  std::erase_if(parameters, [&](const NamedTensor& each) {
-    const auto is_this = [&](const NamedTensor& other) { return other.tensor.is_same(each.tensor); };
+  std::erase_if(parameters, [&](const modules::NamedTensor& each) {
+    const auto is_this = [&](const modules::NamedTensor& other) { return other.tensor.is_same(each.tensor); };
     return !each.tensor.requires_grad() || !each.tensor.grad().defined() ||
            std::ranges::any_of(parameters_, is_this);
   });
@@ -203,7 +204,7 @@ void DdpState::refuse_new_parameters() {
 }
 
 bool DdpState::has_averaged_gradients() const {
-  const auto is_averaged = [](const NamedTensor& each) {
+  const auto is_averaged = [](const modules::NamedTensor& each) {
     return !each.tensor.requires_grad() || !each.tensor.grad().defined();
   };
   // Unfrozen since the reducer was built.

@@ -15,10 +15,11 @@
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "comm/group_state.h"
-#include "ddp/module_sync.h"
-#include "ddp/python_sync.h"
 #include "graphs/graph_phase.h"
-#include "nn/storage_guard.h"
+#include "intercept/storage_guard.h"
+#include "modules/agreement.h"
+#include "modules/broadcast.h"
+#include "ddp/python_sync.h"
 #include "optim/unaveraged.h"
 #include "runtime/run.h"
 
@@ -129,11 +130,12 @@ std::string text_of(const DistributedDataParallelOptions& options) {
       text_of(options.mixed_precision));
 }
 
-ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
-                   const DistributedDataParallelOptions& options) {
+modules::ModuleText text_of(const std::vector<modules::NamedTensor>& parameters,
+                            const std::vector<modules::NamedTensor>& buffers,
+                            const DistributedDataParallelOptions& options) {
   std::string lines;
-  const auto add = [&](const char* kind, const NamedTensor& item) {
-    lines += describe(kind, item) + (item.tensor.requires_grad() ? "\n" : ", no gradient\n");
+  const auto add = [&](const char* kind, const modules::NamedTensor& item) {
+    lines += modules::describe(kind, item) + (item.tensor.requires_grad() ? "\n" : ", no gradient\n");
   };
   for (const auto& item : parameters) add("parameter", item);
   for (const auto& item : buffers) add("buffer", item);
@@ -143,11 +145,11 @@ ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector
 }
 
 // The tensors of these names, in their order.
-std::vector<NamedTensor> find_all(const std::vector<NamedTensor>& tensors,
-                                  const std::vector<std::string>& names, const char* option) {
-  std::vector<NamedTensor> found;
+std::vector<modules::NamedTensor> find_all(const std::vector<modules::NamedTensor>& tensors,
+                                           const std::vector<std::string>& names, const char* option) {
+  std::vector<modules::NamedTensor> found;
   for (const auto& name : names) {
-    const auto at = std::ranges::find(tensors, name, &NamedTensor::name);
+    const auto at = std::ranges::find(tensors, name, &modules::NamedTensor::name);
     if (at == tensors.end()) {
       throw_error<ArgumentError>("DistributedDataParallel: {}: the module has no {}", option, name);
     }
@@ -156,10 +158,10 @@ std::vector<NamedTensor> find_all(const std::vector<NamedTensor>& tensors,
   return found;
 }
 
-std::vector<NamedTensor> some_parameters(const torch::nn::Module& module) {
-  auto parameters = distinct(module.named_parameters());
-  const auto trained =
-      std::ranges::any_of(parameters, [](const NamedTensor& each) { return each.tensor.requires_grad(); });
+std::vector<modules::NamedTensor> some_parameters(const torch::nn::Module& module) {
+  auto parameters = modules::distinct(module.named_parameters());
+  const auto trained = std::ranges::any_of(
+      parameters, [](const modules::NamedTensor& each) { return each.tensor.requires_grad(); });
   if (trained) return parameters;
   throw_error<ArgumentError>(
       "DistributedDataParallel: {} has no parameter that requires a gradient, so there is nothing to reduce; "
@@ -169,18 +171,21 @@ std::vector<NamedTensor> some_parameters(const torch::nn::Module& module) {
 
 }  // namespace
 
-std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names) {
-  std::erase_if(tensors,
-                [&](const NamedTensor& each) { return std::ranges::find(names, each.name) != names.end(); });
+std::vector<modules::NamedTensor> without(std::vector<modules::NamedTensor> tensors,
+                                          const std::vector<std::string>& names) {
+  std::erase_if(tensors, [&](const modules::NamedTensor& each) {
+    return std::ranges::find(names, each.name) != names.end();
+  });
   return tensors;
 }
 
-std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second) {
+std::vector<modules::NamedTensor> joined(std::vector<modules::NamedTensor> first,
+                                         const std::vector<modules::NamedTensor>& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
 }
 
-c10::Device common_device(const std::vector<NamedTensor>& parameters) {
+c10::Device common_device(const std::vector<modules::NamedTensor>& parameters) {
   const auto device = parameters.front().tensor.device();
   for (const auto& [name, tensor] : parameters) {
     if (tensor.device().type() == device.type()) continue;
@@ -199,8 +204,8 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
       sync_buffers_(options.forward_sync_buffers.value_or(options.broadcast_buffers)),
       skips_found_unused_(options.skip_all_reduce_unused_params && !options.static_graph),
       where_(where) {
-  auto parts =
-      tell_on_failure({group_}, "DistributedDataParallel", where, [this] { return look_at_arguments(); });
+  auto parts = modules::tell_on_failure({group_}, "DistributedDataParallel", where,
+                                        [this] { return look_at_arguments(); });
   start_equal(parts.trained);
   if (!parts.delayed.empty())
     delayed_ = std::make_unique<DelayedReduction>(parts.delayed, parts.trigger, group_, where_);
@@ -216,12 +221,12 @@ DdpState::Parts DdpState::look_at_arguments() {
   check_with_python(options_, comm::state_of(group_));
   Parts parts{.limits = limits_from(options_)};
   device_ = common_device(some_parameters(module_));
-  const auto all = distinct(module_.named_parameters());
-  find_all(joined(all, distinct(module_.named_buffers())), options_.params_and_buffers_to_ignore,
+  const auto all = modules::distinct(module_.named_parameters());
+  find_all(joined(all, modules::distinct(module_.named_buffers())), options_.params_and_buffers_to_ignore,
            "params_and_buffers_to_ignore");
   parts.trained = look_at_module();
   if (options_.mixed_precision &&
-      std::ranges::any_of(parameters_, [](const auto& each) { return nn::has_guard(each.tensor); })) {
+      std::ranges::any_of(parameters_, [](const auto& each) { return intercept::has_guard(each.tensor); })) {
     throw ArgumentError(
         "DistributedDataParallel: mixed_precision does not take parameters of parallelize_module(); use "
         "autocast, or convert the module before it");
@@ -239,11 +244,11 @@ DdpState::Parts DdpState::look_at_arguments() {
 }
 
 std::vector<TrainedParameter> DdpState::look_at_module() {
-  parameters_ = without(distinct(module_.named_parameters()), options_.params_and_buffers_to_ignore);
-  buffers_ = without(distinct(module_.named_buffers()), options_.params_and_buffers_to_ignore);
+  parameters_ = without(modules::distinct(module_.named_parameters()), options_.params_and_buffers_to_ignore);
+  buffers_ = without(modules::distinct(module_.named_buffers()), options_.params_and_buffers_to_ignore);
   untrained_ = without(parameters_, options_.delay_all_reduce_named_params);
   auto trained = trained_parameters(module_, untrained_);
-  std::erase_if(untrained_, [](const NamedTensor& each) { return each.tensor.requires_grad(); });
+  std::erase_if(untrained_, [](const modules::NamedTensor& each) { return each.tensor.requires_grad(); });
   if (std::ranges::any_of(trained, &TrainedParameter::sparse))
     comm::refuse_with_python(comm::state_of(group_), "a sparse gradient", "use dense ones");
   return trained;
@@ -256,18 +261,18 @@ void DdpState::start_equal(const std::vector<TrainedParameter>& trained) const {
   const bool with_python = comm::state_of(group_).info().with_python;
   const bool syncs = options_.init_sync && group_.size() > 1;
   if (syncs && with_python) verify_with_python(group_, trained, where_);
-  if (group_.size() > 1 && !with_python) check_same_on_all_ranks(group_, text_of_module(), where_);
+  if (group_.size() > 1 && !with_python) modules::check_same_on_all_ranks(group_, text_of_module(), where_);
   // All ranks throw: their modules are the same.
-  check_can_be_sent(group_, "DistributedDataParallel", sent, kOrIgnoreIt);
+  modules::check_can_be_sent(group_, "DistributedDataParallel", sent, kOrIgnoreIt);
   if (!syncs) return;
-  broadcast_from(group_, 0, with_buffers ? sent : parameters_, where_);
+  modules::broadcast_from(group_, 0, with_buffers ? sent : parameters_, where_);
   for (const auto& each : parameters_) optim::unmark_unaveraged(each.tensor);
 }
 
-ModuleText DdpState::text_of_module(const std::string& more) const {
+modules::ModuleText DdpState::text_of_module(const std::string& more) const {
   const auto& ignored = options_.params_and_buffers_to_ignore;
-  auto text = text_of(without(distinct(module_.named_parameters()), ignored),
-                      without(distinct(module_.named_buffers()), ignored), options_);
+  auto text = text_of(without(modules::distinct(module_.named_parameters()), ignored),
+                      without(modules::distinct(module_.named_buffers()), ignored), options_);
   text.lines += more;
   return text;
 }
@@ -336,7 +341,7 @@ void DdpState::broadcast_buffers(int source) {
   const auto restore = c10::make_scope_exit([&versions] {
     for (auto& [counter, version] : versions) counter.set_version(version);
   });
-  broadcast_from(group_, source, buffers_, where_);
+  modules::broadcast_from(group_, source, buffers_, where_);
 }
 
 void DdpState::sync_buffers() {
@@ -456,7 +461,8 @@ void DdpState::shadow_iteration() {
 
 void DdpState::finish_join(bool is_last_joiner) {
   const int source = find_common_rank(is_last_joiner);
-  broadcast_from(group_, source, joined(parameters_, sync_buffers_ ? buffers_ : synced_buffers_), where_);
+  modules::broadcast_from(group_, source, joined(parameters_, sync_buffers_ ? buffers_ : synced_buffers_),
+                          where_);
   for (const auto& each : parameters_) optim::unmark_unaveraged(each.tensor);
 }
 

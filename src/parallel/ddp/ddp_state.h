@@ -10,9 +10,9 @@
 #include <lockstep/ddp/join.h>
 #include <lockstep/ddp/options.h>
 
-#include "ddp/module_sync.h"
 #include "ddp/reducer.h"
-#include "nn/module_watch.h"
+#include "modules/agreement.h"
+#include "modules/module_watch.h"
 #include "nn/synced_batch_norm.h"
 
 namespace lockstep::ddp {
@@ -21,8 +21,8 @@ namespace lockstep::ddp {
 // another parameter has been computed. PyTorch: `delay_all_reduce_named_params`.
 class DelayedReduction {
  public:
-  DelayedReduction(std::vector<NamedTensor> parameters, const at::Tensor& trigger, ProcessGroup group,
-                   std::source_location where);
+  DelayedReduction(std::vector<modules::NamedTensor> parameters, const at::Tensor& trigger,
+                   ProcessGroup group, std::source_location where);
   ~DelayedReduction();
   DelayedReduction(const DelayedReduction&) = delete;
   DelayedReduction& operator=(const DelayedReduction&) = delete;
@@ -33,7 +33,7 @@ class DelayedReduction {
  private:
   void reduce();
 
-  std::vector<NamedTensor> parameters_;
+  std::vector<modules::NamedTensor> parameters_;
   at::Tensor trigger_;
   ProcessGroup group_;
   std::source_location where_;
@@ -48,8 +48,8 @@ class DelayedReduction {
 // optimizer. PyTorch: DDP's native mixed precision.
 class PrecisionSwitch {
  public:
-  PrecisionSwitch(const std::vector<nn::NamedTensor>& parameters, const std::vector<nn::NamedTensor>& buffers,
-                  const MixedPrecision& options);
+  PrecisionSwitch(const std::vector<modules::NamedTensor>& parameters,
+                  const std::vector<modules::NamedTensor>& buffers, const MixedPrecision& options);
   ~PrecisionSwitch() { raise(); }
   PrecisionSwitch(const PrecisionSwitch&) = delete;
   PrecisionSwitch& operator=(const PrecisionSwitch&) = delete;
@@ -74,10 +74,12 @@ class PrecisionSwitch {
 // The advice for tensors that cannot be sent, see check_can_be_sent().
 constexpr const char* kOrIgnoreIt = ", or name it in params_and_buffers_to_ignore";
 
-std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names);
-std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second);
+std::vector<modules::NamedTensor> without(std::vector<modules::NamedTensor> tensors,
+                                          const std::vector<std::string>& names);
+std::vector<modules::NamedTensor> joined(std::vector<modules::NamedTensor> first,
+                                         const std::vector<modules::NamedTensor>& second);
 // Throws ArgumentError if there are several types of devices.
-c10::Device common_device(const std::vector<NamedTensor>& parameters);
+c10::Device common_device(const std::vector<modules::NamedTensor>& parameters);
 
 // Keeps one rank's module equal to the others': parameters by equal gradients, buffers by broadcasts.
 class DdpState {
@@ -108,7 +110,7 @@ class DdpState {
   bool has_averaged_gradients() const;
 
   // Without those of params_and_buffers_to_ignore.
-  const std::vector<NamedTensor>& parameters() const { return parameters_; }
+  const std::vector<modules::NamedTensor>& parameters() const { return parameters_; }
   const ProcessGroup& group() const { return group_; }
   c10::Device device() const { return device_; }
   const Reducer& reducer() const { return *reducer_; }
@@ -121,7 +123,7 @@ class DdpState {
   struct Parts {
     BucketLimits limits;
     std::vector<TrainedParameter> trained = {};
-    std::vector<NamedTensor> delayed = {};
+    std::vector<modules::NamedTensor> delayed = {};
     at::Tensor trigger = {};  // param_to_hook_all_reduce
   };
   Parts look_at_arguments();
@@ -129,21 +131,21 @@ class DdpState {
   std::vector<TrainedParameter> look_at_module();
   void start_equal(const std::vector<TrainedParameter>& trained) const;
   // What the ranks compare, with `more` lines.
-  ModuleText text_of_module(const std::string& more = "") const;
+  modules::ModuleText text_of_module(const std::string& more = "") const;
   void make_reducer(std::vector<TrainedParameter> trained, const BucketLimits& limits, const bool& sync);
   void watch_gradients();
 
   // See ddp_changes.cpp.
   void follow_changes(bool in_step);
-  std::vector<nn::ModuleChange> changes() const;
-  void agree_on(const std::vector<nn::ModuleChange>& changes, bool in_step);
+  std::vector<modules::ModuleChange> changes() const;
+  void agree_on(const std::vector<modules::ModuleChange>& changes, bool in_step);
   [[noreturn]] void refuse_on_all_ranks(const std::string& change, bool in_capture) const;
   std::vector<std::string> announce_in_gradients(const std::string& change);
-  void check_can_follow(const std::vector<nn::ModuleChange>& changes) const;
+  void check_can_follow(const std::vector<modules::ModuleChange>& changes) const;
   void begin_anew(bool converted);
   void watch_module();
   // Those with gradients that were added or have replaced others since the last forward.
-  std::vector<NamedTensor> new_parameters() const;
+  std::vector<modules::NamedTensor> new_parameters() const;
   void refuse_new_parameters();
   std::string whoami() const;
 
@@ -167,11 +169,12 @@ class DdpState {
   bool skips_found_unused_;
   std::source_location where_;
   c10::Device device_{at::kCPU};
-  std::vector<NamedTensor> parameters_;
-  std::vector<NamedTensor> buffers_;
-  std::vector<NamedTensor> untrained_;  // parameters without requires_grad when the reducer was built
+  std::vector<modules::NamedTensor> parameters_;
+  std::vector<modules::NamedTensor> buffers_;
+  std::vector<modules::NamedTensor>
+      untrained_;  // parameters without requires_grad when the reducer was built
   // In a join: those of SyncBatchNorm layers, and whether there are such layers.
-  std::vector<NamedTensor> synced_buffers_;
+  std::vector<modules::NamedTensor> synced_buffers_;
   bool has_synced_layers_ = false;
   // False after a forward that was not for training.
   bool buffers_may_differ_ = true;
@@ -180,7 +183,7 @@ class DdpState {
   std::shared_ptr<Reducer> reducer_;  // null if all parameters are delayed
   bool has_trained_ = true;           // false while all parameters are frozen; the reducer keeps its buckets
   bool converted_ = false;            // parameters, while all are frozen
-  std::optional<nn::ModuleWatch> watch_;
+  std::optional<modules::ModuleWatch> watch_;
   std::shared_ptr<void> refuses_new_parameters_;  // in optimizers' steps
 };
 

@@ -9,7 +9,7 @@
 #include "comm/group_state.h"
 #include "ddp/autograd_hooks.h"
 #include "ddp/ddp_state.h"
-#include "ddp/module_sync.h"
+#include "modules/agreement.h"
 #include "nn/synced_batch_norm.h"
 #include "runtime/run.h"
 
@@ -21,7 +21,7 @@ const torch::nn::Module& moved_to_device(const std::shared_ptr<torch::nn::Module
                                          std::source_location where) {
   const auto group = runtime::group_or_default(options.process_group, "DistributedDataParallel");
   const auto ranks = group ? std::vector{*group} : std::vector<ProcessGroup>{};
-  ddp::tell_on_failure(ranks, "DistributedDataParallel", where, [&] {
+  modules::tell_on_failure(ranks, "DistributedDataParallel", where, [&] {
     if (!module)
       throw ArgumentError("DistributedDataParallel: the module is empty (a null holder or pointer)");
     if (options.device) module->to(*options.device);

@@ -16,9 +16,9 @@
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
-#include "ddp/python_sync.h"
 #include "ddp/reducer.h"
 #include "graphs/graph_phase.h"
+#include "ddp/python_sync.h"
 
 namespace lockstep::ddp {
 namespace {

@@ -5,8 +5,9 @@
 
 namespace lockstep::ddp {
 
-PrecisionSwitch::PrecisionSwitch(const std::vector<nn::NamedTensor>& parameters,
-                                 const std::vector<nn::NamedTensor>& buffers, const MixedPrecision& options)
+PrecisionSwitch::PrecisionSwitch(const std::vector<modules::NamedTensor>& parameters,
+                                 const std::vector<modules::NamedTensor>& buffers,
+                                 const MixedPrecision& options)
     : options_(options) {
   if (options_.param_dtype) {
     for (const auto& each : parameters) {

@@ -11,6 +11,7 @@
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "graphs/graph_phase.h"
+#include "intercept/nested_backward.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::ddp {
@@ -185,8 +186,8 @@ void Reducer::on_backward_begin() {
 void Reducer::begin_backward() {
   if (!in(Phase::awaiting) && !in(Phase::incomplete)) return;
   enter(Phase::backward);
-  in_outer_backward([this] {
-    note_wrapped_backward();
+  intercept::in_outer_backward([this] {
+    intercept::note_wrapped_backward();
     torch::autograd::Engine::get_default_engine().queue_callback([this] { on_backward_end(); });
   });
 }
@@ -393,10 +394,11 @@ void Reducer::end_step() {
   if (options_.after_reduction) options_.after_reduction();
   clock_.end_step();
   if (trace_.is_on()) {
-    using Lane = StepTrace::Lane;
+    using Lane = tracing::StepTrace::Lane;
     trace_.add(Lane::compute, "forward", clock_.forward_begin(), clock_.forward_end());
     trace_.add(Lane::compute, "backward", clock_.forward_end(), clock_.gradients_end());
-    trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(), StepTrace::Clock::now());
+    trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(),
+               tracing::StepTrace::Clock::now());
     trace_.end_step();
   }
   if (const int last = abort_.last_to_issue(abort_.last_call()); last >= 0 && !buckets_.empty()) {
@@ -430,7 +432,8 @@ std::string Reducer::description(const Bucket& bucket) const {
 
 void Reducer::trace_bucket(const Bucket& bucket) {
   if (!trace_.is_on() || bucket.skipped) return;
-  trace_.add(StepTrace::Lane::communication, description(bucket), bucket.launched, StepTrace::Clock::now());
+  trace_.add(tracing::StepTrace::Lane::communication, description(bucket), bucket.launched,
+             tracing::StepTrace::Clock::now());
 }
 
 }  // namespace lockstep::ddp

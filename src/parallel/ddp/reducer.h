@@ -17,9 +17,9 @@
 
 #include "ddp/autograd_hooks.h"
 #include "ddp/bucket.h"
-#include "ddp/step_abort.h"
-#include "ddp/step_trace.h"
-#include "nn/module_watch.h"
+#include "modules/module_watch.h"
+#include "modules/step_abort.h"
+#include "trace/step_trace.h"
 
 namespace lockstep::ddp {
 
@@ -113,7 +113,7 @@ class Reducer {
 
   // Notices gradients of these parameters that no hook sees, because a parameter was frozen or has been
   // converted since. Again after each change of the module.
-  void watch_gradients(std::vector<NamedTensor> parameters);
+  void watch_gradients(std::vector<modules::NamedTensor> parameters);
 
   // A forward whose backward is not reduced, by no_sync().
   void begin_local_forward();
@@ -142,7 +142,7 @@ class Reducer {
   void refuse_change(const std::string& change) const { abort_.abort_for_change(change); }
   bool has_same(const std::vector<TrainedParameter>& parameters) const;
   // The nodes with the hooks of the parameters that require gradients.
-  nn::ModuleWatch::Accumulators accumulators() const;
+  modules::ModuleWatch::Accumulators accumulators() const;
   // A parameter that has been converted since: its gradients have no hook. Not in mixed precision.
   std::optional<std::string> parameter_without_hook() const;
   // Throws ArgumentError if a registered communication hook may depend on the present buckets.
@@ -180,9 +180,9 @@ class Reducer {
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
   const std::vector<TrainedParameter>& parameters() const { return parameters_; }
-  StepClock& clock() { return clock_; }
-  const StepClock& clock() const { return clock_; }
-  StepTrace& trace() { return trace_; }
+  tracing::StepClock& clock() { return clock_; }
+  const tracing::StepClock& clock() const { return clock_; }
+  tracing::StepTrace& trace() { return trace_; }
   const std::vector<std::int64_t>& arrived_last() const { return arrived_last_; }
   // With optimizer_in_backward: one for each parameter.
   const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const { return optimizers_; }
@@ -232,7 +232,7 @@ class Reducer {
   void begin_backward();
   void on_gradient_ready(std::size_t parameter);
   void take_local_gradient(std::size_t parameter);
-  void on_unhooked_gradient(const NamedTensor& parameter);
+  void on_unhooked_gradient(const modules::NamedTensor& parameter);
   // Whether no_sync() covers the backward that runs.
   bool is_meant_to_be_local();
   void mark_unaveraged(const std::string& name, const at::Tensor& parameter);
@@ -302,9 +302,9 @@ class Reducer {
   std::vector<Bucket> buckets_;
   std::vector<Location> locations_;  // [parameter]
   UsedParameters used_;
-  StepAbort abort_;
-  StepClock clock_;
-  StepTrace trace_;
+  modules::StepAbort abort_;
+  tracing::StepClock clock_;
+  tracing::StepTrace trace_;
   std::vector<std::int64_t> arrived_last_;
 
   mutable std::mutex mutex_;
@@ -317,7 +317,7 @@ class Reducer {
   bool is_used_ = false;                           // an optimizer has used such a gradient
   bool has_warned_ = false;
   std::optional<c10::Stream> hooks_stream_;  // on which the hooks were made for a graph
-  std::vector<NamedTensor> watched_;
+  std::vector<modules::NamedTensor> watched_;
   // Last: destroyed before what they use.
   std::unique_ptr<GradientHooks> hooks_;
   std::unique_ptr<UnhookedGradients> unhooked_;

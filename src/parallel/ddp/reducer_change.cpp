@@ -3,8 +3,8 @@
 // Note [Changes of the module]
 //
 // Before a forward that will be reduced, DistributedDataParallel compares the module with what its buckets
-// were built on (nn::ModuleWatch). If nothing has changed, no call is made. A rank whose module has changed
-// must learn whether the others' have changed as well, while a rank without a change runs its step:
+// were built on (modules::ModuleWatch). If nothing has changed, no call is made. A rank whose module has
+// changed must learn whether the others' have changed as well, while a rank without a change runs its step:
 //
 // - on_host: it abandons the step in the node-local group, with the change as the reason. It waits until each
 //   other rank has done so, too, or has entered its forward. The waits of ranks without the change end.
@@ -84,8 +84,8 @@ bool Reducer::has_same(const std::vector<TrainedParameter>& parameters) const {
   });
 }
 
-nn::ModuleWatch::Accumulators Reducer::accumulators() const {
-  nn::ModuleWatch::Accumulators accumulators;
+modules::ModuleWatch::Accumulators Reducer::accumulators() const {
+  modules::ModuleWatch::Accumulators accumulators;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& tensor = parameters_[i].tensor;
     if (tensor.requires_grad()) accumulators.emplace(tensor.unsafeGetTensorImpl(), hooks_->node(i));

@@ -21,11 +21,12 @@
 
 #include "base/throw_error.h"
 #include "ddp/reducer.h"
+#include "intercept/nested_backward.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::ddp {
 
-void Reducer::watch_gradients(std::vector<NamedTensor> parameters) {
+void Reducer::watch_gradients(std::vector<modules::NamedTensor> parameters) {
   const std::lock_guard lock(mutex_);
   unhooked_.reset();
   watched_ = std::move(parameters);
@@ -33,7 +34,7 @@ void Reducer::watch_gradients(std::vector<NamedTensor> parameters) {
       watched_, [this](std::size_t parameter) { on_unhooked_gradient(watched_[parameter]); });
 }
 
-void Reducer::on_unhooked_gradient(const NamedTensor& parameter) {
+void Reducer::on_unhooked_gradient(const modules::NamedTensor& parameter) {
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i].tensor.is_same(parameter.tensor)) step_.is_local[i] = true;
@@ -50,8 +51,8 @@ void Reducer::take_local_gradient(std::size_t parameter) {
 
 bool Reducer::is_meant_to_be_local() {
   if (step_.local_forwards > 0 && !std::exchange(step_.in_local_backward, true)) {
-    in_outer_backward([this] {
-      note_wrapped_backward();
+    intercept::in_outer_backward([this] {
+      intercept::note_wrapped_backward();
       torch::autograd::Engine::get_default_engine().queue_callback([this] { end_local_backward(); });
     });
   }
@@ -71,8 +72,9 @@ void Reducer::mark_unaveraged(const std::string& name, const at::Tensor& paramet
   const bool was_used = optim::mark_unaveraged(parameter, unaveraged_);
   marked_.push_back(parameter);
   is_used_ = is_used_ || was_used;
-  if (const int backward = current_backward(); std::exchange(marked_in_, backward) == backward) return;
-  in_outer_backward(
+  if (const int backward = intercept::current_backward(); std::exchange(marked_in_, backward) == backward)
+    return;
+  intercept::in_outer_backward(
       [this] { torch::autograd::Engine::get_default_engine().queue_callback([this] { judge_marked(); }); });
 }
 
@@ -81,7 +83,7 @@ void Reducer::judge_marked() {
   const std::lock_guard lock(mutex_);
   const auto marked = std::exchange(marked_, {});
   if (const bool was_used = std::exchange(is_used_, false);
-      is_wrapped_backward(current_backward()) && !was_used)
+      intercept::is_wrapped_backward(intercept::current_backward()) && !was_used)
     return;
   for (const auto& each : marked) optim::confirm_unaveraged(each);
   if (!marked.empty() && !std::exchange(has_warned_, true)) log(LogLevel::warning, *unaveraged_);

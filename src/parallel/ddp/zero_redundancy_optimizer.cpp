@@ -17,9 +17,10 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/mapped_memory.h"
-#include "ddp/change_agreement.h"
-#include "ddp/module_sync.h"
-#include "nn/storage_guard.h"
+#include "intercept/storage_guard.h"
+#include "modules/agreement.h"
+#include "modules/broadcast.h"
+#include "modules/change_agreement.h"
 #include "optim/group_entries.h"
 #include "optim/parameter_rows.h"
 #include "optim/unaveraged.h"
@@ -108,7 +109,7 @@ ZeroStart::ZeroStart(const std::optional<ProcessGroup>& process_group, std::sour
     : group(runtime::required_group(process_group, "ZeroRedundancyOptimizer")), where(from) {}
 
 void ZeroStart::tell(const std::exception& reason) const {
-  if (!has_compared) tell_failure({group}, "ZeroRedundancyOptimizer", reason, where);
+  if (!has_compared) modules::tell_failure({group}, "ZeroRedundancyOptimizer", reason, where);
 }
 
 ZeroShards::ZeroShards(Optimizer& optimizer, ZeroStart& start)
@@ -121,7 +122,7 @@ ZeroShards::ZeroShards(Optimizer& optimizer, ZeroStart& start)
   start.has_compared = true;
   compare_parameters(lines, where_);
   note_parameters();
-  agreement_ = std::make_unique<ChangeAgreement>(group_);
+  agreement_ = std::make_unique<modules::ChangeAgreement>(group_);
   entries_->consolidate = [this] { consolidate(0, where_); };
   set_complete(false);
 }
@@ -129,18 +130,18 @@ ZeroShards::ZeroShards(Optimizer& optimizer, ZeroStart& start)
 ZeroShards::~ZeroShards() = default;
 
 void ZeroShards::compare_parameters(const std::string& lines, Where where) const {
-  check_same_on_all_ranks(
+  modules::check_same_on_all_ranks(
       group_,
       {.user = place_of(where),
        .lines = lines,
        .advice = "Build the optimizer from the same parameters in the same order on all ranks"},
       where);
-  std::vector<NamedTensor> sent;
+  std::vector<modules::NamedTensor> sent;
   for (const auto& group : optimizer_.param_groups()) {
     for (const auto& parameter : group.params())
       sent.push_back({.name = fmt::format("parameter {}", sent.size()), .tensor = parameter});
   }
-  check_can_be_sent(group_, "ZeroRedundancyOptimizer", sent);
+  modules::check_can_be_sent(group_, "ZeroRedundancyOptimizer", sent);
 }
 
 // Throws ArgumentError for a parameter that an optimizer must not own.
@@ -164,8 +165,8 @@ std::string ZeroShards::parameters_text(Where where) const {
             "itself",
             place, number, g);
       }
-      lines += describe(fmt::format("parameter of group {}", g),
-                        {.name = std::to_string(number++), .tensor = parameter}) +
+      lines += modules::describe(fmt::format("parameter of group {}", g),
+                                 {.name = std::to_string(number++), .tensor = parameter}) +
                (parameter.requires_grad() ? "\n" : ", no gradient\n");
     }
   }
@@ -282,7 +283,7 @@ void ZeroShards::check_can_share(Where where) const {
       throw_error<ArgumentError>("{}: share_parameters() needs parameters on the CPU; one is on {}",
                                  place_of(where), parameter.device().str());
     }
-    if (nn::has_guard(parameter)) {
+    if (intercept::has_guard(parameter)) {
       throw_error<ArgumentError>(
           "{}: share_parameters() does not take parameters of parallelize_module() or fully_shard()",
           place_of(where));
@@ -312,7 +313,7 @@ bool ZeroShards::is_shared(const at::Tensor& parameter) const {
 }
 
 void ZeroShards::share_parameters(Where where) {
-  const auto lines = tell_on_failure({group_}, "ZeroRedundancyOptimizer", where, [&] {
+  const auto lines = modules::tell_on_failure({group_}, "ZeroRedundancyOptimizer", where, [&] {
     check_can_share(where);
     return parameters_text(where);
   });
@@ -381,7 +382,7 @@ void ZeroShards::call_together(const std::function<void()>& call) {
     call();
   } catch (const std::exception& error) {
     for (const auto& [key, shared] : shared_)
-      nn::forbid_access(shared.parameter, nn::why_forbidden(error.what()));
+      intercept::forbid_access(shared.parameter, intercept::why_forbidden(error.what()));
     throw;
   }
 }
@@ -400,7 +401,7 @@ void ZeroShards::step_together(const std::function<void()>& step_all) {
   const bool shares = !shared_.empty();
   if (shares) check_shared();
   std::vector<at::Tensor> of_others;
-  std::vector<std::vector<NamedTensor>> of_rank(static_cast<std::size_t>(group_.size()));
+  std::vector<std::vector<modules::NamedTensor>> of_rank(static_cast<std::size_t>(group_.size()));
   for (const auto& [index, parameter, owner] : parameters) {
     if (owner != group_.rank()) of_others.push_back(parameter);
     // An optimizer also steps a parameter that was frozen after it got a gradient.
@@ -420,7 +421,7 @@ void ZeroShards::step_together(const std::function<void()>& step_all) {
     return call_together([&] { group_.barrier(where_); });
   }
   for (int rank = 0; rank < group_.size(); ++rank)
-    broadcast_from(group_, rank, of_rank[static_cast<std::size_t>(rank)], where_);
+    modules::broadcast_from(group_, rank, of_rank[static_cast<std::size_t>(rank)], where_);
 }
 
 void ZeroShards::consolidate(int to, Where where) {

@@ -20,9 +20,9 @@ class DeferredMemory final : public ParameterMemory {
       const auto whole = parameter.lock_whole();
       parameter.shard = at::empty(parameter.shard_sizes(rank), whole.options().requires_grad(false));
       optim::note_rows(parameter.shard,
-                       {parameter.full_sizes, offsets_of(parameter.cuts, parameter.sizes.size())});
+                       {parameter.full_sizes, modules::offsets_of(parameter.cuts, parameter.sizes.size())});
       parameter.shard.requires_grad_(parameter.trained);
-      nn::set_guard(whole, std::make_unique<ParameterGuard>(owner));
+      intercept::set_guard(whole, std::make_unique<ParameterGuard>(owner));
     }
   }
 

@@ -10,12 +10,12 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/mapped_memory.h"
-#include "ddp/module_sync.h"
 #include "fsdp/forward_policy.h"
 #include "fsdp/host_split.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
-#include "nn/experts.h"
+#include "modules/agreement.h"
+#include "modules/experts.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -115,10 +115,10 @@ void check_shared_groups(const Tree& tree, const fsdp::GroupOptions& options) {
   }
 }
 
-void check_experts(const torch::nn::Module& module, const std::vector<nn::NamedTensor>& own,
+void check_experts(const torch::nn::Module& module, const std::vector<modules::NamedTensor>& own,
                    const fsdp::GroupOptions& options) {
   const auto check = [&](const ProcessGroup& group) {
-    nn::refuse_experts(
+    modules::refuse_experts(
         module, own,
         {.name = "fully_shard()",
          .group = group,
@@ -148,19 +148,20 @@ std::string text_of(const fsdp::GroupOptions& options) {
 
 // `parameters`: of the call, described in lines.
 void check_same_on_all_ranks(const std::string& parameters, const fsdp::GroupOptions& options) {
-  const ddp::ModuleText own{
+  const modules::ModuleText own{
       .user = fmt::format("{}:{}: fully_shard()", options.where.file_name(), options.where.line()),
       .lines = parameters + text_of(options),
       .advice = "Make the same calls for the same module with the same options on every rank"};
   const auto replicas = options.replicas ? std::vector{*options.replicas} : std::vector<ProcessGroup>{};
-  ddp::tell_on_failure(replicas, "fully_shard()", options.where,
-                       [&] { ddp::check_same_on_all_ranks(options.shard_group, own, options.where); });
-  for (const auto& group : replicas) ddp::check_same_on_all_ranks(group, own, options.where);
+  modules::tell_on_failure(replicas, "fully_shard()", options.where, [&] {
+    modules::check_same_on_all_ranks(options.shard_group, own, options.where);
+  });
+  for (const auto& group : replicas) modules::check_same_on_all_ranks(group, own, options.where);
 }
 
 // Parameters in the order of PyTorch's flat layout: those of children before those of the module.
 void visit_parameters(const torch::nn::Module& module, const std::string& prefix,
-                      std::vector<nn::NamedTensor>& all) {
+                      std::vector<modules::NamedTensor>& all) {
   for (const auto& child : module.named_children())
     visit_parameters(*child.value(), prefix + child.key() + ".", all);
   for (const auto& own : module.named_parameters(false)) {
@@ -179,7 +180,7 @@ struct Parts {
 Parts parts_of(const torch::nn::Module& module, const std::vector<at::Tensor>& ignored,
                const fsdp::GroupOptions& options, const std::shared_ptr<Tree>& tree) {
   Parts parts;
-  std::vector<nn::NamedTensor> ordered, own;
+  std::vector<modules::NamedTensor> ordered, own;
   visit_parameters(module, "", ordered);
   for (const auto& each : ordered) {
     const auto is_same = [&](const auto& tensor) { return tensor.is_same(each.tensor); };
@@ -213,7 +214,7 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
                        std::source_location where) {
   const auto ranks = ranks_of(options.mesh);
   const auto tree = std::make_shared<Tree>();
-  auto [group, parts] = ddp::tell_on_failure(ranks, "fully_shard()", where, [&] {
+  auto [group, parts] = modules::tell_on_failure(ranks, "fully_shard()", where, [&] {
     auto checked = group_options(options, ranks, where);
     checked.module = &module;
     auto found = parts_of(module, options.ignored_params, checked, tree);
@@ -239,8 +240,8 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
 }
 
 void FSDPModule::set_entries(const torch::nn::Module& module) {
-  const auto experts = nn::expert_tensors(module);
-  for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
+  const auto experts = modules::expert_tensors(module);
+  for (const auto& [name, tensor] : modules::distinct(module.named_parameters())) {
     if (auto owner = group_of(tensor)) {
       const auto index = index_in(*owner, tensor);
       entries_.push_back({.name = name, .group = std::move(owner), .index = index});
@@ -252,8 +253,9 @@ void FSDPModule::set_entries(const torch::nn::Module& module) {
     if (expert != experts.end()) entries_.back().expert_ranks = expert->ranks;
   }
   module_ = module.weak_from_this();
-  for (const auto& [name, tensor] : nn::distinct(module.named_buffers())) buffers_.push_back({name, tensor});
-  aliases_ = nn::aliases_of(module);
+  for (const auto& [name, tensor] : modules::distinct(module.named_buffers()))
+    buffers_.push_back({name, tensor});
+  aliases_ = modules::aliases_of(module);
 }
 
 std::optional<FSDPModule> FSDPModule::find(const torch::nn::Module& module) {

@@ -215,7 +215,7 @@ bool ParameterGroup::reduce_over_replicas(Reduction& reduction) {
 
 void ParameterGroup::record_reduction(const CallTimes& call) {
   traffic_.add_reduction(call);
-  tree_->trace_call(StepTrace::Lane::communication, "reduce " + traced_name_, call);
+  tree_->trace_call(tracing::StepTrace::Lane::communication, "reduce " + traced_name_, call);
 }
 
 void ParameterGroup::accumulate(const Reduction& reduction, const at::Tensor& mean) {

@@ -14,12 +14,12 @@
 
 #include "base/host.h"
 #include "base/text.h"
-#include "checkpoint/optimizer_fields.h"
 #include "fsdp/memory_table.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
 #include "optim/group_entries.h"
 #include "runtime/run.h"
+#include "state/optimizer_fields.h"
 
 namespace lockstep {
 namespace {
@@ -112,7 +112,7 @@ OfRank count_rank(const torch::nn::Module& module, const torch::optim::Optimizer
   }
   const auto own = count_module(module, *optim::shared_entries(optimizer));
   Storages states;
-  add_tensors(checkpointing::states_of_rank(optimizer).at("state"), states);
+  add_tensors(state::states_of_rank(optimizer).at("state"), states);
   OfRank rank{.bytes = {.parameters = own.parameters.bytes() + own.shared,
                         .gradients = own.gradients.bytes(),
                         .optimizer_states = states.bytes(),

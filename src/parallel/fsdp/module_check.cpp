@@ -18,7 +18,7 @@ ParameterGroup::Changes ParameterGroup::changes() const {
   for (const auto& parameter : parameters_) {
     const auto whole = parameter.lock_whole();
     if (!whole.defined()) continue;
-    if (found.moved == nullptr && nn::memory_guard_of(whole) == nullptr) found.moved = &parameter;
+    if (found.moved == nullptr && intercept::memory_guard_of(whole) == nullptr) found.moved = &parameter;
     if (found.retrained == nullptr && whole.requires_grad() != parameter.trained)
       found.retrained = &parameter;
   }
@@ -45,7 +45,7 @@ std::string ParameterGroup::training_text() const {
   return lines;
 }
 
-const ddp::ChangeAgreement* Tree::agreement_of(const ProcessGroup& ranks) const {
+const modules::ChangeAgreement* Tree::agreement_of(const ProcessGroup& ranks) const {
   const auto found = std::ranges::find_if(
       agreements_, [&](const auto& each) { return each.group().backend() == ranks.backend(); });
   return found == agreements_.end() ? nullptr : &*found;
@@ -108,7 +108,7 @@ void Tree::check_module() {
 void Tree::confirm(const std::string& change) {
   std::string lines;
   for (const auto* const group : groups) lines += group->training_text();
-  const ddp::ModuleText now{
+  const modules::ModuleText now{
       .user = caller_,
       .lines = lines,
       .advice = "Freeze and unfreeze the same parameters on all ranks before the same step"};

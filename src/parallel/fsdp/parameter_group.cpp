@@ -9,8 +9,8 @@
 #include <lockstep/device/device.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
 #include "fsdp/tree.h"
+#include "modules/agreement.h"
 
 namespace lockstep::fsdp {
 namespace {
@@ -28,7 +28,7 @@ bool is_copy(std::string_view op) {
 }
 
 // The gradient of a parameter whose gradients are in its shard.
-class NoGradient final : public nn::MemoryGuard {
+class NoGradient final : public intercept::MemoryGuard {
  public:
   explicit NoGradient(const std::shared_ptr<ParameterGroup>& group) : group_(group) {}
 
@@ -76,12 +76,12 @@ class GradientReady final : public torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
-std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<nn::NamedTensor>& parameters,
+std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<modules::NamedTensor>& parameters,
                                                        GroupOptions options, std::shared_ptr<Tree> tree) {
   auto group = std::make_shared<ParameterGroup>(std::move(options), std::move(tree));
   for (const auto& parameter : parameters) group->add(parameter);
   group->no_gradient_ = at::empty({0});
-  nn::set_guard(group->no_gradient_, std::make_unique<NoGradient>(group));
+  intercept::set_guard(group->no_gradient_, std::make_unique<NoGradient>(group));
   return group;
 }
 
@@ -97,7 +97,7 @@ std::string ParameterGroup::text() const {
   std::string lines;
   for (const auto& parameter : parameters_) {
     const auto whole = parameter.lock_whole();
-    lines += fmt::format("{}, Shard({}){}\n", ddp::describe("parameter", {parameter.name, whole}),
+    lines += fmt::format("{}, Shard({}){}\n", modules::describe("parameter", {parameter.name, whole}),
                          parameter.dim, parameter.trained ? "" : ", no gradient");
   }
   return lines;
@@ -142,7 +142,7 @@ ParameterGroup::~ParameterGroup() {
   tree_->forget(*this);
 }
 
-void ParameterGroup::add(const nn::NamedTensor& named) {
+void ParameterGroup::add(const modules::NamedTensor& named) {
   check(named);
   const auto& [name, tensor] = named;
   const auto ranks = options_.shard_group.size();
@@ -160,7 +160,7 @@ void ParameterGroup::add(const nn::NamedTensor& named) {
   if (!parameters_.empty())
     parameter.offset = parameters_.back().offset + parameters_.back().padded_shard_numel();
   if (parameter.trained) ++trained_;
-  if (const auto* const part = cut_parameter(tensor)) {
+  if (const auto* const part = modules::cut_parameter(tensor)) {
     parameter.full_sizes = part->sizes();
     if (part->cut()) parameter.cuts.push_back(*part->cut());
   }
@@ -169,7 +169,7 @@ void ParameterGroup::add(const nn::NamedTensor& named) {
   parameters_.push_back(std::move(parameter));
 }
 
-std::int64_t ParameterGroup::shard_dim(const nn::NamedTensor& named) const {
+std::int64_t ParameterGroup::shard_dim(const modules::NamedTensor& named) const {
   const auto& [name, tensor] = named;
   const auto placement = options_.shard_placement_fn ? options_.shard_placement_fn(tensor) : std::nullopt;
   if (!placement) return 0;
@@ -194,7 +194,7 @@ void ParameterGroup::refuse(const std::string& name, const std::string& what) co
                              options_.where.line(), name, what);
 }
 
-void ParameterGroup::check(const nn::NamedTensor& named) const {
+void ParameterGroup::check(const modules::NamedTensor& named) const {
   const auto& [name, tensor] = named;
   if (tensor.layout() != at::kStrided)
     refuse(name, "is sparse, which cannot be sharded; add it to ignored_params");
@@ -224,15 +224,16 @@ std::string ParameterGroup::describe() const {
                      options_.where.file_name(), options_.where.line());
 }
 
-nn::MemoryGuard::Views ParameterGroup::before_use(std::string_view op, bool writes) {
+intercept::MemoryGuard::Views ParameterGroup::before_use(std::string_view op, bool writes) {
   if (writes && op != "aten::requires_grad_") {
     throw_error<ArgumentError>(
         "{} writes to a parameter in {}; optimizers and other code that changes parameters get the "
         "parameters() of the FSDPModule that it returned",
         op, describe());
   }
-  if (op == "aten::_has_compatible_shallow_copy_type") return nn::MemoryGuard::Views::guarded;  // set_data()
-  const nn::WithoutGuards here;
+  if (op == "aten::_has_compatible_shallow_copy_type")
+    return intercept::MemoryGuard::Views::guarded;  // set_data()
+  const intercept::WithoutGuards here;
   const std::lock_guard lock(tree_->mutex);
   if (tree_->is_in_forward() && !is_copy(op)) tree_->begin_forward(*this);
   if (tree_->is_in_forward())
@@ -247,7 +248,8 @@ nn::MemoryGuard::Views ParameterGroup::before_use(std::string_view op, bool writ
         op, describe(), error.what());
   }
   if (is_recurrent(op)) stays_whole = true;
-  return is_shared() || stays_whole ? nn::MemoryGuard::Views::plain : nn::MemoryGuard::Views::guarded;
+  return is_shared() || stays_whole ? intercept::MemoryGuard::Views::plain
+                                    : intercept::MemoryGuard::Views::guarded;
 }
 
 void ParameterGroup::before_gradient() {
@@ -303,7 +305,7 @@ void ParameterGroup::record_gathering() {
   const auto call = memory_->take_gathering();
   if (!call) return;
   traffic_.add_gather(*call);
-  tree_->trace_call(StepTrace::Lane::gathers, "gather " + traced_name_, *call);
+  tree_->trace_call(tracing::StepTrace::Lane::gathers, "gather " + traced_name_, *call);
 }
 
 void ParameterGroup::release() {
@@ -323,7 +325,7 @@ void ParameterGroup::forbid_access(const std::string& why) const {
   if (!is_shared()) return;
   for (const auto& parameter : parameters_)
     for (const auto& tensor : {parameter.lock_whole(), parameter.shard})
-      if (tensor.defined()) nn::forbid_access(tensor, why);
+      if (tensor.defined()) intercept::forbid_access(tensor, why);
 }
 
 void ParameterGroup::invalidate() {

@@ -13,7 +13,7 @@
 #include "fsdp/memory_count.h"
 #include "fsdp/parameter_memory.h"
 #include "fsdp/sharded_parameter.h"
-#include "nn/named_tensors.h"
+#include "modules/named_tensors.h"
 
 namespace lockstep::fsdp {
 
@@ -24,7 +24,7 @@ struct Tree;
 class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
  public:
   // Checks the parameters, and leaves them as they are until distribute().
-  static std::shared_ptr<ParameterGroup> create(const std::vector<nn::NamedTensor>& parameters,
+  static std::shared_ptr<ParameterGroup> create(const std::vector<modules::NamedTensor>& parameters,
                                                 GroupOptions options, std::shared_ptr<Tree> tree);
   ParameterGroup(GroupOptions options, std::shared_ptr<Tree> tree);
   ~ParameterGroup();
@@ -53,7 +53,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void to_empty(c10::Device device);
 
   // Called before an operator uses a parameter, on its thread, without the mutex.
-  nn::MemoryGuard::Views before_use(std::string_view op, bool writes);
+  intercept::MemoryGuard::Views before_use(std::string_view op, bool writes);
   // Called by autograd, on its thread, without the mutex.
   void before_gradient();
   void on_gradient_ready(std::size_t index);
@@ -137,10 +137,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Whether shards have not changed since they were made whole.
   bool has_last_values() const { return is_valid_ && whole_version_ == version_.current_version(); }
   void find_hosts();
-  void add(const nn::NamedTensor& named);
+  void add(const modules::NamedTensor& named);
   void place();
-  void check(const nn::NamedTensor& named) const;
-  std::int64_t shard_dim(const nn::NamedTensor& named) const;
+  void check(const modules::NamedTensor& named) const;
+  std::int64_t shard_dim(const modules::NamedTensor& named) const;
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const;
   void watch_gradients();
   at::ScalarType reduce_dtype() const;

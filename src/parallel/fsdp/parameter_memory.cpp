@@ -9,12 +9,12 @@
 
 namespace lockstep::fsdp {
 
-nn::MemoryGuard::Views ParameterGuard::before_use(std::string_view op, bool writes) {
+intercept::MemoryGuard::Views ParameterGuard::before_use(std::string_view op, bool writes) {
   return group_->before_use(op, writes);
 }
 
 std::shared_ptr<ParameterGroup> group_of(const at::Tensor& parameter) {
-  auto* const guard = dynamic_cast<ParameterGuard*>(nn::memory_guard_of(parameter));
+  auto* const guard = dynamic_cast<ParameterGuard*>(intercept::memory_guard_of(parameter));
   return guard == nullptr ? nullptr : guard->group();
 }
 
@@ -31,7 +31,7 @@ at::Tensor take_rows(ShardedParameter& parameter, int rank) {
 }
 
 void set_type(const at::Tensor& tensor, const at::TensorOptions& options) {
-  auto operators = nn::take_operator_guard(tensor);
+  auto operators = intercept::take_operator_guard(tensor);
   const auto other = at::empty({0}, options.requires_grad(false));
   other.unsafeGetTensorImpl()->set_sizes_contiguous(tensor.sizes());
   if (tensor.is_meta()) {  // which set_data() refuses
@@ -39,7 +39,7 @@ void set_type(const at::Tensor& tensor, const at::TensorOptions& options) {
   } else {
     tensor.set_data(other);
   }
-  if (operators) nn::set_guard(tensor, std::move(operators));
+  if (operators) intercept::set_guard(tensor, std::move(operators));
 }
 
 void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<ParameterGroup>& owner,
@@ -48,17 +48,19 @@ void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<Pa
   if (const auto type = whole_dtype(parameter, dtype); type != whole.scalar_type()) {
     set_type(whole, whole.options().dtype(type));
   }
-  nn::set_guard(whole, std::make_unique<ParameterGuard>(owner));
+  intercept::set_guard(whole, std::make_unique<ParameterGuard>(owner));
   set_memory(parameter, {});
 }
 
-at::Tensor memory_of(const ShardedParameter& parameter) { return nn::guarded_memory(parameter.lock_whole()); }
+at::Tensor memory_of(const ShardedParameter& parameter) {
+  return intercept::guarded_memory(parameter.lock_whole());
+}
 
 void set_memory(const ShardedParameter& parameter, const at::Tensor& memory) {
   const auto whole = parameter.lock_whole();
-  if (!whole.defined() || nn::memory_guard_of(whole) == nullptr) return;  // backward reports it
+  if (!whole.defined() || intercept::memory_guard_of(whole) == nullptr) return;  // backward reports it
   auto* const storage = whole.storage().unsafeGetStorageImpl();
-  nn::set_guarded_memory(whole, memory);
+  intercept::set_guarded_memory(whole, memory);
   if (memory.defined()) {
     libtorch::allow_access(*storage);
   } else {
@@ -78,7 +80,8 @@ at::Tensor make_shard(const ShardedParameter& parameter, int rank, const at::Ten
     parameter.shard.unsafeGetTensorImpl()->shallow_copy_from(shard.getIntrusivePtr());
     return parameter.shard;
   }
-  optim::note_rows(shard, {parameter.full_sizes, offsets_of(parameter.cuts, parameter.sizes.size())});
+  optim::note_rows(shard,
+                   {parameter.full_sizes, modules::offsets_of(parameter.cuts, parameter.sizes.size())});
   return shard.requires_grad_(parameter.trained);
 }
 

@@ -9,14 +9,14 @@
 #include "fsdp/host_split.h"
 #include "fsdp/sharded_parameter.h"
 #include "fsdp/traffic.h"
-#include "nn/storage_guard.h"
+#include "intercept/storage_guard.h"
 
 namespace lockstep::fsdp {
 
 class ParameterGroup;
 
 // Owned by the storage of a module's parameter.
-class ParameterGuard final : public nn::MemoryGuard {
+class ParameterGuard final : public intercept::MemoryGuard {
  public:
   explicit ParameterGuard(std::shared_ptr<ParameterGroup> group) : group_(std::move(group)) {}
   Views before_use(std::string_view op, bool writes) override;

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "fsdp/cut.h"
+#include "modules/cut.h"
 
 namespace lockstep::fsdp {
 
@@ -17,7 +17,7 @@ namespace lockstep::fsdp {
 struct ShardedParameter {
   std::string name;
   std::vector<std::int64_t> full_sizes;  // before any rank took a part
-  std::vector<Cut> cuts;                 // from these to this rank's rows
+  std::vector<modules::Cut> cuts;        // from these to this rank's rows
   std::vector<std::int64_t> sizes;       // of the module's tensor
   bool trained = false;
   std::int64_t dim = 0;     // of the rows

@@ -53,8 +53,8 @@ class SharedMemory final : public ParameterMemory {
     const auto own = owners[static_cast<std::size_t>(rank_)];
     sharing_ = {.ranks = static_cast<int>(std::ranges::count(owners, own)), .counts = rank_ == own};
     const BlockLayout layout(parameters_, dtype);
-    const auto blocks =
-        comm::map_on_all_ranks(options.shard_group, distinct(owners, own), layout.bytes(), options.where);
+    const auto blocks = comm::map_on_all_ranks(options.shard_group, distinct(owners, own),
+                                               layout.bytes(), options.where);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       std::vector<at::Tensor> copies;
       for (const auto& block : blocks) copies.push_back(layout.whole_in(block, i));

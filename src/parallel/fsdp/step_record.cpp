@@ -9,7 +9,7 @@
 // Times and traces of the steps of a tree.
 namespace lockstep::fsdp {
 
-using Lane = StepTrace::Lane;
+using Lane = tracing::StepTrace::Lane;
 
 void Tree::begin_forward(const ParameterGroup& group) {
   if (trace_.is_complete()) write_trace(group);
@@ -37,7 +37,8 @@ void Tree::end_step() {
   if (!trace_.is_on()) return;
   trace_.add(Lane::compute, "forward", clock_.forward_begin(), clock_.forward_end());
   trace_.add(Lane::compute, "backward", clock_.forward_end(), clock_.gradients_end());
-  trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(), StepTrace::Clock::now());
+  trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(),
+             tracing::StepTrace::Clock::now());
   trace_.end_step();
 }
 

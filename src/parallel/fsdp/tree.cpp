@@ -13,8 +13,8 @@
 #include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
-#include "ddp/autograd_hooks.h"
 #include "fsdp/parameter_group.h"
+#include "intercept/nested_backward.h"
 #include "runtime/run.h"
 
 namespace lockstep::fsdp {
@@ -31,7 +31,7 @@ void Tree::check() const {
 }
 
 void Tree::fail(const std::string& failure) {
-  failure_ = nn::why_forbidden(failure);
+  failure_ = intercept::why_forbidden(failure);
   for (auto* const group : groups) group->forbid_access(failure_);
 }
 
@@ -112,8 +112,8 @@ void Tree::begin_backward() {
   // Autograd destroys the callback, and with it the pass, without a call if the pass throws.
   const auto pass = std::make_shared<char>();
   pass_ = pass;
-  ddp::in_outer_backward([pass, self = groups.front()->tree()] {
-    ddp::note_wrapped_backward();
+  intercept::in_outer_backward([pass, self = groups.front()->tree()] {
+    intercept::note_wrapped_backward();
     torch::autograd::Engine::get_default_engine().queue_callback([pass, self] {
       const std::lock_guard lock(self->mutex);
       self->end_backward();

@@ -11,15 +11,15 @@
 
 #include <lockstep/comm/process_group.h>
 
-#include "ddp/change_agreement.h"
-#include "ddp/step_trace.h"
 #include "device/module_snapshot.h"
 #include "fsdp/host_split.h"
 #include "fsdp/traffic.h"
+#include "modules/change_agreement.h"
+#include "trace/step_trace.h"
 
 namespace lockstep::fsdp {
 
-using ddp::StepTrace;
+using tracing::StepTrace;
 
 class ParameterGroup;
 
@@ -53,7 +53,7 @@ struct Tree {
   std::shared_ptr<const HostSplit> host_split(const ProcessGroup& ranks);
   // The times of a pass. Returns the time.
   CallTimes::Clock::time_point launch_reduction();
-  void trace_call(StepTrace::Lane lane, const std::string& name, const CallTimes& call);
+  void trace_call(tracing::StepTrace::Lane lane, const std::string& name, const CallTimes& call);
   // FSDPModule::trace() and that of FSDPModule::stats() which no single group has.
   void begin_trace(const std::string& path, int steps) { trace_.begin(path, steps); }
   void add_to(FSDPStats& stats) const;
@@ -94,11 +94,11 @@ struct Tree {
     device::ModuleSnapshot known;
   };
 
-  const ddp::ChangeAgreement* agreement_of(const ProcessGroup& ranks) const;
+  const modules::ChangeAgreement* agreement_of(const ProcessGroup& ranks) const;
   [[noreturn]] void refuse(const std::string& change) const;
   // A failure in one group of ranks ends the calls in all of them, such as the shard groups of HSDP.
   template <typename Calls>
-  auto end_all_on_failure_in(const ddp::ChangeAgreement& failing, const Calls& calls) const {
+  auto end_all_on_failure_in(const modules::ChangeAgreement& failing, const Calls& calls) const {
     try {
       return calls();
     } catch (const PeerLost&) {  // the others notice it themselves
@@ -131,10 +131,10 @@ struct Tree {
 
   std::string failure_;
   std::optional<Watched> watched_;
-  std::string caller_;                            // of watch()
-  std::vector<ddp::ChangeAgreement> agreements_;  // one for each group of ranks
-  ddp::StepClock clock_;
-  StepTrace trace_{{"compute", "reductions", "gathers"}};
+  std::string caller_;                                // of watch()
+  std::vector<modules::ChangeAgreement> agreements_;  // one for each group of ranks
+  tracing::StepClock clock_;
+  tracing::StepTrace trace_{{"compute", "reductions", "gathers"}};
   bool in_forward_ = false;  // that gradients follow
   bool reduces_ = false;     // in this pass
   double barrier_wait_ = 0;  // in this step, in milliseconds

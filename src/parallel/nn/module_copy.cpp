@@ -10,7 +10,7 @@
 #include <lockstep/runtime/random.h>
 
 #include "base/throw_error.h"
-#include "device/thread_generator.h"
+#include "device/generators.h"
 
 namespace lockstep::nn {
 namespace {

@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "base/throw_error.h"
-#include "nn/experts.h"
+#include "modules/experts.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -38,7 +38,7 @@ LocalStage::LocalStage(PipelineStage stage, int n_microbatches)
         "the "
         "mesh",
         stage_.stage_index());
-  const auto experts = nn::expert_tensors(*stage_.submodule());
+  const auto experts = modules::expert_tensors(*stage_.submodule());
   if (options.data_parallel_group && !experts.empty())
     throw_error<ArgumentError>(
         "stage {}: data_parallel_group would average {}, which is of an expert that other ranks do not have; "

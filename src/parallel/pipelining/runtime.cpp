@@ -12,7 +12,7 @@
 #include <lockstep/pipelining/pipeline.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
+#include "modules/agreement.h"
 #include "pipelining/action_errors.h"
 #include "pipelining/local_stage.h"
 #include "pipelining/microbatches.h"
@@ -126,13 +126,14 @@ Parts parts_on_all_ranks(const std::vector<PipelineStage>& stages, const Plan& p
                          const std::vector<ProcessGroup>& groups) {
   const auto where = std::source_location::current();
   auto parts =
-      ddp::tell_on_failure(groups, kUser, where, [&] { return parts_of(stages, plan, groups.front()); });
-  const ddp::ModuleText own{.user = kUser,
-                            .lines = text_of(parts.plan, options, has_loss),
-                            .advice = "Make the same schedule with the same options on every rank"};
+      modules::tell_on_failure(groups, kUser, where, [&] { return parts_of(stages, plan, groups.front()); });
+  const modules::ModuleText own{.user = kUser,
+                                .lines = text_of(parts.plan, options, has_loss),
+                                .advice = "Make the same schedule with the same options on every rank"};
   for (auto group = groups.begin(); group != groups.end(); ++group) {
     const std::vector rest(group + 1, groups.end());
-    ddp::tell_on_failure(rest, kUser, where, [&] { ddp::check_same_on_all_ranks(*group, own, where); });
+    modules::tell_on_failure(rest, kUser, where,
+                             [&] { modules::check_same_on_all_ranks(*group, own, where); });
   }
   return parts;
 }

@@ -6,7 +6,7 @@
 #include <lockstep/pipelining/pipeline.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
+#include "modules/agreement.h"
 #include "pipelining/stage_check.h"
 #include "pipelining/stage_cuts.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 Plan plan_for(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches) {
   const auto groups = groups_of(stages, name);
-  return ddp::tell_on_failure(groups, name, std::source_location::current(), [&] {
+  return modules::tell_on_failure(groups, name, std::source_location::current(), [&] {
     return make_plan(name, groups.front().size(), static_cast<int>(stages.size()), n_microbatches);
   });
 }

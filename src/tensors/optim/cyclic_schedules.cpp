@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/throw_error.h"
 #include "optim/momentum_option.h"
 #include "optim/schedule.h"
 
@@ -49,7 +50,8 @@ class MomentumSchedule : public Schedule {
     fields("cycle_momentum", cycle_momentum_);
     if (cycle_momentum_) fields("use_beta1", use_beta1);
     if (use_beta1 != use_beta1_)
-      throw_error("{}: it is the state over an optimizer of another kind (use_beta1)", name());
+      throw_error<CheckpointError>("{}: it is the state over an optimizer of another kind (use_beta1)",
+                                   name());
     Schedule::visit_fields(fields);
   }
 
@@ -102,7 +104,8 @@ class CyclicSchedule : public MomentumSchedule {
     fields("scale_mode", scale_mode_);
     fields.constant("_scale_fn_custom", None());
     fields.read("_scale_fn_custom", [](const Value& state) {
-      if (!state.is<None>()) throw_error("it has the attributes of a Python object; make it None");
+      if (!state.is<None>())
+        throw_error<CheckpointError>("it has the attributes of a Python object; make it None");
     });
     MomentumSchedule::visit_fields(fields);
     if (!cycle_momentum_) return;
@@ -265,7 +268,8 @@ class OneCycleSchedule : public MomentumSchedule {
       const auto text = [&](const char* name) {
         const auto& entry = item[name].as_string();
         for (const auto& entries : entries_->groups)
-          if (!entries.contains(entry)) throw_error("there is no entry '{}' in the parameter groups", entry);
+          if (!entries.contains(entry))
+            throw_error<CheckpointError>("there is no entry '{}' in the parameter groups", entry);
         return entry;
       };
       auto& phase =

@@ -11,7 +11,7 @@
 
 #include <lockstep/serialize/value.h>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 #include "serialize/plain_values.h"
 
 namespace lockstep::optim {
@@ -52,7 +52,7 @@ template <typename... Items>
 void from_value(const Value& value, std::tuple<Items...>& field) {
   const auto& items = value.as_items();
   if (items.size() != sizeof...(Items))
-    throw_error("{} should be {} values", repr(value, 100), sizeof...(Items));
+    throw_error<CheckpointError>("{} should be {} values", repr(value, 100), sizeof...(Items));
   std::size_t next = 0;
   std::apply([&](auto&... each) { (from_value(items[next++], each), ...); }, field);
 }
@@ -75,7 +75,8 @@ class Fields {
   }
   template <typename Field>
   void required(const char* name, Field& field) {
-    if (!writing() && !from_->contains(name)) throw_error("{}: '{}' is missing", owner_, name);
+    if (!writing() && !from_->contains(name))
+      throw_error<CheckpointError>("{}: '{}' is missing", owner_, name);
     optional(name, field);
   }
   template <typename Field>
@@ -99,7 +100,7 @@ class Fields {
     try {
       read(*value);
     } catch (const CheckpointError& error) {
-      throw_error("{}: '{}': {}", owner_, name, error.what());
+      throw_error<CheckpointError>("{}: '{}': {}", owner_, name, error.what());
     }
   }
 

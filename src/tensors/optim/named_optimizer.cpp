@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
+#include "base/throw_error.h"
 #include "optim/group_entries.h"
 #include "optim/optimizer_rules.h"
 #include "optim/unaveraged.h"
@@ -246,7 +247,8 @@ NamedParamState NamedOptimizer::loaded_state(const at::Tensor& parameter, const 
   begin_state({parameter, parameter, &state}, options);
   for (const auto& [name, tensor] : state.tensors) {
     if (!saved.contains(name))
-      throw_error("{} has no '{}': is the checkpoint of another kind of optimizer?", where, name);
+      throw_error<CheckpointError>("{} has no '{}': is the checkpoint of another kind of optimizer?", where,
+                                   name);
   }
   for (const auto& [key, value] : saved) {
     if (value.is<None>()) continue;
@@ -255,8 +257,8 @@ NamedParamState NamedOptimizer::loaded_state(const at::Tensor& parameter, const 
     const auto& like = fresh == state.tensors.end() ? parameter : fresh->second;
     auto tensor = loaded_tensor(name_of, value, like, parameter);
     if (tensor.sizes() != like.sizes()) {
-      throw_error("{}: {} has shape [{}], but should have [{}]", where, name_of,
-                  fmt::join(tensor.sizes(), ", "), fmt::join(like.sizes(), ", "));
+      throw_error<CheckpointError>("{}: {} has shape [{}], but should have [{}]", where, name_of,
+                                   fmt::join(tensor.sizes(), ", "), fmt::join(like.sizes(), ", "));
     }
     state.tensors[name_of] = std::move(tensor);
   }
@@ -267,8 +269,9 @@ void NamedOptimizer::load_state_dict(const Dict& state_dict) {
   const auto& groups = state_dict.at("param_groups").as_items();
   const auto& saved = state_dict.at("state").as_dict();
   if (groups.size() != param_groups().size()) {
-    throw_error("loaded state dict has a different number of parameter groups: {} instead of {}",
-                groups.size(), param_groups().size());
+    throw_error<CheckpointError>(
+        "loaded state dict has a different number of parameter groups: {} instead of {}", groups.size(),
+        param_groups().size());
   }
   const c10::NoGradGuard no_grad;
   std::vector<std::pair<void*, std::unique_ptr<NamedParamState>>> states;
@@ -277,7 +280,7 @@ void NamedOptimizer::load_state_dict(const Dict& state_dict) {
     const auto& params = param_groups()[g].params();
     const auto& indices = group.at("params").as_items();
     if (indices.size() != params.size()) {
-      throw_error(
+      throw_error<CheckpointError>(
           "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
           "group {} has {} parameters instead of {}",
           g, indices.size(), params.size());

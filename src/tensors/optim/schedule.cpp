@@ -5,6 +5,8 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include "base/throw_error.h"
+
 namespace lockstep::optim {
 
 std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
@@ -103,7 +105,7 @@ void Schedule::load_state_dict(const Dict& state_dict) {
     auto text = problem();
     if (text.empty() && state_dict.contains("base_lrs")) text = count_problem("base_lrs", base_lrs_.size());
     if (text.empty()) text = count_problem("_last_lr", last_lr_.size());
-    if (!text.empty()) throw_error("{}: {}", name_, text);
+    if (!text.empty()) throw_error<CheckpointError>("{}: {}", name_, text);
   } catch (...) {
     read(before);
     throw;

@@ -9,10 +9,11 @@
 
 #include <lockstep/serialize/torch_file.h>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 #include "serialize/storage.h"
 #include "serialize/torch_format.h"
 #include "serialize/unpickler.h"
+#include "serialize/with_source.h"
 
 namespace lockstep {
 namespace serialize {
@@ -29,7 +30,8 @@ std::string folder_of(const ZipReader& zip) {
     if (slash != std::string::npos && std::string_view(name).substr(slash + 1) == kPickle)
       return name.substr(0, slash + 1);
   }
-  throw_error("{}: it is a zip file, but not one of torch.save: it has no {}", zip.source().name(), kPickle);
+  throw_error<CheckpointError>("{}: it is a zip file, but not one of torch.save: it has no {}",
+                               zip.source().name(), kPickle);
 }
 
 bool is_big_endian(const ZipReader& zip, const std::string& folder) {
@@ -37,7 +39,7 @@ bool is_big_endian(const ZipReader& zip, const std::string& folder) {
   if (record == nullptr) return false;
   const auto order = record->size < 16 ? zip.read(*record) : "";
   if (order == "little" || order == "big") return order == "big";
-  throw_error("{}: its byte order is unknown", zip.source().name());
+  throw_error<CheckpointError>("{}: its byte order is unknown", zip.source().name());
 }
 
 // Loads each storage once.
@@ -56,14 +58,14 @@ class ZipStorages {
  private:
   void check_size(const StorageRecord& wanted, std::uint64_t there) const {
     if (wanted.bytes <= there) return;
-    throw_error("{}: storage {} should have {} bytes, but has {}", zip_.source().name(), wanted.key,
-                wanted.bytes, there);
+    throw_error<CheckpointError>("{}: storage {} should have {} bytes, but has {}", zip_.source().name(),
+                                 wanted.key, wanted.bytes, there);
   }
 
   c10::Storage read(const StorageRecord& wanted) const {
     const auto* record = zip_.find(folder_ + "data/" + wanted.key);
     if (record == nullptr)
-      throw_error("{}: the data of storage {} is missing", zip_.source().name(), wanted.key);
+      throw_error<CheckpointError>("{}: the data of storage {} is missing", zip_.source().name(), wanted.key);
     check_size(wanted, record->size);
     if (options_.map_location.is_meta()) return meta_storage(wanted.bytes);
     auto storage = zip_.source().storage(zip_.offset(*record), record->size);
@@ -83,7 +85,7 @@ Value load_zip(const ByteSource& source, const LoadOptions& options) {
   if (options.verify) zip.verify_checksums();
   const auto folder = folder_of(zip);
   if (zip.find(folder + "constants.pkl") != nullptr) {
-    throw_error(
+    throw_error<CheckpointError>(
         "{}: it is a TorchScript archive, written by C++'s torch::save or by torch.jit.save; "
         "read it with torch::load, "
         "then write it with lockstep::save(lockstep::state_dict(*module), ...)",
@@ -146,7 +148,7 @@ class LegacyStorages {
     const auto known = loaded_.find(wanted.view_key);
     if (known != loaded_.end()) return known->second;
     if (wanted.view_offset > whole.nbytes() || wanted.view_bytes > whole.nbytes() - wanted.view_offset)
-      throw_error("{}: a view of storage {} reaches beyond it", source_.name(), wanted.key);
+      throw_error<CheckpointError>("{}: a view of storage {} reaches beyond it", source_.name(), wanted.key);
     return loaded_.emplace(wanted.view_key, part(whole, wanted)).first->second;
   }
 
@@ -165,7 +167,8 @@ class LegacyStorages {
     if (known != loaded_.end()) return known->second;
     const auto extent = extents_.find(wanted.key);
     if (extent == extents_.end() || extent->second.bytes < wanted.bytes)
-      throw_error("{}: the data of storage {} is missing or cut short", source_.name(), wanted.key);
+      throw_error<CheckpointError>("{}: the data of storage {} is missing or cut short", source_.name(),
+                                   wanted.key);
     const auto [offset, bytes] = extent->second;
     auto made =
         device_.is_meta() ? meta_storage(bytes) : place_storage(source_.storage(offset, bytes), device_);
@@ -187,23 +190,23 @@ Extents find_extents(const ByteSource& source, std::uint64_t offset, const Value
     const auto name = storage_key(key);
     const auto element = element_sizes.find(name);
     if (element == element_sizes.end())
-      throw_error("{}: storage {} has data but no type", source.name(), name);
+      throw_error<CheckpointError>("{}: storage {} has data but no type", source.name(), name);
     std::int64_t count = 0;
     std::memcpy(&count, source.read_text(offset, sizeof(count)).data(), sizeof(count));
     offset += sizeof(count);
     const auto rest = source.size() - offset;
     if (count < 0 || static_cast<std::uint64_t>(count) > rest / element->second)
-      throw_error("{}: the data of storage {} is cut short", source.name(), name);
+      throw_error<CheckpointError>("{}: the data of storage {} is cut short", source.name(), name);
     const auto bytes = static_cast<std::uint64_t>(count) * element->second;
     if (!extents.emplace(name, Extent{.offset = offset, .bytes = bytes}).second)
-      throw_error("{}: storage {} occurs twice", source.name(), name);
+      throw_error<CheckpointError>("{}: storage {} occurs twice", source.name(), name);
     offset += bytes;
   }
   return extents;
 }
 
 [[noreturn]] void refuse_as_foreign(const ByteSource& source) {
-  throw_error(
+  throw_error<CheckpointError>(
       "{}: it is not a file of torch.save: neither a zip file nor one that starts with "
       "PyTorch's magic number",
       source.name());
@@ -222,9 +225,9 @@ Value load_legacy(const ByteSource& source, const LoadOptions& options) {
     return read;
   };
   if (plain_value(*next()).as_int() != kProtocolVersion)
-    throw_error("{}: it has an unknown protocol version", source.name());
+    throw_error<CheckpointError>("{}: it has an unknown protocol version", source.name());
   if (!plain_value(*next())["little_endian"].as_bool()) {
-    throw_error(
+    throw_error<CheckpointError>(
         "{}: it was written on a big-endian machine in the old format; save it again in the zip format",
         source.name());
   }
@@ -244,7 +247,7 @@ bool looks_like_tar(const ByteSource& source) {
 Value load_any(const ByteSource& source, const LoadOptions& options) {
   if (ZipReader::looks_like_zip(source)) return load_zip(source, options);
   if (looks_like_tar(source)) {
-    throw_error(
+    throw_error<CheckpointError>(
         "it is a tar archive, as PyTorch wrote them before 2017; load it with Python's "
         "torch.load(weights_only=False) if you trust it, and save it again");
   }
@@ -254,7 +257,7 @@ Value load_any(const ByteSource& source, const LoadOptions& options) {
 }  // namespace
 
 Value load_source(const ByteSource& source, const LoadOptions& options) {
-  if (source.size() == 0) throw_error("{}: the file is empty", source.name());
+  if (source.size() == 0) throw_error<CheckpointError>("{}: the file is empty", source.name());
   try {
     return with_source(source.name(), [&] { return load_any(source, options); });
   } catch (const std::bad_alloc&) {
@@ -262,7 +265,7 @@ Value load_source(const ByteSource& source, const LoadOptions& options) {
   } catch (const c10::OutOfMemoryError& error) {
     throw_error<CheckpointReadError>("{}: {}", source.name(), error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    throw_error("{}: {}", source.name(), error.what_without_backtrace());
+    throw_error<CheckpointError>("{}: {}", source.name(), error.what_without_backtrace());
   }
 }
 

@@ -4,9 +4,10 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/atomic_file.h"
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 #include "serialize/storage.h"
 #include "serialize/torch_format.h"
+#include "serialize/with_source.h"
 
 namespace lockstep {
 namespace serialize {
@@ -53,11 +54,12 @@ void replace_file(const std::filesystem::path& file, bool sync,
     write(target);
     target.commit();
   } catch (const NotOnDisk& error) {
-    throw_error("{}: the new file replaced the old one, but may not have reached the disk: {}; save it again",
-                file.string(), error.code().message());
+    throw_error<CheckpointError>(
+        "{}: the new file replaced the old one, but may not have reached the disk: {}; save it again",
+        file.string(), error.code().message());
   } catch (const std::system_error& error) {
-    throw_error("{}: cannot be written: {}; an existing file of this name is unchanged", file.string(),
-                error.code().message());
+    throw_error<CheckpointError>("{}: cannot be written: {}; an existing file of this name is unchanged",
+                                 file.string(), error.code().message());
   }
 }
 

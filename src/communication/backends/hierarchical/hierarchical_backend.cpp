@@ -156,10 +156,10 @@ class HierarchicalBackend final : public comm::FromC10d {
       CallQueue::add(queue_, queued);
       return queued;
     }
-    CallQueue::Turn turn(*queue_);
+    CallQueue::QueuePlace place(*queue_);
     report(CallStage::may_block);
     const comm::ProfilerEvent event("hierarchical", call);
-    turn.await();
+    place.await();
     parts_->collectives.run(limited);
     return nullptr;
   }

@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
+#include "base/throw_error.h"
 #include "node/node_group.h"
 
 namespace lockstep::backends {
@@ -22,7 +23,7 @@ namespace {
 using Leg = HostCollectives::Leg;
 
 constexpr std::size_t kNamedRanks = 16;  // of a lane, in errors
-constexpr auto kBetweenLooks = std::chrono::microseconds(200);
+constexpr auto kLegPollPeriod = std::chrono::microseconds(200);
 
 // All ranks must name the network of rank 0.
 std::string agree_on_network(const BackendRequest& request) {
@@ -32,10 +33,10 @@ std::string agree_on_network(const BackendRequest& request) {
   request.store->wait({kKey}, request.timeout);
   const auto first = request.store->get_to_str(kKey);
   if (first == own) return own;
-  throw RendezvousError(fmt::format(
+  throw_error<RendezvousError>(
       "rank {} of {}: backend hierarchical: group {}: {} is {} here and {} on rank 0; set it alike "
       "on all ranks",
-      request.rank, request.size, request.group_name, kNetworkVariable, own, first));
+      request.rank, request.size, request.group_name, kNetworkVariable, own, first);
 }
 
 BackendRequest leg_request(const BackendRequest& whole, const std::string& name,
@@ -91,7 +92,7 @@ void wait_unless_lost(c10d::Work& work, const c10::intrusive_ptr<c10d::Backend>&
   while (request.find_lost && !work.isCompleted()) {
     const auto lost = find_lost(request);
     if (lost.empty()) {
-      std::this_thread::sleep_for(kBetweenLooks);
+      std::this_thread::sleep_for(kLegPollPeriod);
       continue;
     }
     lane->abort();
@@ -108,9 +109,9 @@ void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
     wait_unless_lost(*lane.backend->allreduce(word), lane.backend, request);
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw RendezvousError(fmt::format("rank {} of {}: the hosts of group {} could not be connected: {}",
-                                      request.rank, request.size, request.group_name,
-                                      text.substr(0, text.find('\n'))));
+    throw_error<RendezvousError>("rank {} of {}: the hosts of group {} could not be connected: {}",
+                                 request.rank, request.size, request.group_name,
+                                 text.substr(0, text.find('\n')));
   }
 }
 

@@ -6,11 +6,10 @@
 #include <thread>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "comm/peer_check.h"
 
 namespace lockstep::mpi {
@@ -33,7 +32,7 @@ Threads wanted_threads(const Env& env) {
   const auto text = env.get("LOCKSTEP_MPI_THREADS").value_or("multiple");
   if (text == "multiple") return Threads::all;
   if (text == "serialized") return Threads::one;
-  throw ArgumentError(fmt::format("LOCKSTEP_MPI_THREADS={}; it is multiple or serialized", text));
+  throw_error<ArgumentError>("LOCKSTEP_MPI_THREADS={}; it is multiple or serialized", text);
 }
 
 class WaitCount {

@@ -9,6 +9,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
+
 namespace lockstep::mpi {
 namespace {
 
@@ -43,15 +45,15 @@ Library& load_library(const Env& env) {
     auto* const module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
     auto* const entry = module != nullptr ? ::dlsym(module, kEntry) : nullptr;
     if (entry == nullptr) {
-      throw Error(fmt::format("the mpi module could not be loaded (is MPI installed on this host?): {}",
-                              ::dlerror()));
+      throw_error<Error>("the mpi module could not be loaded (is MPI installed on this host?): {}",
+                         ::dlerror());
     }
     return *reinterpret_cast<Entry>(entry)();
   }
   std::vector<std::string> names;
   for (const auto& file : files) names.push_back(file.lexically_normal().string());
-  throw Error(fmt::format("the mpi module was not found at {}; set LOCKSTEP_MPI_MODULE to {}",
-                          fmt::join(names, ", "), kModule));
+  throw_error<Error>("the mpi module was not found at {}; set LOCKSTEP_MPI_MODULE to {}",
+                     fmt::join(names, ", "), kModule);
 }
 
 }  // namespace lockstep::mpi

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 
 namespace lockstep::backends {
 namespace {
@@ -77,8 +78,8 @@ void await_all(MpiGroup& group, int size, std::uint32_t number, Milliseconds lim
     start_note(group, true, rank, {.barrier = number, .gives_up = !missing.empty()});
   }
   if (missing.empty()) return;
-  throw TimeoutError(fmt::format("{} {} not there after {} ms", fmt::join(missing, " and "),
-                                 missing.size() == 1 ? "was" : "were", limit.count()));
+  throw_error<TimeoutError>("{} {} not there after {} ms", fmt::join(missing, " and "),
+                            missing.size() == 1 ? "was" : "were", limit.count());
 }
 
 void report_to_first(MpiGroup& group, std::uint32_t number, Milliseconds limit) {
@@ -86,9 +87,9 @@ void report_to_first(MpiGroup& group, std::uint32_t number, Milliseconds limit) 
   start_note(group, true, 0, {.barrier = number});
   const auto answer = take_note(group, start_note(group, false, 0), 0, number, deadline);
   if (!answer) {
-    throw TimeoutError(fmt::format("{} was not there after {} ms", group.name_of(0), limit.count()));
+    throw_error<TimeoutError>("{} was not there after {} ms", group.name_of(0), limit.count());
   }
-  if (answer->gives_up) throw TimeoutError(fmt::format("{} gave up waiting", group.name_of(0)));
+  if (answer->gives_up) throw_error<TimeoutError>("{} gave up waiting", group.name_of(0));
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "backends/shm/call_request.h"
 #include "backends/shm/shm_backend.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/emulated_reductions.h"
 #include "comm/peer_check.h"
 #include "comm/profiler_event.h"
@@ -141,7 +142,7 @@ void MpiGroup::fail(const std::string& reason) const {
   std::vector<std::string> names;
   for (const int rank : await_lost_ranks()) names.push_back(name_of(rank));
   if (names.empty()) throw PeerLost(reason);
-  throw PeerLost(fmt::format("{} died", fmt::join(names, " and ")));
+  throw_error<PeerLost>("{} died", fmt::join(names, " and "));
 }
 
 void MpiGroup::revoke() const noexcept {
@@ -228,7 +229,7 @@ OperationPtr MpiBackend::start(const Call& call, Report report) {
 void MpiBackend::check_tag(const Call& call) const {
   const int largest = group_->ranks->largest_tag();
   if (call.tag > largest) {
-    throw ArgumentError(fmt::format("tag is {}; the largest of this MPI is {}", call.tag, largest));
+    throw_error<ArgumentError>("tag is {}; the largest of this MPI is {}", call.tag, largest);
   }
 }
 
@@ -265,8 +266,8 @@ namespace {
 constexpr std::size_t kGroupTags = 32768;
 
 [[noreturn]] void refuse(const BackendRequest& request, const std::string& reason) {
-  throw RendezvousError(fmt::format("rank {} of {}: backend mpi: group {}: {}", request.rank, request.size,
-                                    request.group_name, reason));
+  throw_error<RendezvousError>("rank {} of {}: backend mpi: group {}: {}", request.rank, request.size,
+                               request.group_name, reason);
 }
 
 constexpr const char* kStart = "start all ranks with one mpirun, mpiexec or srun --mpi";
@@ -326,7 +327,7 @@ void check_mpi_launcher(const Env& env, const std::string& reason) {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
     if (env.has(name)) return;
   }
-  throw RendezvousError(fmt::format("{}: no MPI launcher started this process; {}", reason, kStart));
+  throw_error<RendezvousError>("{}: no MPI launcher started this process; {}", reason, kStart);
 }
 
 BackendHandle create_mpi(const BackendRequest& request) {

@@ -15,6 +15,7 @@
 #include "backends/factories.h"
 #include "backends/nccl/process_groups.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "comm/stream_watch.h"
 #include "comm/to_c10d.h"
@@ -36,7 +37,7 @@ class StreamMark : public c10d::Work {
 
 // c10d's own limit only has to come after Lockstep's, whose error has more details.
 constexpr auto kAfterOurs = std::chrono::minutes(10);
-constexpr auto kConnectLook = std::chrono::milliseconds(50);
+constexpr auto kConnectPollPeriod = std::chrono::milliseconds(50);
 constexpr auto kLongest = std::chrono::hours(24 * 365);
 
 void set_config(ncclConfig_t& config, const NcclOptions& wanted) {
@@ -77,7 +78,7 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
   std::thread running(std::move(task));
   const Deadline deadline(timeout);
   int dead = -1;
-  while (done.wait_for(kConnectLook) != std::future_status::ready && !deadline.expired() && dead < 0) {
+  while (done.wait_for(kConnectPollPeriod) != std::future_status::ready && !deadline.expired() && dead < 0) {
     dead = others != nullptr ? others->find_dead() : -1;
   }
   if (done.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
@@ -92,11 +93,11 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
 [[noreturn]] void throw_not_connected(const std::exception& error, const BackendRequest& request) {
   const std::string text = error.what();
   const bool may_differ = request.python.only_c10d_keys && libtorch::is_at_least(2, 14);
-  throw RendezvousError(fmt::format(
+  throw_error<RendezvousError>(
       "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. {}Set NCCL_DEBUG=INFO for "
       "details",
       request.rank, request.size, request.group_name, request.device.str(), text.substr(0, text.find('\n')),
-      may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : ""));
+      may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : "");
 }
 
 // The calls of a process group of this class.

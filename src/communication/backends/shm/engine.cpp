@@ -13,6 +13,7 @@
 #include "backends/shm/peer_memory.h"
 #include "base/deadline.h"
 #include "base/futex.h"
+#include "base/throw_error.h"
 #include "base/wait_check.h"
 #include "comm/peer_check.h"
 
@@ -123,12 +124,12 @@ bool Engine::post_eager() {
 
 // Rings for the descriptor in any case.
 bool Engine::finish_eager_soon() {
-  if (arrival_.look() == Arrival::Seen::all && finish_eager()) {
+  if (arrival_.poll() == Arrival::Seen::all && finish_eager()) {
     communicator_.ring();
     return true;
   }
   communicator_.ring();
-  if (look_for_a_while() != Arrival::Seen::all || !finish_eager()) return false;
+  if (poll_for_a_while() != Arrival::Seen::all || !finish_eager()) return false;
   communicator_.ring_softly();
   return true;
 }
@@ -142,15 +143,15 @@ bool Engine::finish_eager() {
   return true;
 }
 
-Arrival::Seen Engine::look_for_a_while() {
-  auto seen = arrival_.look();
+Arrival::Seen Engine::poll_for_a_while() {
+  auto seen = arrival_.poll();
   for (int tries = 0; seen == Arrival::Seen::not_all && tries < wait_policy_.tries; ++tries)
-    seen = arrival_.look();
+    seen = arrival_.poll();
   if (seen != Arrival::Seen::not_all || wait_policy_.spin.count() == 0) return seen;
   const auto begin = Clock::now();
   while (seen == Arrival::Seen::not_all && Clock::now() - begin < wait_policy_.spin) {
     for (int i = 0; seen == Arrival::Seen::not_all && i < wait_policy_.tries; ++i) {
-      seen = arrival_.look();
+      seen = arrival_.poll();
       relax();
     }
   }
@@ -279,14 +280,14 @@ bool Engine::yield_until_ready(Wait& wait) {
 }
 
 void Engine::nap(const Wait& wait) {
-  auto& area = communicator_.own();
+  auto& block = communicator_.own();
   const auto limit = advance_others(*this) ? kShortNap : wait_policy_.nap;
-  const auto bell = area.bell.load(std::memory_order_acquire);
-  area.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const auto bell = block.bell.load(std::memory_order_acquire);
+  block.sleepers.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   // Counterpart of Communicator::ring(): finds what was published before the sleeper was visible.
-  if (!is_ready(wait) && communicator_.failure() == nullptr) futex_wait(area.bell, bell, limit);
-  area.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  if (!is_ready(wait) && communicator_.failure() == nullptr) futex_wait(block.bell, bell, limit);
+  block.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
 bool Engine::has_ended() const { return communicator_.failure() != nullptr || closed_ != nullptr; }
@@ -352,7 +353,7 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
       throw PeerLost(culprit + " has left the group");
     case Cause::timeout: {
       const auto awaited = wait != nullptr ? awaited_by(wait->call) : std::vector<int>{};
-      if (awaited.empty()) throw TimeoutError(fmt::format("{} gave up waiting for {}", reporter, culprit));
+      if (awaited.empty()) throw_error<TimeoutError>("{} gave up waiting for {}", reporter, culprit);
       throw comm::MissingRanks(
           fmt::format("after a timeout of {} ms {} {} not there", wait->waited().count(),
                       names_of(communicator_, awaited), awaited.size() == 1 ? "was" : "were"),
@@ -362,12 +363,12 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
       throw DesyncError("the ranks make different calls: " +
                         Collective::describe_descriptors(communicator_, failure.call));
     case Cause::message_mismatch:
-      throw DesyncError(
-          fmt::format("{} received from {} a message whose size or element type differs from its tensor's",
-                      reporter, culprit));
+      throw_error<DesyncError>(
+          "{} received from {} a message whose size or element type differs from its tensor's", reporter,
+          culprit);
     case Cause::memory_refused:
-      throw Error(fmt::format("the system refuses {} to read the memory of {}, which it allowed before",
-                              reporter, culprit));
+      throw_error<Error>("the system refuses {} to read the memory of {}, which it allowed before", reporter,
+                         culprit);
     case Cause::aborted:
       throw Error(reporter + " aborted the group");
     case Cause::none:

@@ -104,7 +104,7 @@ class Engine {
 
   bool post_eager();
   bool finish_eager_soon();
-  Arrival::Seen look_for_a_while();
+  Arrival::Seen poll_for_a_while();
   bool finish_eager();
   template <class Make>
   auto take_over(const Make& make) -> decltype(make(Request()));

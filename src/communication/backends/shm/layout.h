@@ -27,7 +27,7 @@ struct alignas(2 * kLine) Descriptor {
   std::uint64_t log_number = 0;          // the call's number in the rank's log, for messages
   std::uint64_t place = 0;               // where the data lies for other ranks: see Memory
   std::uint64_t payload = 0;             // bytes that this rank has for others to read
-  std::uint64_t longest_lane = 0;        // of these, for one reader
+  std::uint64_t longest_portion = 0;     // of these, for one reader
   std::uint64_t fingerprint = 0;         // see comm::fingerprint(): equal on all ranks
 };
 

@@ -12,7 +12,7 @@ constexpr std::size_t kPartBytes = std::size_t{128} * 1024;
 
 // On a shared core, a rank that did the work of the others at once would use up its time slice, and the
 // others would wait for it in the next call.
-constexpr int kLooksBeforeHelp = 16;
+constexpr int kPollsBeforeHelp = 16;
 
 }  // namespace
 
@@ -38,12 +38,12 @@ bool ZeroCopy::is_done(int owner) const {
 }
 
 bool ZeroCopy::advance() {
-  if (looks_ == 0) work_on(communicator_.rank());
-  if (looks_ == kLooksBeforeHelp) {
+  if (polls_ == 0) work_on(communicator_.rank());
+  if (polls_ == kPollsBeforeHelp) {
     for (int step = 1; step < communicator_.size(); ++step)
       work_on((communicator_.rank() + step) % communicator_.size());
   }
-  if (looks_ <= kLooksBeforeHelp) ++looks_;
+  if (polls_ <= kPollsBeforeHelp) ++polls_;
   for (int owner = 0; owner < communicator_.size(); ++owner) {
     if (!is_done(owner)) return false;
   }
