@@ -87,7 +87,7 @@ run_conformance() {
 
 run_shared() {
   cmake --preset release -B build/shared -DBUILD_SHARED_LIBS=ON -DLOCKSTEP_BUILD_TESTS=ON || return
-  cmake --build build/shared --target src/all tools/lockstep/all tools/lockstep_bench/all tools/lockstep_ckpt/all tools/lockstep_data/all \
+  cmake --build build/shared --target src/all tools/lockstep/all tools/lockstep_bench/all tools/lockstep_ckpt/all \
     tools/lockstep_doctor/all || return
   ctest --test-dir build/shared --output-on-failure -R '^package\.(install|consumer)$'
 }

@@ -108,8 +108,4 @@ Command plan_command(CLI::App& app) {
                          "Estimate time and memory of meshes: lockstep plan --gpt 12,768,50257,1024");
 }
 
-Command data_command(CLI::App& app) {
-  return program_command(app, "data", "Draw samples of a folder of images: lockstep data show FOLDER");
-}
-
 }  // namespace lockstep::cli

@@ -150,8 +150,7 @@ void warn_about_ignored(const RunArguments& arguments) {
   if (!ignored) return;
   log(LogLevel::warning,
       "--standalone ignores --node-rank, --master-addr, --master-port and --rdzv-endpoint: it means one node "
-      "that finds "
-      "its address and port");
+      "that finds its address and port");
 }
 
 void set_one_node(const RunArguments& arguments, launch::LaunchOptions& options) {

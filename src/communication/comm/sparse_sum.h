@@ -14,7 +14,8 @@ namespace lockstep::comm {
 using Gather = std::function<void(const at::Tensor& input, const std::vector<at::Tensor>& outputs)>;
 
 // All-reduces a sparse tensor in place: every rank gathers the others' entries and sums them itself. Throws
-// ArgumentError or DesyncError on all ranks if one of them has another operation than SUM, or another tensor.
+// ArgumentError or DesyncError on all ranks if one of them passes an operation other than SUM,
+// or a tensor of another shape or type.
 void sum_sparse(at::Tensor& tensor, ReduceOp op, int rank, int size, const Gather& gather);
 
 }  // namespace lockstep::comm

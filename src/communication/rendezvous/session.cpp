@@ -298,8 +298,7 @@ std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const Gro
     if (options.nccl && splits_default_group(wanted)) {
       throw ArgumentError(
           "new_group: with Python ranks a group over nccl is a part of the default group and has its "
-          "settings; "
-          "set InitOptions::nccl instead of GroupOptions::nccl");
+          "settings; set InitOptions::nccl instead of GroupOptions::nccl");
     }
   }
   // Counted on every rank, members or not, so that keys agree.

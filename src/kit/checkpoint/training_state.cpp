@@ -11,15 +11,15 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/device/device.h>
+#include <lockstep/optim/distributed_states.h>
 #include <lockstep/runtime/random.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
 #include "checkpoint/generator_states.h"
 #include "checkpoint/share.h"
-#include "optim/group_entries.h"
+#include "optim/optimizer_states.h"
 #include "runtime/run.h"
-#include "state/optimizer_fields.h"
 #include "state/row_states.h"
 
 namespace lockstep {
@@ -90,8 +90,7 @@ const Dict& gradients_for(const Group& group, const Dict& saved) {
   if (saved.at(kRanks).as_int() != ranks) {
     throw_error<CheckpointError>(
         "gradients that {} ranks accumulated cannot be loaded by {}: use as many ranks, or a checkpoint "
-        "saved "
-        "after an optimizer step",
+        "saved after an optimizer step",
         saved.at(kRanks).as_int(), ranks);
   }
   return saved.at(rank_of(group)).as_dict();
@@ -203,9 +202,11 @@ TrainingState& TrainingState::add_functions(std::string name, std::function<Valu
 TrainingState& TrainingState::add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer) {
   const auto save = [&optimizer, group = group_] {
     if (state::has_rows(optimizer)) return Value(state::complete_state_dict(optimizer));
-    const bool was_distributed = optim::consolidate(optimizer);
-    if (was_distributed) checkpointing::on_first(group, [&] { optim::check_complete(optimizer); });
-    return Value(was_distributed ? state::states_of_rank(optimizer) : lockstep::state_dict(optimizer));
+    auto* distributed = dynamic_cast<optim::DistributedStates*>(&optimizer);
+    if (distributed == nullptr) return Value(lockstep::state_dict(optimizer));
+    distributed->consolidate();
+    checkpointing::on_first(group, [&] { distributed->check_complete(); });
+    return Value(optim::states_of_rank(optimizer));
   };
   return add_functions(name, save, [&optimizer](const Value& value) {
     lockstep::load_state_dict(optimizer, value.as_dict());

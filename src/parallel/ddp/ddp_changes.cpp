@@ -13,7 +13,7 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "ddp/ddp_state.h"
-#include "device/module_members.h"
+#include "device/module_snapshot.h"
 #include "graphs/graph_phase.h"
 #include "modules/broadcast.h"
 #include "optim/unaveraged.h"
@@ -94,8 +94,7 @@ void DdpState::agree_on(const std::vector<modules::ModuleChange>& changes, bool 
       if (of_ranks[rank].empty()) unchanged.push_back(std::to_string(rank));
     throw_error<DesyncError>(
         "{}: the module has changed on this rank, but not on rank {}: {}. Make the change on all ranks "
-        "before the "
-        "same forward",
+        "before the same forward",
         whoami(), fmt::join(unchanged, ", "), change);
   }
   if (reducer_ && !of_ranks.empty()) reducer_->end_change();

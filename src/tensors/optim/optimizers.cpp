@@ -5,9 +5,8 @@
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
-#include "base/throw_error.h"
-#include "optim/group_entries.h"
 #include "optim/optimizer_rules.h"
+#include "optim/optimizer_states.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::optim {
@@ -38,28 +37,6 @@ Value from_ivalue(const c10::IValue& value) {
   Tuple items;
   for (const auto& item : value.toTupleRef().elements()) items.items.push_back(from_ivalue(item));
   return items;
-}
-
-// Python has step counts of SparseAdam as an int.
-Value state_value(const at::Tensor& tensor) {
-  if (tensor.dim() == 0 && tensor.scalar_type() == at::kLong) return tensor.item<std::int64_t>();
-  return tensor.detach();
-}
-
-Dict state_dict_of(const NamedTensors& tensors) {
-  Dict dict;
-  for (const auto& [name, tensor] : tensors) dict.set(name, state_value(tensor));
-  return dict;
-}
-
-// As Python's load_state_dict() converts it. The optimizer changes it in place, so it is a copy.
-at::Tensor loaded_tensor(const std::string& name, const Value& saved, const at::Tensor& fresh,
-                         const at::Tensor& parameter) {
-  if (!saved.is<at::Tensor>() && !saved.is<Parameter>())
-    return at::scalar_tensor(serialize::number_of(saved), fresh.options());
-  const auto& tensor = saved.as_tensor().detach();
-  if (name == "step") return tensor.to(fresh.options(), /*non_blocking=*/false, /*copy=*/true);
-  return tensor.to(parameter.options().requires_grad(false), /*non_blocking=*/false, /*copy=*/true);
 }
 
 NamedOptions& named(OptimizerOptions& options) { return dynamic_cast<NamedOptions&>(options); }
@@ -218,91 +195,15 @@ at::Tensor NamedOptimizer::step(LossClosure closure) {
   return loss;
 }
 
-Dict NamedOptimizer::state_dict() const {
-  Dict states;
-  List groups;
-  std::int64_t index = 0;
-  for (const auto& group : param_groups()) {
-    auto dict = dynamic_cast<const NamedOptions&>(group.options()).to_dict();
-    write_entries(*this, groups.items.size(), dict);
-    List indices;
-    for (const auto& parameter : group.params()) {
-      const auto found = state().find(parameter.unsafeGetTensorImpl());
-      if (found != state().end()) {
-        const auto& tensors = dynamic_cast<const NamedParamState&>(*found->second).tensors;
-        if (!tensors.empty()) states.set(index, state_dict_of(tensors));
-      }
-      indices.items.emplace_back(index++);
-    }
-    dict.set("params", std::move(indices));
-    groups.items.emplace_back(std::move(dict));
-  }
-  return {{"state", std::move(states)}, {"param_groups", std::move(groups)}};
-}
+Dict NamedOptimizer::state_dict() const { return states_of_rank(*this); }
+void NamedOptimizer::load_state_dict(const Dict& state_dict) { load_states(*this, state_dict); }
 
-NamedParamState NamedOptimizer::loaded_state(const at::Tensor& parameter, const OptimizerOptions& options,
-                                             const Dict& saved, const std::string& where) const {
-  NamedParamState state;
-  // What a new state of the parameter has; its gradient has the parameter's shape.
-  begin_state({parameter, parameter, &state}, options);
-  for (const auto& [name, tensor] : state.tensors) {
-    if (!saved.contains(name))
-      throw_error<CheckpointError>("{} has no '{}': is the checkpoint of another kind of optimizer?", where,
-                                   name);
-  }
-  for (const auto& [key, value] : saved) {
-    if (value.is<None>()) continue;
-    const auto& name_of = key.as_string();
-    const auto fresh = state.tensors.find(name_of);
-    const auto& like = fresh == state.tensors.end() ? parameter : fresh->second;
-    auto tensor = loaded_tensor(name_of, value, like, parameter);
-    if (tensor.sizes() != like.sizes()) {
-      throw_error<CheckpointError>("{}: {} has shape [{}], but should have [{}]", where, name_of,
-                                   fmt::join(tensor.sizes(), ", "), fmt::join(like.sizes(), ", "));
-    }
-    state.tensors[name_of] = std::move(tensor);
-  }
+// The gradient of the parameter has its shape.
+std::unique_ptr<NamedParamState> NamedOptimizer::new_state(const at::Tensor& parameter,
+                                                           const OptimizerOptions& options) const {
+  auto state = std::make_unique<NamedParamState>();
+  begin_state({parameter, parameter, state.get()}, options);
   return state;
-}
-
-void NamedOptimizer::load_state_dict(const Dict& state_dict) {
-  const auto& groups = state_dict.at("param_groups").as_items();
-  const auto& saved = state_dict.at("state").as_dict();
-  if (groups.size() != param_groups().size()) {
-    throw_error<CheckpointError>(
-        "loaded state dict has a different number of parameter groups: {} instead of {}", groups.size(),
-        param_groups().size());
-  }
-  const c10::NoGradGuard no_grad;
-  std::vector<std::pair<void*, std::unique_ptr<NamedParamState>>> states;
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& group = groups[g].as_dict();
-    const auto& params = param_groups()[g].params();
-    const auto& indices = group.at("params").as_items();
-    if (indices.size() != params.size()) {
-      throw_error<CheckpointError>(
-          "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
-          "group {} has {} parameters instead of {}",
-          g, indices.size(), params.size());
-    }
-    check_kind(param_groups()[g].options());
-    const auto options = param_groups()[g].options().clone();
-    named(*options).from_dict(group, fmt::format("param_groups[{}]", g), /*complete=*/true);
-    for (std::size_t i = 0; i < indices.size(); ++i) {
-      const auto* state = saved.find(indices[i]);
-      if (state == nullptr || state->as_dict().empty()) continue;
-      const auto where = fmt::format("state[{}]", repr(indices[i], 20));
-      states.emplace_back(
-          params[i].unsafeGetTensorImpl(),
-          std::make_unique<NamedParamState>(loaded_state(params[i], *options, state->as_dict(), where)));
-    }
-  }
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    read_entries(*this, g, groups[g].as_dict());
-    named(param_groups()[g].options()).from_dict(groups[g].as_dict(), name(), /*complete=*/true);
-  }
-  state().clear();
-  for (auto& [key, state] : states) this->state()[key] = std::move(state);
 }
 
 }  // namespace lockstep::optim
