@@ -19,6 +19,7 @@
 #include <lockstep/spawn/spawn.h>
 
 #include "base/shared_memory.h"
+#include "rendezvous/session.h"
 #include "support/ranks.h"
 
 namespace lockstep {
@@ -301,7 +302,7 @@ const testing::Scenario refused("spawn: refused", [] {
     EXPECT_THAT([&] { spawn({}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("spawn_threads")));
   });
   {
-    const auto context = init({.env = Env(std::map<std::string, std::string>())});
+    const auto context = rendezvous::init({{}, Env(std::map<std::string, std::string>())});
     EXPECT_THAT([&] { spawn({}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("end its Context")));
   }
   spawn({}, nothing);

@@ -12,7 +12,6 @@
 #include <c10/core/Device.h>
 
 #include <lockstep/backends/nccl.h>
-#include <lockstep/base/env.h>
 #include <lockstep/base/world.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/runtime/default_group.h>
@@ -85,16 +84,6 @@ struct InitOptions {
   /// launcher, MASTER_ADDR and MASTER_PORT (where rank 0 serves it), or `store`. PyTorch:
   /// `enable_reconfigure`.
   bool enable_reconfigure = false;
-
-  /// The environment variables.
-  Env env = {};
-};
-
-struct GroupOptions {
-  std::string backend = {};  ///< as InitOptions::backend; empty: that of init()
-  std::optional<std::chrono::milliseconds> timeout = std::nullopt;  ///< default: that of the default group
-  std::string group_name = {};                                      ///< for messages; default "group 1", ...
-  std::optional<NcclOptions> nccl = std::nullopt;                   ///< default: those of the default group
 };
 
 namespace rendezvous {

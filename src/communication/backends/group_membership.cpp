@@ -293,7 +293,7 @@ BackendHandle create_member(const std::string& name, const Factory& connect, con
   }
   auto own = request;
   own.enable_reconfigure = false;
-  own.heap = shm::make_heap(own.size);
+  own.shm.heap = shm::make_heap(own.size);
   const auto membership = std::make_shared<GroupMembership>(connect, own);
   auto handle = request.enable_reconfigure ? group_without_members(name, own) : connect(own);
   handle.membership = membership;

@@ -13,6 +13,7 @@
 
 #include "base/deadline.h"
 #include "base/throw_error.h"
+#include "comm/peer_check.h"
 
 namespace lockstep::comm {
 namespace {
@@ -87,31 +88,16 @@ void await_notes(const FailedCall& failed) {
   while (!others->have_all_issued(failed.call.number) && !deadline.expired()) std::this_thread::yield();
 }
 
-// A connection may break a moment before the process is detected as dead.
-int dead_rank_soon(const std::shared_ptr<node::NodeGroup>& group) {
-  if (group == nullptr) return -1;
-  const Deadline deadline(kDeathLimit);
-  int dead = group->find_dead();
-  while (dead < 0 && !deadline.expired()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    dead = group->find_dead();
-  }
-  return dead;
-}
-
 [[noreturn]] void throw_by_text(const FailedCall& failed, const std::string& reason) {
   // Peer signs first: Gloo's text for a closed connection may also mention the timeout that was set.
   if (mentions(reason, kPeerSigns)) {
-    const int dead = dead_rank_soon(failed.group.node_group());
-    throw_lost(failed, dead < 0
-                           ? reason
-                           : fmt::format("{} died ({})", failed.group.node_group()->name_of(dead), reason));
+    const auto others = failed.group.node_group();
+    const int dead = find_dead_soon(others.get(), kDeathLimit);
+    throw_lost(failed, dead < 0 ? reason : fmt::format("{} died ({})", others->name_of(dead), reason));
   }
   if (mentions(reason, kTimeoutSigns)) throw_late(failed, reason);
   throw_error<Error>("{} failed: {}", failed.begin(), reason);
 }
-
-}  // namespace
 
 void throw_if_refused(const GroupState& group, const CallRecord& call) {
   const auto others = group.node_group();
@@ -121,7 +107,10 @@ void throw_if_refused(const GroupState& group, const CallRecord& call) {
   }
 }
 
+}  // namespace
+
 void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group, const CallRecord& call) {
+  throw_if_refused(group, call);
   const FailedCall failed{group, call};
   try {
     std::rethrow_exception(cause);

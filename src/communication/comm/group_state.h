@@ -28,6 +28,7 @@ class GroupState {
   ~GroupState();
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
+  static GroupState& of(const ProcessGroup& group) { return *group.state_; }
 
   // Throws Error when the group is closed.
   c10::intrusive_ptr<c10d::Backend> backend() const;
@@ -98,6 +99,8 @@ class GroupState {
   std::shared_ptr<StreamWatch> watch_;
   std::jthread revoking_;  // graphs, while the backend is aborted
 };
+
+inline GroupState& state_of(const ProcessGroup& group) { return GroupState::of(group); }
 
 // A device for small tensors of Lockstep's own: the CPU if the group's backend supports it.
 c10::Device device_for_objects(const ProcessGroup& group);

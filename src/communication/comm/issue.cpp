@@ -49,7 +49,8 @@ void refuse_to_be_captured(const GroupState& group, const Call& call) {
                   "make it outside of the step, or use NCCL and tensors on the GPU");
 }
 
-// One call from its number to the backend's result, under one lock of the flight recorder, which it may pause.
+// One call from its number to the backend's result, under one lock of the flight recorder, which it may
+// pause.
 class Issue {
  public:
   // Gives the call its number.
@@ -131,7 +132,6 @@ class Issue {
 
   [[noreturn]] void fail() {
     group_.log().set_state(call_.number, CallState::failed);
-    throw_if_refused(group_, record_);
     rethrow_as_ours(std::current_exception(), group_, record_);
   }
 

@@ -17,8 +17,6 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGro
   state_ = std::make_shared<comm::GroupState>(std::move(backend), std::move(info));
 }
 
-comm::GroupState& comm::state_of(const ProcessGroup& group) { return *group.state_; }
-
 int ProcessGroup::rank() const { return state_->rank(); }
 int ProcessGroup::size() const { return state_->size(); }
 const std::string& ProcessGroup::name() const { return state_->info().name; }

@@ -38,7 +38,6 @@ void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
     operation_->wait(kNoTimeout);
   } catch (...) {
     if (const auto watch = group_->watch()) watch->throw_if_failed();
-    throw_if_refused(*group_, record_);
     rethrow_as_ours(std::current_exception(), *group_, record_);
   }
 }
@@ -47,11 +46,10 @@ void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
 void PendingCall::await_device(std::chrono::milliseconds timeout) const {
   refuse_in_graph("a wait with a limit", "wait without one");
   const Deadline deadline(timeout);
+  PeerCheckTimer timer;
   while (!operation_->is_completed()) {
-    if (deadline.expired()) {
-      check_peers(group_->node_group().get());
-      throw_error<TimeoutError>("it has not ended on the device after {} ms", timeout.count());
-    }
+    const bool is_late = deadline.expired();
+    if (is_late || timer.is_due()) check(late_error(is_late, timeout, " on the device"));
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   // Works of some releases do not say that they were aborted.
@@ -64,7 +62,6 @@ void PendingCall::wait_on_host(std::chrono::milliseconds timeout) {
     wait_for_backend(timeout);
   } catch (...) {
     group_->log().set_state(record_.number, CallState::failed);
-    throw_if_refused(*group_, record_);
     rethrow_as_ours(std::current_exception(), *group_, record_);
   }
   group_->log().set_state(record_.number, CallState::completed);
@@ -92,11 +89,17 @@ void PendingCall::wait_watching(std::chrono::milliseconds timeout) {
     } catch (const std::exception&) {
       failure = std::current_exception();
     }
+    check(deadline.expired() ? failure : nullptr);
     // The call may have ended just after the slice: then this returns, or throws the actual failure.
     if (operation_->is_completed()) return operation_->wait(kNoTimeout);
-    check_peers(group_->node_group().get());
-    if (deadline.expired()) std::rethrow_exception(failure);
   }
+}
+
+void PendingCall::check(const std::exception_ptr& late) const {
+  const auto others = group_->node_group();
+  NodeWait(
+      others.get(), [this] { return operation_->is_completed(); }, late)
+      .check();
 }
 
 int PendingCall::source_rank() const {

@@ -14,7 +14,6 @@
 #include "base/host.h"
 #include "base/throw_error.h"
 #include "node/liveness.h"
-#include "node/thread_state.h"
 
 namespace lockstep::node {
 namespace {

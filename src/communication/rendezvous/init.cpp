@@ -27,7 +27,7 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-void check_options(const InitOptions& options, const InitMethod& method) {
+void check_options(const SessionOptions& options, const InitMethod& method) {
   if (options.timeout.count() <= 0) {
     throw_error<ArgumentError>("InitOptions::timeout is {} ms; it must be positive", options.timeout.count());
   }
@@ -54,7 +54,7 @@ int pick(const std::optional<int>& option, const std::optional<int>& query, cons
       option_name, variable);
 }
 
-RankInfo explicit_rank_info(const InitOptions& options, const InitMethod& method) {
+RankInfo explicit_rank_info(const SessionOptions& options, const InitMethod& method) {
   const Variables numbers(options.env, "the environment", {});
   return {.rank = pick(options.rank, method.rank, options.env, "rank", "RANK"),
           .world_size = pick(options.world_size, method.world_size, options.env, "world_size", "WORLD_SIZE"),
@@ -66,7 +66,7 @@ RankInfo explicit_rank_info(const InitOptions& options, const InitMethod& method
 }
 
 // Rank and size from the options or the query, the address of rank 0 from the environment.
-RankInfo rank_info_with_numbers(const InitOptions& options, const InitMethod& method) {
+RankInfo rank_info_with_numbers(const SessionOptions& options, const InitMethod& method) {
   const Variables master(options.env, "the launcher's environment", {"MASTER_ADDR", "MASTER_PORT"},
                          {"RANK", "WORLD_SIZE"});
   RankInfo rank_info = explicit_rank_info(options, method);
@@ -78,7 +78,7 @@ RankInfo rank_info_with_numbers(const InitOptions& options, const InitMethod& me
   return rank_info;
 }
 
-RankInfo place(const InitOptions& options, const InitMethod& method) {
+RankInfo place(const SessionOptions& options, const InitMethod& method) {
   using Kind = InitMethod::Kind;
   if (method.kind == Kind::tcp || method.kind == Kind::file) return explicit_rank_info(options, method);
   if (options.rank || options.world_size || method.rank || method.world_size) {
@@ -106,7 +106,7 @@ bool has_ended(c10d::Store& store, bool joins_later) {
 }
 
 StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const Deadline& deadline,
-                         const InitOptions& options) {
+                         const SessionOptions& options) {
   while (true) {
     const auto store = join_store(server, place.rank, place.world_size, deadline, options.with_python);
     if (!has_ended(*store, options.enable_reconfigure)) return store;
@@ -119,12 +119,12 @@ StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const De
   }
 }
 
-bool meets_at_agent(const InitMethod& method, const InitOptions& options) {
+bool meets_at_agent(const InitMethod& method, const SessionOptions& options) {
   return method.kind != InitMethod::Kind::tcp && is_served_by_agent(options.env);
 }
 
 StorePtr store_over_tcp(const RankInfo& place, const Deadline& deadline, bool by_agent,
-                        const InitOptions& options) {
+                        const SessionOptions& options) {
   if (place.rank == 0 && !by_agent) {
     return serve_store(listen_on(place.master_port, place.master_addr), place.master_addr, place.world_size,
                        deadline);
@@ -160,7 +160,7 @@ StorePtr store_of_run(const StorePtr& store, const std::string& group_name, int 
   return c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", prefix, run), store);
 }
 
-StorePtr find_store(RankInfo& place, const InitMethod& method, const InitOptions& options,
+StorePtr find_store(RankInfo& place, const InitMethod& method, const SessionOptions& options,
                     const Deadline& deadline) {
   if (options.store)
     return store_of_run(options.store, options.group_name, place.world_size, options.enable_reconfigure);
@@ -171,13 +171,13 @@ StorePtr find_store(RankInfo& place, const InitMethod& method, const InitOptions
 
 // What store_barrier() looks for in the store of find_store().
 std::function<void()> find_strangers(const StorePtr& store, const RankInfo& place, const InitMethod& method,
-                                     const InitOptions& options) {
+                                     const SessionOptions& options) {
   if (options.store || method.kind == InitMethod::Kind::file || place.world_size == 1) return {};
   return refuse_python_ranks(store, place.rank, place.world_size, meets_at_agent(method, options));
 }
 
 // A rank may still fail, and the store ends with rank 0.
-std::unique_ptr<Session> open_session(const InitOptions& options, const backends::BackendSpec& backend,
+std::unique_ptr<Session> open_session(const SessionOptions& options, const backends::BackendSpec& backend,
                                       const RankInfo& rank_info, const StorePtr& store) {
   try {
     return Session::connect(options, backend, rank_info, store);
@@ -192,7 +192,7 @@ std::unique_ptr<Session> open_session(const InitOptions& options, const backends
 }
 
 // With the fake backend this process is the only one of the run.
-std::unique_ptr<Session> join_fake(const InitOptions& options, const backends::BackendSpec& backend,
+std::unique_ptr<Session> join_fake(const SessionOptions& options, const backends::BackendSpec& backend,
                                    const InitMethod& method) {
   auto own = options;
   if (own.rank && method.kind == InitMethod::Kind::none) own.store = c10::make_intrusive<c10d::HashStore>();
@@ -203,7 +203,7 @@ std::unique_ptr<Session> join_fake(const InitOptions& options, const backends::B
   return open_session(own, backend, rank_info, store);
 }
 
-void check_reconfigurable(const InitOptions& options, const InitMethod& method) {
+void check_reconfigurable(const SessionOptions& options, const InitMethod& method) {
   const auto refuse = [](const std::string& what) {
     throw ArgumentError("InitOptions: enable_reconfigure cannot be combined with " + what);
   };
@@ -211,7 +211,7 @@ void check_reconfigurable(const InitOptions& options, const InitMethod& method) 
   if (method.kind == InitMethod::Kind::file) refuse("a file:// init_method, whose ranks wait for each other");
 }
 
-void check_with_python(const InitOptions& options, const backends::BackendSpec& backend,
+void check_with_python(const SessionOptions& options, const backends::BackendSpec& backend,
                        const InitMethod& method) {
   const auto refuse = [](const std::string& what) {
     throw ArgumentError("InitOptions: with_python cannot be combined with " + what);
@@ -228,7 +228,7 @@ void check_with_python(const InitOptions& options, const backends::BackendSpec& 
     refuse("TORCH_DIST_INIT_BARRIER=1, for which PyTorch waits for C++ ranks in a barrier of its own");
 }
 
-std::unique_ptr<Session> join_with_python(const InitOptions& options, const backends::BackendSpec& backend,
+std::unique_ptr<Session> join_with_python(const SessionOptions& options, const backends::BackendSpec& backend,
                                           const RankInfo& rank_info) {
   const Deadline deadline(options.timeout);
   auto ignored = std::make_unique<IgnoreSigpipe>();
@@ -240,7 +240,7 @@ std::unique_ptr<Session> join_with_python(const InitOptions& options, const back
   return session;
 }
 
-std::unique_ptr<Session> join(const InitOptions& options) {
+std::unique_ptr<Session> join(const SessionOptions& options) {
   if (is_initialized()) {
     throw ArgumentError(
         "lockstep::init: this process is in a run already; end the first context before a second");
@@ -271,9 +271,12 @@ std::unique_ptr<Session> join(const InitOptions& options) {
 }
 
 }  // namespace
+
+Context init(const SessionOptions& options) { return Context(join(options)); }
+
 }  // namespace rendezvous
 
-Context init(const InitOptions& options) { return Context(rendezvous::join(options)); }
+Context init(const InitOptions& options) { return rendezvous::init({options}); }
 
 Context::Context(std::unique_ptr<rendezvous::Session> session) : session_(std::move(session)) {}
 Context::~Context() = default;
@@ -314,15 +317,13 @@ void Context::await_main() const {
 }
 
 std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options) {
-  auto& run = runtime::require_run("lockstep::new_group");
-  return dynamic_cast<rendezvous::Session&>(run).new_group(ranks, options);
+  return runtime::require_run("lockstep::new_group").new_group(ranks, options);
 }
 
 std::optional<ProcessGroup> split_group(const ProcessGroup& parent_pg,
                                         const std::vector<std::vector<int>>& split_ranks,
                                         const GroupOptions& options) {
-  auto& run = runtime::require_run("lockstep::split_group");
-  return dynamic_cast<rendezvous::Session&>(run).split_group(parent_pg, split_ranks, options);
+  return runtime::require_run("lockstep::split_group").split_group(parent_pg, split_ranks, options);
 }
 
 }  // namespace lockstep

@@ -115,7 +115,7 @@ backends::BackendHandle connect_under_keys_of_python(const std::string& backend,
   request.enable_reconfigure = request.enable_reconfigure && backends::can_be_formed_again(backend, request);
   request.master_host = request.env.get("MASTER_ADDR").value_or(request.master_host);
   if (backend == "gloo" || backend == "nccl") {
-    request.only_c10d_keys = true;
+    request.python.only_c10d_keys = true;
   } else if (!request.enable_reconfigure) {
     const int next = (request.rank + 1) % request.size;
     store_barrier(*request.store, request.rank, request.size, Deadline(request.timeout), [&] {

@@ -37,7 +37,7 @@ void throw_failure_of(const ProcessGroup& group) {
   if (const auto watch = comm::state_of(group).watch()) watch->throw_if_failed();
 }
 
-DeviceRequest device_request(const InitOptions& options, const backends::BackendSpec& backend) {
+DeviceRequest device_request(const SessionOptions& options, const backends::BackendSpec& backend) {
   const auto built = backends::available_backends();
   return {.wanted = options.device,
           .for_cpu = !options.share_devices && (backend.is_for_cpu_only() || backend.name() == "fake"),
@@ -92,20 +92,20 @@ void check_split(const ProcessGroup& parent, const std::vector<std::vector<int>>
 
 bool is_served_by_agent(const Env& env) { return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"; }
 
-bool checks_calls(const InitOptions& options) {
+bool checks_calls(const SessionOptions& options) {
   if (options.check_calls) return *options.check_calls;
   auto level = options.env.get("TORCH_DISTRIBUTED_DEBUG").value_or("");
   std::ranges::transform(level, level.begin(), [](unsigned char letter) { return std::toupper(letter); });
   return level == "DETAIL";
 }
 
-c10::Device expected_device(const InitOptions& options, const backends::BackendSpec& backend) {
+c10::Device expected_device(const SessionOptions& options, const backends::BackendSpec& backend) {
   auto request = device_request(options, backend);
   request.share = true;  // which rank has which device is not known yet
   return choose_device(request, {});
 }
 
-std::unique_ptr<Session> Session::connect(const InitOptions& options, const backends::BackendSpec& backend,
+std::unique_ptr<Session> Session::connect(const SessionOptions& options, const backends::BackendSpec& backend,
                                           const RankInfo& rank_info, c10::intrusive_ptr<c10d::Store> store,
                                           std::shared_ptr<node::ThreadExchange> threads) {
   const bool with_python = options.with_python;
@@ -151,7 +151,7 @@ Session::~Session() {
   if (group_) group_->close();
 }
 
-void Session::connect_default_group(const InitOptions& options) {
+void Session::connect_default_group(const SessionOptions& options) {
   const auto& world = config_.world;
   Members members{.ranks = std::vector<int>(static_cast<std::size_t>(world.size)), .own = world.rank};
   std::iota(members.ranks.begin(), members.ranks.end(), 0);
@@ -188,7 +188,7 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
     agree_on_backend(*for_cpu, spec.name(), request.rank, request.size);
     request.store =
         backends::is_for_gpus(spec.name()) ? store_of_python(config_.store, python_key, "cuda") : for_cpu;
-    request.c10d_name = python_key.empty() ? "0" : python_key;
+    request.python.group_name = python_key.empty() ? "0" : python_key;
     handle = splits_default_group(spec)
                  ? backends::BackendHandle{.backend = split_default_group(request.store, members.ranks, info),
                                            .traits = comm::state_of(*group_).info().traits}

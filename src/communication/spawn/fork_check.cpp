@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "spawn/fork_check.h"
+
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <string>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
 #include <lockstep/runtime/default_group.h>
@@ -15,7 +20,6 @@
 #include "base/deadline.h"
 #include "base/throw_error.h"
 #include "runtime/intra_op_threads.h"
-#include "spawn/spawn_processes.h"
 
 namespace lockstep::spawning {
 namespace {
@@ -60,7 +64,8 @@ void refuse_threads() {
       names.size(), names.size() == 1 ? "" : "s", fmt::join(names, ", "));
 }
 
-void refuse_ranks(const Env& env) {
+void refuse_ranks() {
+  const Env env;
   if (is_thread_rank())
     throw ArgumentError(
         "spawn: this thread is a rank of spawn_threads(), and ranks cannot start ranks; call spawn() outside "
@@ -96,8 +101,8 @@ bool has_cuda_open(const fs::path& folder) {
   return false;
 }
 
-void prepare_to_fork(const Env& env) {
-  refuse_ranks(env);
+void prepare_to_fork() {
+  refuse_ranks();
   refuse_cuda();
   runtime::release_all_idle_threads();
   refuse_threads();

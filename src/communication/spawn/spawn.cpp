@@ -13,7 +13,8 @@
 #include "base/throw_error.h"
 #include "launch/failure_report.h"
 #include "machine/gpu.h"
-#include "spawn/spawn_processes.h"
+#include "spawn/fork_check.h"
+#include "spawn/spawn_guard.h"
 
 namespace lockstep {
 namespace spawning {
@@ -171,7 +172,7 @@ namespace spawning {
 
 SpawnContext spawn_ranks(const SpawnOptions& options, const std::function<void(int)>& body) {
   check_spawn_options(options);
-  prepare_to_fork(Env());
+  prepare_to_fork();
   SpawnContext context(std::make_unique<SpawnContext::Run>(options, body));
   if (options.join) context.join();
   return context;

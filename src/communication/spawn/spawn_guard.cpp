@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "spawn/spawn_guard.h"
+
 #include <array>
 #include <cerrno>
 #include <map>
@@ -6,6 +8,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -16,7 +19,7 @@
 #include "launch/guard.h"
 #include "launch/process_tree.h"
 #include "launch/rank_supervisor.h"
-#include "spawn/spawn_processes.h"
+#include "spawn/spawn_rank.h"
 
 namespace lockstep::spawning {
 namespace {

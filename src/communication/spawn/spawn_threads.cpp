@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 #include <lockstep/runtime/random.h>
@@ -21,7 +22,7 @@
 #include "rendezvous/session.h"
 #include "rendezvous/store_barrier.h"
 #include "runtime/intra_op_threads.h"
-#include "spawn/spawn_processes.h"
+#include "spawn/spawn_rank.h"
 
 namespace lockstep {
 namespace spawning {
@@ -96,13 +97,12 @@ struct Run {
   FirstFailure failure = {};
 };
 
-InitOptions options_of(const Run& run, int rank) {
+rendezvous::SessionOptions options_of(const Run& run, int rank) {
   const auto& options = run.options;
-  InitOptions own{.backend = options.backend,
-                  .timeout = options.timeout,
-                  .group_name = options.group_name,
-                  .check_calls = options.check_calls,
-                  .env = options.env};
+  rendezvous::SessionOptions own{{.backend = options.backend,
+                                  .timeout = options.timeout,
+                                  .group_name = options.group_name,
+                                  .check_calls = options.check_calls}};
   own.share_devices = options.share_devices;
   if (!options.devices.empty()) own.device = options.devices[static_cast<std::size_t>(rank)];
   return own;
@@ -157,7 +157,7 @@ void check_options(int world_size, const SpawnThreadsOptions& options) {
         "them");
   const auto device = options.devices.empty() ? c10::Device(c10::kCPU) : options.devices.front();
   const auto backend = backends::BackendSpec::parse(options.backend);
-  backends::check_environment(backends::resolve_backend(backend, {.device = device}).spec, options.env);
+  backends::check_environment(backends::resolve_backend(backend, {.device = device}).spec, Env());
 }
 
 }  // namespace
@@ -169,7 +169,7 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
   check_options(world_size, options);
   if (options.caching_cpu_allocator) enable_caching_cpu_allocator();
   intercept::ThreadGenerator::register_kernels();
-  const runtime::IntraOpThreads intra_op(threads_per_rank(options.threads_per_rank, options.env, world_size));
+  const runtime::IntraOpThreads intra_op(threads_per_rank(options.threads_per_rank, world_size));
   const rendezvous::IgnoreSigpipe ignored;
   Run run{.world_size = world_size,
           .body = body,

@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/nn/modules/embedding.h>
 
-#include "comm/memory_for_calls.h"
+#include "comm/mapped_memory.h"
 
 namespace lockstep::ddp {
 namespace {

@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "comm/mapped_memory.h"
-#include "comm/memory_for_calls.h"
 #include "fsdp/block_layout.h"
 #include "fsdp/parameter_memory.h"
 

@@ -8,7 +8,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
-#include "comm/memory_for_calls.h"
+#include "comm/mapped_memory.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
 

@@ -10,7 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
-#include "comm/memory_for_calls.h"
+#include "comm/mapped_memory.h"
 #include "intercept/record.h"
 #include "tensor_parallel/module_check.h"
 

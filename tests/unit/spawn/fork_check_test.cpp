@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "spawn/spawn_processes.h"
+#include "spawn/fork_check.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::spawning {

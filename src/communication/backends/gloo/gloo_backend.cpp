@@ -8,7 +8,6 @@
 
 #include "backends/factories.h"
 #include "backends/gloo/route.h"
-#include "backends/join_node_group.h"
 #include "base/throw_error.h"
 
 namespace lockstep::backends {
@@ -18,7 +17,7 @@ using Device = std::shared_ptr<::gloo::transport::Device>;
 
 // PyTorch's variable holds for all groups.
 bool connects_on_use(const BackendRequest& request) {
-  return request.connect_on_use || c10d::getDefaultGlooLazyInit();
+  return request.gloo.connect_on_use || c10d::getDefaultGlooLazyInit();
 }
 
 std::vector<Device> devices_named(const std::string& list, bool on_use) {
@@ -68,7 +67,7 @@ BackendHandle create_gloo(const BackendRequest& request) {
     return {.backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size,
                                                                    options),
             .traits = gloo_traits(),
-            .node_group = request.one_host && request.size > 1 && !request.only_c10d_keys
+            .node_group = request.one_host && request.size > 1 && !request.python.only_c10d_keys
                               ? join_node_group(request, {})
                               : nullptr};
   } catch (const Error&) {

@@ -107,7 +107,7 @@ std::string local_address_towards(const std::string& host) {
 
 std::string shared_route(const BackendRequest& request) {
   const std::string own = local_address_towards(request.master_host);
-  if (request.one_host || request.only_c10d_keys) return own;
+  if (request.one_host || request.python.only_c10d_keys) return own;
   request.store->set(key_of(request.rank), own);
   if (!is_loopback(own)) return own;
   for (int rank = 0; rank < request.size; ++rank) {

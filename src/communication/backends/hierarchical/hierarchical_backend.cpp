@@ -4,7 +4,6 @@
 #include <functional>
 
 #include <c10/util/ScopeExit.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <lockstep/base/error.h>
 
@@ -92,8 +91,8 @@ class HierarchicalBackend final : public comm::FromC10d {
                       std::chrono::milliseconds timeout)
       : FromC10d(layout.rank(), layout.size(), "hierarchical", std::move(traits), timeout),
         parts_(std::make_shared<Parts>(layout, std::move(legs))) {
-    if (dynamic_cast<c10d::ProcessGroupGloo*>(parts_->legs.flat.backend.get()) == nullptr) return;
-    messages_ = std::make_shared<Messages>(parts_->flat, layout.rank(), layout.size());
+    if (parts_->legs.network == "gloo")
+      messages_ = std::make_shared<Messages>(parts_->flat, layout.rank(), layout.size());
   }
 
   // Calls under way go on.

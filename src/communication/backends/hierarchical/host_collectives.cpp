@@ -19,7 +19,7 @@
 #include "backends/hierarchical/hierarchical_call.h"
 #include "backends/shm/call_request.h"
 #include "backends/shm/kernels.h"
-#include "comm/divide.h"
+#include "comm/emulated_reductions.h"
 
 namespace lockstep::backends {
 namespace {

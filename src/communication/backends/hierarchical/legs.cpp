@@ -63,7 +63,7 @@ Leg connect_host(const BackendRequest& request, const HostLayout& layout) {
   const auto& ranks = layout.members(layout.host());
   auto part = leg_request(request, fmt::format("host {}", layout.host()), ranks);
   part.one_host = true;
-  part.has_network = true;
+  part.shm.has_network = true;
   const auto handle = create_shm(part);
   handle.node_group->set_shown_ranks(ranks);
   return leg_of(handle, part, ranks);
@@ -72,8 +72,8 @@ Leg connect_host(const BackendRequest& request, const HostLayout& layout) {
 // gloo: without an all-to-all of connections, whose number and whose requests to the store grow
 // quadratically. mpi: a rank inside of a blocking function of MPI could not leave the group after an error.
 BackendHandle connect_network(const std::string& network, BackendRequest request) {
-  request.connect_on_use = true;
-  request.can_end_calls = true;
+  request.gloo.connect_on_use = true;
+  request.mpi.can_end_calls = true;
   return create_backend(BackendSpec(network), request);
 }
 
@@ -170,7 +170,7 @@ Legs connect_legs(const BackendRequest& request, const HostLayout& layout) {
   publish_host(request);
   std::vector<int> all(static_cast<std::size_t>(request.size));
   std::iota(all.begin(), all.end(), 0);
-  Legs legs{.host = connect_host(request, layout)};
+  Legs legs{.network = network, .host = connect_host(request, layout)};
   connect_lanes(legs, network, request, layout);
   legs.flat = connect_network(network, leg_request(request, "network", all));
   const auto connect_all = [network, part = leg_request(request, "all_to_all", all), all] {

@@ -15,7 +15,7 @@
 
 #include "base/deadline.h"
 #include "base/throw_error.h"
-#include "comm/missing_ranks.h"
+#include "comm/peer_check.h"
 
 namespace lockstep::backends {
 

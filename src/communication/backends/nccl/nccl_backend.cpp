@@ -13,7 +13,6 @@
 #include <lockstep/device/device.h>
 
 #include "backends/factories.h"
-#include "backends/join_node_group.h"
 #include "backends/nccl/process_groups.h"
 #include "base/deadline.h"
 #include "base/throw_error.h"
@@ -53,7 +52,7 @@ void set_config(ncclConfig_t& config, const NcclOptions& wanted) {
 c10::intrusive_ptr<NcclGroupOptions> options_of(const BackendRequest& request) {
   auto options = NcclGroupOptions::create(request.nccl.high_priority_stream);
   options->timeout = std::min<std::chrono::milliseconds>(request.timeout, kLongest) + kAfterOurs;
-  options->group_name = request.only_c10d_keys ? request.c10d_name : request.group_name;
+  options->group_name = request.python.only_c10d_keys ? request.python.group_name : request.group_name;
   set_config(options->config, request.nccl);
   return options;
 }
@@ -93,7 +92,7 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
 
 [[noreturn]] void throw_not_connected(const std::exception& error, const BackendRequest& request) {
   const std::string text = error.what();
-  const bool may_differ = request.only_c10d_keys && libtorch::is_at_least(2, 14);
+  const bool may_differ = request.python.only_c10d_keys && libtorch::is_at_least(2, 14);
   throw_error<RendezvousError>(
       "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. {}Set NCCL_DEBUG=INFO for "
       "details",
@@ -169,7 +168,7 @@ class NcclBackend final : public Group, public NcclStreams<Group> {
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override {
     auto request = request_;
     request.timeout = options->timeout;
-    request.group_name = request.c10d_name = options->group_name;
+    request.group_name = request.python.group_name = options->group_name;
     auto part = std::make_shared<c10::intrusive_ptr<c10d::Backend>>();
     const auto self = c10::intrusive_ptr<NcclBackend>::unsafe_reclaim_from_nonowning(this);
     try {
@@ -193,11 +192,11 @@ BackendHandle connect(const BackendRequest& request) {
     [[maybe_unused]] const typename Group::Environment environment;
     return c10::make_intrusive<NcclBackend<Group>>(request, options_of(request));
   }();
-  const bool alone = request.size == 1 || !request.one_host || request.only_c10d_keys;
+  const bool alone = request.size == 1 || !request.one_host || request.python.only_c10d_keys;
   auto others = alone ? nullptr : join_node_group(request, {});
   // Creates the communicators here, where all ranks wait for each other anyway, and not in the first
   // backward. Python's ranks may wait for each other in their first call.
-  if (!request.only_c10d_keys || Group::kPythonConnectsAtOnce) {
+  if (!request.python.only_c10d_keys || Group::kPythonConnectsAtOnce) {
     run_in_time(request.device, request.timeout, others.get(),
                 [backend, device = request.device] { backend->eagerConnectSingleDevice(device); });
   }

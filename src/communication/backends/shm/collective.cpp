@@ -6,8 +6,6 @@
 
 #include <fmt/format.h>
 
-#include "backends/shm/place.h"
-
 namespace lockstep::shm {
 
 Collective::Collective(const Communicator& communicator, Request request)

@@ -7,8 +7,6 @@
 #include <fmt/format.h>
 
 #include "backends/shm/peer_memory.h"
-#include "backends/shm/place.h"
-#include "backends/shm/prefetch.h"
 #include "backends/shm/stream.h"
 
 namespace lockstep::shm {

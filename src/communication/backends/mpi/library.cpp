@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "backends/mpi/load.h"
+#include "backends/mpi/library.h"
 
 #include <dlfcn.h>
 #include <filesystem>
-#include <mutex>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -36,7 +35,9 @@ std::vector<fs::path> candidates(const Env& env) {
           fs::path(LOCKSTEP_LIBRARY_PATH) / kModule};
 }
 
-Library* open(const Env& env) {
+}  // namespace
+
+Library& load_library(const Env& env) {
   const auto files = candidates(env);
   for (const auto& file : files) {
     std::error_code failed;
@@ -47,22 +48,12 @@ Library* open(const Env& env) {
       throw_error<Error>("the mpi module could not be loaded (is MPI installed on this host?): {}",
                          ::dlerror());
     }
-    return reinterpret_cast<Entry>(entry)();
+    return *reinterpret_cast<Entry>(entry)();
   }
   std::vector<std::string> names;
   for (const auto& file : files) names.push_back(file.lexically_normal().string());
   throw_error<Error>("the mpi module was not found at {}; set LOCKSTEP_MPI_MODULE to {}",
                      fmt::join(names, ", "), kModule);
-}
-
-}  // namespace
-
-Library& load_library(const Env& env) {
-  static std::mutex mutex;
-  static Library* library = nullptr;
-  const std::lock_guard lock(mutex);
-  if (library == nullptr) library = open(env);
-  return *library;
 }
 
 }  // namespace lockstep::mpi

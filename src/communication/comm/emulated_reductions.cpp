@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "comm/ordered_bits.h"
+#include "comm/emulated_reductions.h"
 
 #include <limits>
 #include <type_traits>

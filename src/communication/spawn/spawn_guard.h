@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <filesystem>
 #include <functional>
 #include <signal.h>
 #include <string>
 #include <string_view>
 #include <sys/types.h>
-#include <vector>
 
 #include <lockstep/spawn/spawn.h>
 
@@ -93,25 +91,5 @@ struct SpawnGuard {
 // line becomes readable, and the outcome before its end. REQUIRES one thread in this process. Throws
 // LaunchError when no guard can be started.
 SpawnGuard start_spawn_guard(const SpawnRequest& request);
-
-// In a process just forked off `guard`, with every signal blocked: runs the body and ends the process.
-// `foreign`: descriptors that are not for ranks.
-[[noreturn]] void run_spawned_rank(const SpawnRequest& request, int rank, pid_t guard,
-                                   const std::vector<int>& foreign);
-
-// C and C++ streams.
-void flush_streams();
-
-// The threads of each of `ranks` ranks on this host: `chosen`, LibTorch's number if OMP_NUM_THREADS is set,
-// or a share of the usable cores.
-int threads_per_rank(std::optional<int> chosen, const Env& env, int ranks);
-
-// Ends LibTorch's idle worker threads, which it restarts on demand. Then throws ArgumentError, with the
-// reason and a remedy, if a forked child could not use LibTorch.
-void prepare_to_fork(const Env& env);
-
-// Whether CUDA is initialized, according to the descriptors in `folder` (/proc/self/fd). A call of CUDA would
-// initialize it.
-bool has_cuda_open(const std::filesystem::path& folder);
 
 }  // namespace lockstep::spawning

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <lockstep/node/call_record.h>
 
@@ -26,5 +27,12 @@ at::Tensor to_ordered_bits(const at::Tensor& numbers, ReduceOp op);
 
 // Writes the numbers of `ordered` to `numbers`.
 void from_ordered_bits(const at::Tensor& ordered, const at::Tensor& numbers);
+
+// Makes the mean of the ranks' sum, for backends without AVG. The parts of complex numbers are divided by
+// themselves, as PyTorch does: a complex division makes both NaN if one is.
+inline void divide(const at::Tensor& sum, int size) {
+  const auto plain = sum.detach();
+  (plain.is_complex() ? at::view_as_real(plain) : plain).div_(size);
+}
 
 }  // namespace lockstep::comm
