@@ -51,6 +51,18 @@ class UsedParameters {
 // Averages gradients across the group while backward runs. Follows c10d::Reducer: the same buckets in the
 // same order and the same arithmetic, hence the same bits.
 //
+//     backward computes    p3     p2        p1     p0            a hook runs when a gradient is final
+//                           |      |         |      |            divided by the number of ranks
+//     flat buckets        [ p3  | p2 ]     [ p1  | p0 ]          in the order of the first backward
+//                               |               |                full, and all before it started:
+//     all-reduce             sum 0 ---------> sum 1              overlaps with the rest of backward
+//                               |               |
+//     end of backward      .grad of p3, p2   .grad of p1, p0     waits for the sums, hands them over
+//
+// With gradient_as_bucket_view, .grad lies in the bucket and gets the sum without a copy. A bucket lies in
+// memory of the backend (allocateTensor()), which shm reduces in place. Another arithmetic than division and
+// all-reduce is a communication hook.
+//
 // Two state machines. A step, from one reduced backward to the next (Step::Phase):
 //
 //     idle ---------> forward ---------> awaiting ---------> backward ---------> finishing ---> idle

@@ -1,4 +1,30 @@
 // SPDX-License-Identifier: BSD-3-Clause
+
+// Note [Order of use]
+//
+// A module does not say which layer runs next, so the tree learns the order from operators. The guard of a
+// parameter calls use() before an operator reads it. Each time the group differs from the last one, the order
+// of this pass gets an entry, and groups are freed and gathered. Three groups, from the second step on:
+//
+//                      forward                      backward
+//     operators        a  a  b     a     c          c     a     b     a
+//     order of use     A     B     A     C          C     A     B     A
+//     gathered ahead   B     -     C     -          A     B     -     -
+//     A is whole       |-----------------|                |-----------------|
+//     B is whole             |-----|                            |-----|
+//     C is whole                         |----------------|
+//
+// - Freed: every group that is not in use, unless this pass has used it less often than the last pass of its
+//   kind did (A above). The first pass knows no counts and frees each group at every change. In backward,
+//   a group is also freed when its gradients are ready.
+// - Gathered ahead: what followed at this place in the last pass of its kind, if the entry here is the same.
+//   Elsewhere, a group is gathered by its first use.
+// - Forward ends with the first gradient or the first use in backward; backward ends in a callback of the
+//   engine, which waits for reductions. Forwards without gradients teach nothing.
+// - Gathers are collective calls, so all ranks must use groups in the same order. Otherwise the fingerprints
+//   of the calls differ, which is a DesyncError.
+// - Groups in shared memory are not gathered: the first use after a change of the shards makes all
+//   of them current at once, between barriers.
 #include "fsdp/tree.h"
 
 #include <algorithm>
