@@ -150,8 +150,7 @@ void warn_about_ignored(const RunArguments& arguments) {
   if (!ignored) return;
   log(LogLevel::warning,
       "--standalone ignores --node-rank, --master-addr, --master-port and --rdzv-endpoint: it means one node "
-      "that finds "
-      "its address and port");
+      "that finds its address and port");
 }
 
 void set_one_node(const RunArguments& arguments, launch::LaunchOptions& options) {
@@ -218,9 +217,8 @@ launch::NodesOptions nodes_of_step(const RunArguments& arguments, const SlurmNod
 void check_backend(const std::string& backend) {
   if (backend == "static" || backend == "c10d") return;
   throw_error<ArgumentError>(
-      "--rdzv-backend {} is not supported; use static (each node has its --node-rank) or c10d "
-      "(nodes are numbered in the "
-      "order in which they join)",
+      "--rdzv-backend {} is not supported; use static (each node has its --node-rank) or c10d (nodes are "
+      "numbered in the order in which they join)",
       backend);
 }
 

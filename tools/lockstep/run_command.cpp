@@ -255,8 +255,7 @@ void add_output_options(CLI::App& run, RunArguments& parsed) {
   add(run, "tee", parsed.tee, "STREAMS", "Write to files and show", "-t")->capture_default_str();
   add(run, "log-line-prefix-template", parsed.log_line_prefix_template, "TEXT",
       "Prefix of lines; may contain ${role_name}, ${local_rank}, ${rank} and ${hostname} (default: [rank N], "
-      "or "
-      "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)");
+      "or TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)");
   add(run, "local-ranks-filter", parsed.local_ranks_filter, "K,...", "Show these local ranks only");
   add(run, "duplicate-stdout-filters", parsed.duplicate_stdout_filters, "TEXT,...",
       "Copy lines with one of these texts to filtered_stdout.log (,, is a comma)");
@@ -307,13 +306,10 @@ CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
     add_some(run, arguments);
   }
   run.footer(
-      "Ranks get torchrun's environment variables, and /dev/null as stdin. Their lines begin with [rank N], "
-      "or\n"
-      "[HOST rank N] with several nodes. Python runs a program whose name ends in .py. An option can also be "
-      "set\n"
-      "in the environment, as PET_NPROC_PER_NODE. The exit code is 0 if all ranks exit with 0, else that of "
-      "the\n"
-      "rank that failed first (128 + signal).");
+      "Ranks get torchrun's environment variables, and /dev/null as stdin. Their lines begin with\n"
+      "[rank N], or [HOST rank N] with several nodes. Python runs a program whose name ends in .py. An\n"
+      "option can also be set in the environment, as PET_NPROC_PER_NODE. The exit code is 0 if all ranks\n"
+      "exit with 0, else that of the rank that failed first (128 + signal).");
   run.prefix_command();
   return run;
 }

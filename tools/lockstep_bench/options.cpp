@@ -87,10 +87,9 @@ void add_common(CLI::App& app, RawOptions& raw, Options& options) {
   app.footer(
       "1K is 1024 bytes. The size is that of the tensor on each rank for all-reduce, broadcast, reduce and\n"
       "send-recv, and that of all ranks' parts together for the others, as in nccl-tests.\n"
-      "Before each call every rank rewrites its input and waits in a barrier; neither is timed. Ranks of "
-      "one\n"
-      "host with a core each then start at the same time of its clock. The time of a call is that of its\n"
-      "slowest rank. algbw is size / time; busbw is computed as in nccl-tests.");
+      "Before each call every rank rewrites its input and waits in a barrier; neither is timed. Ranks of\n"
+      "one host with a core each then start at the same time of its clock. The time of a call is that of\n"
+      "its slowest rank. algbw is size / time; busbw is computed as in nccl-tests.");
 }
 
 void add_own(CLI::App& app, RawOptions& raw, Options& options) {

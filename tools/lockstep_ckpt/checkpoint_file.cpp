@@ -94,9 +94,8 @@ void write_folder(const Value& value, const std::filesystem::path& folder) {
   const auto* dict = value.get_if<Dict>();
   if (dict == nullptr) {
     throw_error<CheckpointError>(
-        "{}: the folder of a distributed checkpoint holds a dict; there is no place for {} {}, "
-        "so give the file an "
-        "extension, as in .pt, or choose a dict with --key",
+        "{}: the folder of a distributed checkpoint holds a dict; there is no place for {} {}, so give the "
+        "file an extension, as in .pt, or choose a dict with --key",
         folder.string(), value.type_name(), repr(value, 60));
   }
   with_source(folder.string(), [&] { distributed_checkpoint::save(*dict, folder); });

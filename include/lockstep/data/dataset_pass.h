@@ -75,9 +75,11 @@ auto collate(const Dataset& dataset, std::vector<SampleOf<Dataset>> samples) {
   }
 }
 
-// Note: the turns of a stream. Each call names the positions of its samples in the stream; it waits until all
-// samples before them are read, so the stream is read in order by whichever worker has the turn. A call
-// always ends its turn, also when the stream throws, because the workers after it wait for that.
+// Note [Turns of a stream]
+//
+// Each call names the positions of its samples in the stream; it waits until all samples before them are
+// read, so the stream is read in order by whichever worker has the turn. A call always ends its turn, even if
+// the stream throws, because the workers after it wait for that.
 template <IterableDataset Dataset>
 class DatasetPass<Dataset> {
  public:

@@ -20,8 +20,7 @@ namespace {
 
 constexpr const char* kClosed =
     "the process group has been closed; keep the context that lockstep::init() returned alive for as long as "
-    "its "
-    "groups are used";
+    "its groups are used";
 
 constexpr const char* kFormedAgain =
     "the process group has been formed again with other members; use the group that reconfigure() returned";

@@ -76,10 +76,8 @@ std::string cpu_warning(const DeviceRequest& request, const backends::BackendSpe
   if (!backend.is_for_cpu_only() || !request.for_cpu || request.wanted || request.count == 0) return "";
   return fmt::format(
       "backend {}: training uses the CPU, although {} GPU{} visible. To train on the GPU{}, use backend "
-      "\"auto\" or "
-      "\"cpu:{},cuda:nccl\". To keep {}, set InitOptions::device to torch::kCUDA (GPU tensors go through "
-      "host "
-      "memory). To train on the CPU without this warning, set it to torch::kCPU",
+      "\"auto\" or \"cpu:{},cuda:nccl\". To keep {}, set InitOptions::device to torch::kCUDA (GPU tensors go "
+      "through host memory). To train on the CPU without this warning, set it to torch::kCPU",
       backend.text(), request.count, request.count == 1 ? " is" : "s are", request.count == 1 ? "" : "s",
       backend.names().front(), backend.names().front());
 }

@@ -158,8 +158,7 @@ Endpoint FileRendezvous::find(const Deadline& deadline) {
 void FileRendezvous::give_up(const Deadline& deadline) const {
   throw_error<RendezvousError>(
       "rank {} of {}: the ranks did not meet at {} within {} ms; missing: {}. Were all ranks started, with "
-      "the "
-      "same path?",
+      "the same path?",
       rank_, world_size_, path_, deadline.timeout().count(),
       never_seen_.empty() ? "none, but some gave up early" : fmt::format("{}", fmt::join(never_seen_, ", ")));
 }

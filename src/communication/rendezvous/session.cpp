@@ -82,9 +82,8 @@ void check_split(const ProcessGroup& parent, const std::vector<std::vector<int>>
   }
   if (valid) return;
   throw_error<ArgumentError>(
-      "split_group: split_ranks is {} for group {}; it must list one or more parts without "
-      "common ranks, each "
-      "of one or more group ranks in 0 to {}",
+      "split_group: split_ranks is {} for group {}; it must list one or more parts without common ranks, "
+      "each of one or more group ranks in 0 to {}",
       split_ranks, parent.name(), parent.size() - 1);
 }
 
@@ -298,8 +297,7 @@ std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const Gro
     if (options.nccl && splits_default_group(wanted)) {
       throw ArgumentError(
           "new_group: with Python ranks a group over nccl is a part of the default group and has its "
-          "settings; "
-          "set InitOptions::nccl instead of GroupOptions::nccl");
+          "settings; set InitOptions::nccl instead of GroupOptions::nccl");
     }
   }
   // Counted on every rank, members or not, so that keys agree.

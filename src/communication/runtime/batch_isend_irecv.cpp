@@ -37,8 +37,7 @@ void check_memory(const std::vector<P2POp>& messages) {
   if (!overlap) return;
   throw_error<ArgumentError>(
       "batch_isend_irecv: the tensors of messages {} and {} share memory, and message {} receives; each "
-      "receive "
-      "needs memory of its own",
+      "receive needs memory of its own",
       receives[overlap->output], (overlap->is_input ? sends : receives)[overlap->other],
       receives[overlap->output]);
 }
@@ -57,8 +56,7 @@ void check(const std::vector<P2POp>& messages, const ProcessGroup& group, std::s
       throw_error<ArgumentError>(
           "batch_isend_irecv: a tensor on {} over {}: NCCL's messages block each other; call send_async() "
           "and recv_async() in an order in which all ranks can proceed if each call waits for its end, or "
-          "use "
-          "all_to_all()",
+          "use all_to_all()",
           message.tensor.device().str(), group.backend_name());
     }
   }

@@ -38,8 +38,7 @@ void check_ranks_of(const ProcessGroup& group, std::vector<int> row, std::size_t
   if (ranks == row) return;
   throw_error<ArgumentError>(
       "DeviceMesh::from_group: group {} has the ranks {}, but dimension {} of the mesh has {} there; pass "
-      "one "
-      "group for each dimension, in their order",
+      "one group for each dimension, in their order",
       group.name(), fmt::join(ranks, ", "), dim, fmt::join(row, ", "));
 }
 

@@ -54,11 +54,9 @@ void refuse_threads() {
   }
   if (names.empty()) return;
   throw_error<ArgumentError>(
-      "spawn: this process has {} other thread{}, which do not exist in a forked rank; it could "
-      "deadlock on their locks: {}. "
-      "End their owner (a loader, a store, a thread pool) before spawn(), call spawn() earlier, "
-      "or start the program "
-      "with `lockstep run`",
+      "spawn: this process has {} other thread{}, which do not exist in a forked rank; it could deadlock on "
+      "their locks: {}. End their owner (a loader, a store, a thread pool) before spawn(), call spawn() "
+      "earlier, or start the program with `lockstep run`",
       names.size(), names.size() == 1 ? "" : "s", fmt::join(names, ", "));
 }
 
@@ -70,14 +68,13 @@ void refuse_ranks(const Env& env) {
   if (is_initialized()) {
     throw ArgumentError(
         "spawn: this process has a default process group, whose connections a forked rank must not use; end "
-        "its Context before "
-        "spawn(), and call init() in the ranks");
+        "its Context before spawn(), and call init() in the ranks");
   }
   if (!env.has("RANK") || !env.has("TORCHELASTIC_RUN_ID")) return;
   throw_error<ArgumentError>(
       "spawn: this process is rank {} of a run already (RANK and TORCHELASTIC_RUN_ID are set by spawn(), "
-      "`lockstep run` or "
-      "torchrun), and ranks cannot start ranks; do not call spawn(), or start the program without a launcher",
+      "`lockstep run` or torchrun), and ranks cannot start ranks; do not call spawn(), or start the program "
+      "without a launcher",
       env.get("RANK").value_or(""));
 }
 
@@ -85,8 +82,7 @@ void refuse_cuda() {
   if (!has_cuda_open("/proc/self/fd")) return;
   throw ArgumentError(
       "spawn: CUDA is initialized in this process, so a forked rank cannot use it; use CUDA only in the "
-      "ranks (gpu_count() "
-      "counts GPUs without initializing CUDA), or start the program with `lockstep run`");
+      "ranks (gpu_count() counts GPUs without initializing CUDA), or start the program with `lockstep run`");
 }
 
 }  // namespace

@@ -116,8 +116,7 @@ void SharedMemory::commit(std::size_t offset, std::size_t bytes, const std::stri
   if (bytes > available) {
     throw_error<Error>(
         "memory is short: {:.1f} MiB of shared memory are needed for {}, and {:.1f} MiB are left on the host "
-        "or in its "
-        "cgroup",
+        "or in its cgroup",
         static_cast<double>(bytes) / kMegabyte, purpose, static_cast<double>(available) / kMegabyte);
   }
   int outcome = 0;

@@ -183,10 +183,8 @@ void CheckpointFolder::check_is_latest(std::int64_t step) const {
     if (damaged_.contains(info.step)) continue;
     throw_error<CheckpointError>(
         "{}: step {} is not saved, because load_latest() would return the existing checkpoint of step {}: "
-        "start with "
-        "load_latest(), keep the step count in the checkpoint (TrainingState::add), or use a new folder; to "
-        "continue "
-        "from an older checkpoint, remove the newer ones with remove_after()",
+        "start with load_latest(), keep the step count in the checkpoint (TrainingState::add), or use a new "
+        "folder; to continue from an older checkpoint, remove the newer ones with remove_after()",
         path_.string(), step, info.step);
   }
 }
@@ -197,9 +195,8 @@ void CheckpointFolder::check_has_not_vanished() const {
   if (!was_there_ || fs::status(path_, code).type() != fs::file_type::not_found) return;
   throw_error<CheckpointError>(
       "{}: the checkpoint folder and its checkpoints have disappeared, so nothing is saved: restore the "
-      "folder (is its "
-      "disk still mounted?), or create it again, by hand or with a new CheckpointManager, to continue "
-      "without them",
+      "folder (is its disk still mounted?), or create it again, by hand or with a new CheckpointManager, to "
+      "continue without them",
       path_.string());
 }
 

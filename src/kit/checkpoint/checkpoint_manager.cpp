@@ -48,10 +48,10 @@ Value read_checkpoint(const std::filesystem::path& file, const LoadOptions& opti
 
 }  // namespace
 
-// Note: CheckpointManager
+// Note [The checkpoint manager]
 //
 // Joins three parts: CheckpointFolder (names, metrics, links and damaged checkpoints of the folder),
-// CheckpointWriter (who writes, and in which thread; see the Notes of FirstRankWriter and EveryRankWriter)
+// CheckpointWriter (who writes, and in which thread; see notes [Saves by rank 0] and [Saves by every rank])
 // and the loading functions below.
 //
 // Phases of a load: drain the writer; rank 0 lists the candidates; a candidate is verified, on rank 0 or with
@@ -173,8 +173,7 @@ class CheckpointManager::Implementation {
   [[noreturn]] static void refuse_to_skip(const CheckpointReadError& error) {
     throw_error<CheckpointError>(
         "{}; it may be intact, so no other checkpoint takes its place: try again when it can be read, or "
-        "load(step) "
-        "another checkpoint",
+        "load(step) another checkpoint",
         error.what());
   }
 

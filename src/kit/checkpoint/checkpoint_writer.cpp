@@ -16,7 +16,7 @@
 namespace lockstep::checkpointing {
 namespace {
 
-// Note: FirstRankWriter
+// Note [Saves by rank 0]
 //
 // Rank 0 writes one file; the other ranks only learn the outcome (on_first).
 //

@@ -1,4 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
+
+// Note [Save protocol]
+//
+//     rank 0                                   rank 1
+//     begin_save   make the folder, lock it (shared), draw a token ------> token
+//     plan         describe the entries <--- gathered ---> describe   all make the same plan
+//     sizes        place pieces in files <------------ sizes of its pieces
+//     write        __0_<token>.distcp                       __1_<token>.distcp   named when complete
+//     all written  <------------------------------------ (a collective call, or rank 0 polls the folder)
+//     commit       .metadata replaces the old one; then remove files that no metadata names
+//
+// - The metadata makes the checkpoint. A rename replaces it, so a reader finds the old checkpoint or the new
+//   one. Until commit() the files of the old one stay as they are.
+// - The names of data files contain the token, so two saves never write the same file, and the late writer of
+//   a failed save cannot damage another one.
+// - A killed save leaves data files that no metadata names. A later commit() removes them, unless a save in
+//   progress may have written them: it tries to take the folder's lock alone, which tells on a file system of
+//   one host. Elsewhere it leaves files that are younger than a day.
+// - A rank that cannot write leaves "<file>.failed", so that rank 0 need not wait until a timeout. An
+//   asynchronous save makes no collective call after the sizes, because training uses the group meanwhile.
 #include "checkpoint/distributed_save.h"
 
 #include <algorithm>

@@ -90,8 +90,7 @@ const Dict& gradients_for(const Group& group, const Dict& saved) {
   if (saved.at(kRanks).as_int() != ranks) {
     throw_error<CheckpointError>(
         "gradients that {} ranks accumulated cannot be loaded by {}: use as many ranks, or a checkpoint "
-        "saved "
-        "after an optimizer step",
+        "saved after an optimizer step",
         saved.at(kRanks).as_int(), ranks);
   }
   return saved.at(rank_of(group)).as_dict();

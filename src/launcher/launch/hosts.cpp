@@ -45,11 +45,11 @@ SocketPair make_sockets() {
   return {.ours = UniqueFd(ends[0]), .theirs = UniqueFd(ends[1])};
 }
 
-// Note: the launchers of several hosts
+// Note [Launchers of several hosts]
 //
-// HostsSupervisor adds to RankSupervisor (see there for phases and invariants) that the supervised processes
-// are remote shells: `rank` is the index of a host, a signal is a line on its stdin, and only begin_kill()
-// acts on the shells themselves.
+// HostsSupervisor adds to RankSupervisor (note [Supervision of ranks]) that the supervised processes are
+// remote shells: `rank` is the index of a host, a signal is a line on its stdin, and only begin_kill() acts
+// on the shells themselves.
 class HostsSupervisor : private RankSupervisor {
  public:
   HostsSupervisor(const HostsOptions& options, const std::vector<std::string>& orders,

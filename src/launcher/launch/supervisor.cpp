@@ -56,11 +56,10 @@ std::unique_ptr<CoordinatorClient> make_client(const LaunchOptions& options, boo
       *options.nodes, Hello{.run_id = options.run_id, .node = std::move(info)}, options.local_addr);
 }
 
-// Note: one launch on one node
+// Note [One launch on one node]
 //
-// NodeSupervisor adds to RankSupervisor (see there for phases, threads and invariants) the output of the
-// ranks and the agreement with the other nodes. The Coordinator of the run decides; this class obeys its
-// messages:
+// NodeSupervisor adds to RankSupervisor (note [Supervision of ranks]) the output of the ranks and the
+// agreement with the other nodes. The Coordinator of the run decides; this class obeys its messages:
 //
 //   Reserve  answer with a port for rank 0
 //   Start    start the ranks: idle -> running

@@ -94,8 +94,7 @@ void DdpState::agree_on(const std::vector<modules::ModuleChange>& changes, bool 
       if (of_ranks[rank].empty()) unchanged.push_back(std::to_string(rank));
     throw_error<DesyncError>(
         "{}: the module has changed on this rank, but not on rank {}: {}. Make the change on all ranks "
-        "before the "
-        "same forward",
+        "before the same forward",
         whoami(), fmt::join(unchanged, ", "), change);
   }
   if (reducer_ && !of_ranks.empty()) reducer_->end_change();

@@ -32,8 +32,7 @@ void verify_count(const ProcessGroup& group, std::size_t count, c10::Device devi
     if (other == values_in<std::int64_t>(own).front()) continue;
     throw_error<DesyncError>(
         "{}: DistributedDataParallel: the ranks' modules differ: this rank trains {} parameters, rank {} {}. "
-        "Build "
-        "the same module on every rank",
+        "Build the same module on every rank",
         comm::state_of(group).whoami(), count, rank, other);
   }
 }
@@ -67,8 +66,7 @@ void verify_with_python(const ProcessGroup& group, const std::vector<TrainedPara
     if (layout == expected) continue;
     throw_error<DesyncError>(
         "{}: DistributedDataParallel: the ranks' modules differ: sizes and strides of {} are {} on rank 0 "
-        "and {} "
-        "here. Build the same module on every rank",
+        "and {} here. Build the same module on every rank",
         comm::state_of(group).whoami(), parameter.name, expected, layout);
   }
 }

@@ -108,8 +108,7 @@ void Reducer::check_hook_can_follow() const {
   if (!hook_ || options_.after_reduction || hook_.target<Function>() != nullptr) return;
   throw ArgumentError(
       "A communication hook is registered, which may keep a state for each bucket; wrap the module anew "
-      "after the "
-      "change");
+      "after the change");
 }
 
 // Ranks may have accumulated gradients of different parameters.

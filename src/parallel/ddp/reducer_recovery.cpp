@@ -6,11 +6,11 @@
 // them with zeros and discards the results. The others throw DesyncError with its reason at the end of their
 // backward:
 //
-//     failed rank    backward throws        next forward: zeros (or NaN) for the rest,  then its own step
-//     other ranks    backward ...... waits for the rest ...... throws DesyncError,      then the next step
+//     failed rank    backward throws     next forward: zeros (or NaN) for the rest, then its step
+//     other ranks    backward ....... waits for the rest ...... throws DesyncError, then the next step
 //
-// Results that arrive before the error have reached .grad already: sums without the failed rank's part, and
-// NaN in the last dense bucket where the announcement is in it. No optimizer should step with them, and
+// Results that arrive before the error have reached .grad already: sums that may lack the failed rank's part,
+// and NaN in the last dense bucket where the announcement is in it. No optimizer should step with them, and
 // zero_grad() drops them. The next forward completes what is missing, discards it and zeroes the buckets.
 //
 // How the others learn of the failure:

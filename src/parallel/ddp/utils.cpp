@@ -55,8 +55,7 @@ void refuse_parts(const DistributedDataParallelModule& ddp) {
     if (intercept::operator_guard_of(parameter) == nullptr) continue;
     throw_error<ArgumentError>(
         "clip_grad_norm_: this rank has a part of a parameter of {} elements, by parallelize_module(), so "
-        "the "
-        "norm needs the other ranks; call clip_grad_norm_(module, max_norm) with the wrapped module",
+        "the norm needs the other ranks; call clip_grad_norm_(module, max_norm) with the wrapped module",
         parameter.numel());
   }
 }

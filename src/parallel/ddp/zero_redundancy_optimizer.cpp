@@ -161,8 +161,7 @@ std::string ZeroShards::parameters_text(Where where) const {
       if (optim::rows_of(parameter) != nullptr) {
         throw_error<ArgumentError>(
             "{}: parameter {} of group {} is one of fully_shard(), which divides the states; use the "
-            "optimizer "
-            "itself",
+            "optimizer itself",
             place, number, g);
       }
       lines += modules::describe(fmt::format("parameter of group {}", g),

@@ -31,8 +31,7 @@ class DeferredMemory final : public ParameterMemory {
   void check_values() const override {
     throw_error<ArgumentError>(
         "{} of fully_shard() is on device meta and has no values; call lockstep::to_empty() on the module, "
-        "and load a "
-        "checkpoint or give it a param_init_fn",
+        "and load a checkpoint or give it a param_init_fn",
         first_);
   }
   void make_whole() override { check_values(); }

@@ -23,8 +23,7 @@ namespace {
   }
   throw_error<ArgumentError>(
       "{}: the module {} cannot be cloned; derive it and its submodules from torch::nn::Cloneable, with "
-      "reset() "
-      "registering all that they have{}. {}",
+      "reset() registering all that they have{}. {}",
       user, module.name(), otherwise, reason);
 }
 

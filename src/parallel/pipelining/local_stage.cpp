@@ -35,8 +35,7 @@ LocalStage::LocalStage(PipelineStage stage, int n_microbatches)
   if (!shards_.empty() && options.data_parallel_group)
     throw_error<ArgumentError>(
         "stage {}: fully_shard() distributes it, so it cannot have a data_parallel_group; fully_shard() has "
-        "the "
-        "mesh",
+        "the mesh",
         stage_.stage_index());
   const auto experts = modules::expert_tensors(*stage_.submodule());
   if (options.data_parallel_group && !experts.empty())

@@ -58,8 +58,7 @@ PipelineStage::PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forwa
   if (std::dynamic_pointer_cast<nn::WrapperModule>(submodule_))
     throw_error<ArgumentError>(
         "PipelineStage {}: the module is wrapped by DistributedDataParallel or DataParallel, which would "
-        "reduce "
-        "in every micro-batch; pass the module itself and set data_parallel_group",
+        "reduce in every micro-batch; pass the module itself and set data_parallel_group",
         stage_index);
   if (stage_index < 0 || stage_index >= num_stages)
     throw_error<ArgumentError>("PipelineStage: stage_index {} of {} stages", stage_index, num_stages);

@@ -206,8 +206,7 @@ void FusedOptimizer::check_groups() const {
     if (has_own_options(param_groups()[g])) continue;
     throw_error<ArgumentError>(
         "{}: the options of group {} were replaced by options of another class since the last step; call "
-        "update_lr_tensors(), which "
-        "converts or refuses them, before it is saved",
+        "update_lr_tensors(), which converts or refuses them, before it is saved",
         name(), g);
   }
 }

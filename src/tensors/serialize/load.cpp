@@ -86,9 +86,8 @@ Value load_zip(const ByteSource& source, const LoadOptions& options) {
   const auto folder = folder_of(zip);
   if (zip.find(folder + "constants.pkl") != nullptr) {
     throw_error<CheckpointError>(
-        "{}: it is a TorchScript archive, written by C++'s torch::save or by torch.jit.save; "
-        "read it with torch::load, "
-        "then write it with lockstep::save(lockstep::state_dict(*module), ...)",
+        "{}: it is a TorchScript archive, written by C++'s torch::save or by torch.jit.save; read it with "
+        "torch::load, then write it with lockstep::save(lockstep::state_dict(*module), ...)",
         source.name());
   }
   const auto& record = *zip.find(folder + std::string(kPickle));

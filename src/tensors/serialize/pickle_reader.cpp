@@ -108,8 +108,7 @@ class Reader {
     if (module == "__builtin__") module = "builtins";
     if (!allowed_(module, name)) {
       throw_error<CheckpointError>(
-          "the checkpoint names {}.{}, which a checkpoint may not hold (it may hold tensors, "
-          "numbers, "
+          "the checkpoint names {}.{}, which a checkpoint may not hold (it may hold tensors, numbers, "
           "strings, containers); nothing was run. Save a state_dict instead, or convert the object in Python",
           module, name);
     }

@@ -288,8 +288,7 @@ const Dict& state_dict_in(const Value& value) {
   if (names.size() != 1) {
     throw_error<CheckpointError>(
         "load_pretrained: expected a state dict, or a dict of which one entry is a state dict, but {} "
-        "entries "
-        "are ({}); choose one with load() and load_state_dict()",
+        "entries are ({}); choose one with load() and load_state_dict()",
         names.size(), fmt::join(names, ", "));
   }
   return std::ranges::find_if(value.as_dict(), [](const auto& item) { return is_state_dict(item.value); })

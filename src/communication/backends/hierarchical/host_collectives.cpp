@@ -240,6 +240,26 @@ void HostCollectives::reduce_on_host(const Tensor& chunk, const Tensors& shares,
   }
 }
 
+// Note [Chunks]
+//
+// A large all_reduce over two hosts with two ranks each. One chunk has a share for each lane:
+//
+//                     host 0                      host 1
+//                     rank 0      rank 1          rank 2      rank 3
+//     reduce_on_host  a0          b0              a1          b1          sums of the host, in rank order
+//     lanes               a0 + a1 between ranks 0 and 2, b0 + b1 between ranks 1 and 3
+//     gather_shares   a b         a b             a b         a b
+//
+// The lanes of one chunk run while the hosts reduce the next one and gather the one before:
+//
+//     host       reduce 0 | reduce 1 | gather 0 | reduce 2 | gather 1 | gather 2
+//     network             [ lanes 0 ......... ] [ lanes 2 .........  ]
+//                                    [ lanes 1 .........  ]
+//
+// So at most two chunks are on the network, and a chunk's shares are gathered only after its lanes have
+// ended. Each chunk costs one message per step of the network's ring, hence the lower limit of 8 MiB, which
+// grows with the hosts (chunk_bytes()). reduce_scatter() has the same order: sums_of_host() and exchange() of
+// one chunk, then the sums that have arrived for the chunk before.
 void HostCollectives::reduce_in_lanes(const Tensor& row, ReduceOp op, const HierarchicalCall& call) const {
   const auto step =
       std::max<std::int64_t>(1, chunk_bytes(layout_.hosts()) / static_cast<std::int64_t>(row.element_size()));

@@ -18,8 +18,11 @@ inline constexpr std::size_t kMessageChunks = 4;
 inline constexpr std::size_t kMessageChunkBytes = std::size_t{32} * 1024;
 // Messages and parts of this size or more are read where they lie.
 inline constexpr std::size_t kReadBytes = std::size_t{64} * 1024;
-// others read it after they have seen that number (acquire). Reused for call number + kSlots after all ranks
-// have completed this one.
+
+// What a rank publishes about its next collective call. Only this rank writes it. It first writes the small
+// data (or the places of its portions) and its Share, then the fields below, and `number` last (release). The
+// others read all of that after they have seen that number (acquire). Reused for call number + kSlots after
+// all ranks have completed this one.
 struct alignas(2 * kLine) Descriptor {
   std::atomic<std::uint64_t> number{0};  // 1, 2, ... as all ranks count
   std::uint64_t what = 0;                // kind, element, reduction, root: equal on all ranks

@@ -1,4 +1,27 @@
 // SPDX-License-Identifier: BSD-3-Clause
+
+// Note [Pipeline of chunks]
+//
+// Tensors in ordinary memory pass through staging buffers, four per rank, of 256 KiB, which stay in the
+// cache. One chunk of an all-reduce over three ranks:
+//
+//                    rank 0             rank 1             rank 2
+//     stage      [ -  | b0 | c0 ]   [ a1 | -  | c1 ]   [ a2 | b2 | -  ]   memcpy, a portion for each reader
+//     combine    A = a0+a1+a2       B = b0+b1+b2       C = c0+c1+c2       portion r of all, in rank order
+//                [ A  | b0 | c0 ]   [ a1 | B  | c1 ]   [ a2 | b2 | C  ]   the sum goes into portion r
+//     take       B and C            A and C            A and B            memcpy
+//
+// Calls without a reduction skip `combine`; where all ranks read the same data there is one portion. Several
+// chunks are in progress at once:
+//
+//     staged     0 1 2 3 . 4 . 5          chunk g lies in buffer g mod 4
+//     combined     0 1 . 2 . 3            waits until all ranks have staged it
+//     taken            0 . 1              waits until the sources have combined (or staged) it
+//
+// Each rank publishes the three counts in its control block (release) and reads the others' (acquire). A
+// buffer is filled again when every rank's `taken` has passed its last chunk. `taken` never passes the rank's
+// own `combined`, so it covers both kinds of reads. The counts grow from call to call and are never reset. No
+// function waits: advance() does what can be done now and returns.
 #include "backends/shm/pipeline.h"
 
 #include <algorithm>

@@ -1,4 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
+
+// Note [Shares and parts]
+//
+// All tensors lie in the ranks' heaps, which every rank maps. The tensor has one share per rank, a share has
+// parts of 128 KiB. Two ranks; rank 1 has published its tensor and computes:
+//
+//                    share of rank 0         share of rank 1
+//     rank 0's heap  [ p0 | p1 | p2 ]        [ p0 | p1 | p2 ]
+//                       |    |    |             |    |    |
+//     claimed by        0    0    0             0    0    1       fetch_add on Share::claimed
+//                       |    |    |             |    |    |
+//     rank 1's heap  [ p0 | p1 | p2 ]        [ p0 | p1 | p2 ]     read from all heaps, written to all heaps
+//
+// - A rank begins with its own share. After 16 polls it claims parts of shares that are not done, so a rank
+//   that is busy elsewhere delays nobody. Without the polls, ranks that share a core would do each other's
+//   work at once, use up their time slices and be scheduled last.
+// - A part is read and written by the one rank that claimed it, so parts need no lock. The sum is in rank
+//   order, so the bits do not depend on that rank.
+// - The call ends when Share::done of every owner has reached the number of its parts. The owner resets its
+//   Share before it publishes the descriptor of the call.
 #include "backends/shm/zero_copy.h"
 
 #include <algorithm>
