@@ -217,9 +217,8 @@ launch::NodesOptions nodes_of_step(const RunArguments& arguments, const SlurmNod
 void check_backend(const std::string& backend) {
   if (backend == "static" || backend == "c10d") return;
   throw_error<ArgumentError>(
-      "--rdzv-backend {} is not supported; use static (each node has its --node-rank) or c10d "
-      "(nodes are numbered in the "
-      "order in which they join)",
+      "--rdzv-backend {} is not supported; use static (each node has its --node-rank) or c10d (nodes are "
+      "numbered in the order in which they join)",
       backend);
 }
 

@@ -102,9 +102,8 @@ RankInfo with_master(RankInfo rank_info, const Env& env) {
   const auto address = env.get("MASTER_ADDR");
   if (!address || !port) {
     throw_error<RendezvousError>(
-        "{} spans several hosts, and MPI does not provide the address of rank 0: missing {}{}{}. "
-        "Export them to "
-        "all ranks (Open MPI: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>)",
+        "{} spans several hosts, and MPI does not provide the address of rank 0: missing {}{}{}. Export them "
+        "to all ranks (Open MPI: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>)",
         rank_info.source, address ? "" : "MASTER_ADDR", !address && !port ? ", " : "",
         port ? "" : "MASTER_PORT");
   }

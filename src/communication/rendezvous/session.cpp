@@ -82,9 +82,8 @@ void check_split(const ProcessGroup& parent, const std::vector<std::vector<int>>
   }
   if (valid) return;
   throw_error<ArgumentError>(
-      "split_group: split_ranks is {} for group {}; it must list one or more parts without "
-      "common ranks, each "
-      "of one or more group ranks in 0 to {}",
+      "split_group: split_ranks is {} for group {}; it must list one or more parts without common ranks, "
+      "each of one or more group ranks in 0 to {}",
       split_ranks, parent.name(), parent.size() - 1);
 }
 

@@ -58,9 +58,9 @@ void refuse_threads() {
   }
   if (names.empty()) return;
   throw_error<ArgumentError>(
-      "spawn: this process has {} other thread{}, which do not exist in a forked rank; it could "
-      "deadlock on their locks: {}. End their owner (a loader, a store, a thread pool) before "
-      "spawn(), call spawn() earlier, or start the program with `lockstep run`",
+      "spawn: this process has {} other thread{}, which do not exist in a forked rank; it could deadlock on "
+      "their locks: {}. End their owner (a loader, a store, a thread pool) before spawn(), call spawn() "
+      "earlier, or start the program with `lockstep run`",
       names.size(), names.size() == 1 ? "" : "s", fmt::join(names, ", "));
 }
 

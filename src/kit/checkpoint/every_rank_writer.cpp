@@ -23,8 +23,8 @@ using distributed_checkpoint::DistributedSave;
 // Note [Saves by every rank]
 //
 // A save runs the steps of note [Save protocol] in distributed_save.cpp, in the folder `place_`: the existing
-// checkpoint of that step, or a folder with a temporary name that is renamed after commit(). finish() collects
-// the previous asynchronous save first. publish() adds metrics, links and retention to the commit.
+// checkpoint of that step, or a folder with a temporary name that is renamed after commit(). First, finish()
+// collects the previous asynchronous save. publish() adds metrics, links and retention to the commit.
 //
 //                     caller's thread        `writing_`, every rank     `publishing_`, rank 0
 //     without async   plan, write, commit

@@ -115,9 +115,8 @@ std::string shared_route(const BackendRequest& request) {
     if (!is_loopback(other)) return local_address_towards(other);
   }
   throw_error<RendezvousError>(
-      "the ranks run on several hosts, but every one of them reaches the master address {} over "
-      "the loopback. Set "
-      "MASTER_ADDR to rank 0's address on the network, or GLOO_SOCKET_IFNAME; this host has {}",
+      "the ranks run on several hosts, but every one of them reaches the master address {} over the "
+      "loopback. Set MASTER_ADDR to rank 0's address on the network, or GLOO_SOCKET_IFNAME; this host has {}",
       request.master_host, describe_interfaces());
 }
 

@@ -20,7 +20,7 @@ inline constexpr std::size_t kMessageChunkBytes = std::size_t{32} * 1024;
 inline constexpr std::size_t kReadBytes = std::size_t{64} * 1024;
 
 // What a rank publishes about its next collective call. Only this rank writes it. It first writes the small
-// data (or the places of its lanes) and its Share, then the fields below, and `number` last (release). The
+// data (or the places of its portions) and its Share, then the fields below, and `number` last (release). The
 // others read all of that after they have seen that number (acquire). Reused for call number + kSlots after
 // all ranks have completed this one.
 struct alignas(2 * kLine) Descriptor {

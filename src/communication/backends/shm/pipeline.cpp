@@ -6,12 +6,12 @@
 // cache. One chunk of an all-reduce over three ranks:
 //
 //                    rank 0             rank 1             rank 2
-//     stage      [ -  | b0 | c0 ]   [ a1 | -  | c1 ]   [ a2 | b2 | -  ]   memcpy, a lane for each reader
-//     combine    A = a0+a1+a2       B = b0+b1+b2       C = c0+c1+c2       lane r of all, in rank order
-//                [ A  | b0 | c0 ]   [ a1 | B  | c1 ]   [ a2 | b2 | C  ]   the sum goes into lane r
+//     stage      [ -  | b0 | c0 ]   [ a1 | -  | c1 ]   [ a2 | b2 | -  ]   memcpy, a portion for each reader
+//     combine    A = a0+a1+a2       B = b0+b1+b2       C = c0+c1+c2       portion r of all, in rank order
+//                [ A  | b0 | c0 ]   [ a1 | B  | c1 ]   [ a2 | b2 | C  ]   the sum goes into portion r
 //     take       B and C            A and C            A and B            memcpy
 //
-// Calls without a reduction skip `combine`; where all ranks read the same data there is one lane. Several
+// Calls without a reduction skip `combine`; where all ranks read the same data there is one portion. Several
 // chunks are in progress at once:
 //
 //     staged     0 1 2 3 . 4 . 5          chunk g lies in buffer g mod 4
