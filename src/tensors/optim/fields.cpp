@@ -111,8 +111,9 @@ void Fields::named_tensors(std::map<std::string, at::Tensor>& all) {
     const auto fresh = found == all.end() ? parameter_ : found->second;
     const bool like_fresh = name == "step" || tensors_ == TensorsRead::adopted;
     const auto& like = like_fresh ? fresh : parameter_;
+    const auto device = like.is_meta() ? parameter_.device() : like.device();
     auto& tensor = all[name];
-    tensor = is_tensor(value) ? own(value.as_tensor(), like.device(), like.scalar_type())
+    tensor = is_tensor(value) ? own(value.as_tensor(), device, like.scalar_type())
                               : at::scalar_tensor(serialize::number_of(value), fresh.options());
     check_shape(name, tensor, fresh);
   }

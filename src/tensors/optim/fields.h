@@ -135,7 +135,7 @@ class Fields {
   void tensors(const char* name, std::deque<at::Tensor>& field);
   void tensors(const char* name, std::optional<std::vector<at::Tensor>>& field);
   // A state that has nothing but tensors. Before reading it contains those of a new state, whose shapes
-  // count.
+  // count; on device meta they stand for tensors on the device of the parameter.
   void named_tensors(std::map<std::string, at::Tensor>& all);
 
  private:

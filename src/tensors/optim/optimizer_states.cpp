@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/optim/fused.h>
@@ -51,7 +52,11 @@ std::unique_ptr<OptimizerParamState> loaded_state(const OptimizerKind& kind, con
                                                   const at::Tensor& parameter,
                                                   const OptimizerOptions& options, const Value& index,
                                                   const Dict& saved, TensorsRead tensors) {
-  auto state = kind.new_state(optimizer, parameter, options);
+  // Tensors of a new state are not needed where those that are saved take their place.
+  const auto like = tensors == TensorsRead::adopted
+                        ? at::empty_like(parameter, parameter.options().device(at::kMeta))
+                        : parameter;
+  auto state = kind.new_state(optimizer, like, options);
   Fields fields(saved, fmt::format("state[{}]", repr(index, 20)), parameter, tensors);
   kind.visit_state(*state, fields);
   return state;
