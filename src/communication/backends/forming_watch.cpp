@@ -16,7 +16,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr const char* kLostKey = "lost";
-constexpr auto kFormingPollPeriod = 20ms;
 constexpr int kProcessesOfAPoll = 8;  // each costs about 20 us
 constexpr std::chrono::milliseconds kWaitForReports = 200ms;
 
@@ -24,17 +23,11 @@ constexpr std::chrono::milliseconds kWaitForReports = 200ms;
 
 FormingWatch::FormingWatch(std::vector<node::ProcessIdentity> members, c10::intrusive_ptr<c10d::Store> store,
                            std::shared_ptr<node::ThreadExchange> threads)
-    : members_(std::move(members)),
-      store_(std::move(store)),
-      threads_(std::move(threads)),
-      next_poll_(std::chrono::steady_clock::now() + kFormingPollPeriod) {}
+    : members_(std::move(members)), store_(std::move(store)), threads_(std::move(threads)) {}
 
 std::string FormingWatch::find_lost() {
   const std::lock_guard lock(mutex_);
-  const auto now = std::chrono::steady_clock::now();
-  if (!lost_.empty() || now < next_poll_) return lost_;
-  next_poll_ = now + kFormingPollPeriod;
-  return poll(kProcessesOfAPoll);
+  return lost_.empty() && check_.is_due() ? poll(kProcessesOfAPoll) : lost_;
 }
 
 std::string FormingWatch::find_cause() noexcept {

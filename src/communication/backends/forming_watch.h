@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -10,6 +9,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "comm/peer_check.h"
 #include "node/liveness.h"
 #include "node/thread_exchange.h"
 
@@ -40,7 +40,7 @@ class FormingWatch {
   c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<node::ThreadExchange> threads_;
   std::mutex mutex_;
-  std::chrono::steady_clock::time_point next_poll_;
+  comm::PeerCheckTimer check_;
   std::size_t next_member_ = 0;
   std::string lost_;
 };

@@ -10,6 +10,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "comm/composed_operations.h"
 #include "comm/inference_tensors.h"
 #include "comm/message_order.h"
@@ -64,6 +65,15 @@ ReduceOp reduce_op(const c10d::ReduceOp& op) {
 
 std::chrono::milliseconds limit(std::chrono::milliseconds asked) {
   return asked == c10d::kUnsetTimeout ? kNoTimeout : asked;
+}
+
+// What c10d's options say of a call.
+template <class Options>
+Call call_of(CallKind kind, at::TensorList inputs, at::TensorList outputs, const Options& options) {
+  Call call{.kind = kind, .inputs = inputs, .outputs = outputs, .timeout = limit(options.timeout)};
+  if constexpr (requires { options.reduceOp; }) call.op = reduce_op(options.reduceOp);
+  if constexpr (requires { options.rootRank; }) call.root = static_cast<int>(options.rootRank);
+  return call;
 }
 
 // The words of PyTorch's own errors, which programs look for.
@@ -197,10 +207,7 @@ WorkPtr FromC10d::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opti
   if (tensors.size() == 1 && tensors.front().is_sparse()) {
     return allreduce_of_sparse(tensors.front(), options);
   }
-  return run(c10d::OpType::ALLREDUCE, {.kind = CallKind::all_reduce,
-                                       .outputs = only(tensors, "input"),
-                                       .op = reduce_op(options.reduceOp),
-                                       .timeout = limit(options.timeout)});
+  return run(c10d::OpType::ALLREDUCE, call_of(CallKind::all_reduce, {}, only(tensors, "input"), options));
 }
 
 WorkPtr FromC10d::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -227,34 +234,23 @@ WorkPtr FromC10d::allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOp
 }
 
 WorkPtr FromC10d::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  return run(c10d::OpType::BROADCAST, {.kind = CallKind::broadcast,
-                                       .outputs = only(tensors, "input"),
-                                       .root = static_cast<int>(options.rootRank),
-                                       .timeout = limit(options.timeout)});
+  return run(c10d::OpType::BROADCAST, call_of(CallKind::broadcast, {}, only(tensors, "input"), options));
 }
 
 WorkPtr FromC10d::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return run(c10d::OpType::REDUCE, {.kind = CallKind::reduce,
-                                    .outputs = only(tensors, "input"),
-                                    .op = reduce_op(options.reduceOp),
-                                    .root = static_cast<int>(options.rootRank),
-                                    .timeout = limit(options.timeout)});
+  return run(c10d::OpType::REDUCE, call_of(CallKind::reduce, {}, only(tensors, "input"), options));
 }
 
 WorkPtr FromC10d::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                             const c10d::AllgatherOptions& options) {
-  return run(c10d::OpType::ALLGATHER, {.kind = CallKind::all_gather,
-                                       .inputs = only(inputs, "input"),
-                                       .outputs = only(outputs, "output"),
-                                       .timeout = limit(options.timeout)});
+  return run(c10d::OpType::ALLGATHER,
+             call_of(CallKind::all_gather, only(inputs, "input"), only(outputs, "output"), options));
 }
 
 WorkPtr FromC10d::_allgather_base(at::Tensor& output, at::Tensor& input,
                                   const c10d::AllgatherOptions& options) {
-  return run(c10d::OpType::_ALLGATHER_BASE, {.kind = CallKind::all_gather_into_tensor,
-                                             .inputs = input,
-                                             .outputs = output,
-                                             .timeout = limit(options.timeout)});
+  return run(c10d::OpType::_ALLGATHER_BASE,
+             call_of(CallKind::all_gather_into_tensor, input, output, options));
 }
 
 WorkPtr FromC10d::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -282,60 +278,41 @@ WorkPtr FromC10d::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& in
 
 WorkPtr FromC10d::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                   const c10d::AllgatherOptions& options) {
-  return run_each(c10d::OpType::_ALLGATHER_BASE,
-                  {.kind = CallKind::all_gather_into_tensor, .timeout = limit(options.timeout)}, outputs,
-                  inputs);
+  return run_each(c10d::OpType::_ALLGATHER_BASE, call_of(CallKind::all_gather_into_tensor, {}, {}, options),
+                  outputs, inputs);
 }
 
 WorkPtr FromC10d::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  return run(c10d::OpType::GATHER, {.kind = CallKind::gather,
-                                    .inputs = only(inputs, "input"),
-                                    .outputs = only(outputs, "output"),
-                                    .root = static_cast<int>(options.rootRank),
-                                    .timeout = limit(options.timeout)});
+  return run(c10d::OpType::GATHER,
+             call_of(CallKind::gather, only(inputs, "input"), only(outputs, "output"), options));
 }
 
 WorkPtr FromC10d::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                           const c10d::ScatterOptions& options) {
-  return run(c10d::OpType::SCATTER, {.kind = CallKind::scatter,
-                                     .inputs = only(inputs, "input"),
-                                     .outputs = only(outputs, "output"),
-                                     .root = static_cast<int>(options.rootRank),
-                                     .timeout = limit(options.timeout)});
+  return run(c10d::OpType::SCATTER,
+             call_of(CallKind::scatter, only(inputs, "input"), only(outputs, "output"), options));
 }
 
 WorkPtr FromC10d::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                  const c10d::ReduceScatterOptions& options) {
-  return run(c10d::OpType::REDUCE_SCATTER, {.kind = CallKind::reduce_scatter,
-                                            .inputs = only(inputs, "input"),
-                                            .outputs = only(outputs, "output"),
-                                            .op = reduce_op(options.reduceOp),
-                                            .timeout = limit(options.timeout)});
+  return run(c10d::OpType::REDUCE_SCATTER,
+             call_of(CallKind::reduce_scatter, only(inputs, "input"), only(outputs, "output"), options));
 }
 
 WorkPtr FromC10d::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                        const c10d::ReduceScatterOptions& options) {
-  return run(c10d::OpType::_REDUCE_SCATTER_BASE, {.kind = CallKind::reduce_scatter_tensor,
-                                                  .inputs = input,
-                                                  .outputs = output,
-                                                  .op = reduce_op(options.reduceOp),
-                                                  .timeout = limit(options.timeout)});
+  return run(c10d::OpType::_REDUCE_SCATTER_BASE,
+             call_of(CallKind::reduce_scatter_tensor, input, output, options));
 }
 
 WorkPtr FromC10d::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                   const c10d::ReduceScatterOptions& options) {
   return run_each(c10d::OpType::_REDUCE_SCATTER_BASE,
-                  {.kind = CallKind::reduce_scatter_tensor,
-                   .op = reduce_op(options.reduceOp),
-                   .timeout = limit(options.timeout)},
-                  outputs, inputs);
+                  call_of(CallKind::reduce_scatter_tensor, {}, {}, options), outputs, inputs);
 }
 
 WorkPtr FromC10d::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  return run(c10d::OpType::ALLTOALL, {.kind = CallKind::all_to_all,
-                                      .inputs = inputs,
-                                      .outputs = outputs,
-                                      .timeout = limit(options.timeout)});
+  return run(c10d::OpType::ALLTOALL, call_of(CallKind::all_to_all, inputs, outputs, options));
 }
 
 WorkPtr FromC10d::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -366,7 +343,7 @@ WorkPtr FromC10d::recvAnysource(Tensors& tensors, int tag) {
 }
 
 WorkPtr FromC10d::barrier(const c10d::BarrierOptions& options) {
-  return run(c10d::OpType::BARRIER, {.kind = CallKind::barrier, .timeout = limit(options.timeout)});
+  return run(c10d::OpType::BARRIER, call_of(CallKind::barrier, {}, {}, options));
 }
 
 void FromC10d::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {

@@ -23,9 +23,9 @@ std::string reason_of_termination(const node::NodeGroup* others) {
 
 }  // namespace
 
-bool NodeWait::is_refused() const { return others_ != nullptr && !others_->refusals().empty(); }
+bool NodeWait::is_refused() const { return others != nullptr && !others->refusals().empty(); }
 
-int NodeWait::find_dead() const { return others_ == nullptr ? -1 : others_->find_dead(); }
+int NodeWait::find_dead() const { return others == nullptr ? -1 : others->find_dead(); }
 
 void NodeWait::check() const {
   const auto [fault, rank] = check_peers(*this);
@@ -33,11 +33,11 @@ void NodeWait::check() const {
     case PeerFault::refused:
       throw DesyncError("another rank refuses it");
     case PeerFault::dead:
-      throw PeerLost(others_->name_of(rank) + " died");
+      throw PeerLost(others->name_of(rank) + " died");
     case PeerFault::left:
-      throw PeerLost(reason_of_termination(others_));
+      throw PeerLost(reason_of_termination(others));
     case PeerFault::late:
-      std::rethrow_exception(late_);
+      std::rethrow_exception(late);
     case PeerFault::none:
       break;
   }

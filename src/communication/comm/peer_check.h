@@ -73,27 +73,19 @@ class PeerCheckTimer {
 };
 
 // A wait for ranks of one host over a backend that does not look at them.
-class NodeWait {
- public:
-  // `others`: nullptr: ranks of several hosts, of which nothing is known. `late`: what the wait throws, if
-  // its limit has passed. `is_ending`: the launcher ends the ranks.
-  NodeWait(const node::NodeGroup* others, std::function<bool()> is_done, std::exception_ptr late,
-           bool is_ending = false)
-      : others_(others), is_done_(std::move(is_done)), late_(std::move(late)), is_ending_(is_ending) {}
+struct NodeWait {
+  const node::NodeGroup* others;  // nullptr: ranks of several hosts, of which nothing is known
+  std::function<bool()> has_ended;
+  std::exception_ptr late;  // what the wait throws, if its limit has passed
+  bool is_ending = false;   // the launcher ends the ranks
 
   bool is_refused() const;
   int find_dead() const;
-  bool has_left() const { return is_ending_; }
-  bool is_late() const { return late_ != nullptr; }
-  bool is_done() const { return is_done_(); }
+  bool has_left() const { return is_ending; }
+  bool is_late() const { return late != nullptr; }
+  bool is_done() const { return has_ended(); }
   // Throws what check_peers() finds.
   void check() const;
-
- private:
-  const node::NodeGroup* others_;
-  std::function<bool()> is_done_;
-  std::exception_ptr late_;
-  bool is_ending_;
 };
 
 // "it has not ended on the device after 500 ms"; nullptr unless the wait is late.

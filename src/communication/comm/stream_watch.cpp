@@ -184,9 +184,8 @@ void StreamWatch::look_at(const Entry& oldest) {
   const auto timeout = group_.info().timeout;
   const bool is_late = std::chrono::steady_clock::now() - oldest.record.issued_at >= timeout;
   const auto others = group_.node_group();
-  NodeWait(
-      others.get(), [&] { return oldest.observer->isCompleted(); },
-      late_error(is_late, timeout, " on the device"))
+  NodeWait{others.get(), [&] { return oldest.observer->isCompleted(); },
+           late_error(is_late, timeout, " on the device")}
       .check();
 }
 

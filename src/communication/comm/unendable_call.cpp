@@ -126,9 +126,7 @@ void UnendableCall::check() const {
   const auto late = late_error(Clock::now() - call_.issued_at >= timeout_, timeout_);
   const auto others = group_.node_group();
   try {
-    NodeWait(
-        others.get(), [] { return false; }, late, terminated)
-        .check();
+    NodeWait{others.get(), [] { return false; }, late, terminated}.check();
   } catch (const Error&) {
     rethrow_as_ours(std::current_exception(), group_, call_);
   }

@@ -97,9 +97,7 @@ void PendingCall::wait_watching(std::chrono::milliseconds timeout) {
 
 void PendingCall::check(const std::exception_ptr& late) const {
   const auto others = group_->node_group();
-  NodeWait(
-      others.get(), [this] { return operation_->is_completed(); }, late)
-      .check();
+  NodeWait{others.get(), [this] { return operation_->is_completed(); }, late}.check();
 }
 
 int PendingCall::source_rank() const {

@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
@@ -34,17 +36,6 @@ Threads wanted_threads(const Env& env) {
   if (text == "serialized") return Threads::one;
   throw_error<ArgumentError>("LOCKSTEP_MPI_THREADS={}; it is multiple or serialized", text);
 }
-
-class WaitCount {
- public:
-  explicit WaitCount(std::atomic<int>& waits) : waits_(waits) { ++waits_; }
-  ~WaitCount() { --waits_; }
-  WaitCount(const WaitCount&) = delete;
-  WaitCount& operator=(const WaitCount&) = delete;
-
- private:
-  std::atomic<int>& waits_;
-};
 
 }  // namespace
 
@@ -221,11 +212,12 @@ bool Engine::test(Task& task) {
   return done;
 }
 
-void Engine::wait(Task& task, std::chrono::milliseconds timeout, const Look& look) {
+void Engine::wait(Task& task, std::chrono::milliseconds timeout, const PeerCheck& check) {
   const auto end = Clock::now() + timeout;
-  const WaitCount counted(waiting_);
+  ++waiting_;
+  const auto counted = c10::make_scope_exit([this] { --waiting_; });
   try {
-    takes_all_threads() ? poll(task, end, look) : sleep_until_done(task, end, look);
+    takes_all_threads() ? poll(task, end, check) : sleep_until_done(task, end, check);
   } catch (const TimeoutError&) {
     throw;
   } catch (...) {
@@ -235,17 +227,17 @@ void Engine::wait(Task& task, std::chrono::milliseconds timeout, const Look& loo
   task.throw_if_failed();
 }
 
-void Engine::poll(Task& task, Clock::time_point end, const Look& look) {
+void Engine::poll(Task& task, Clock::time_point end, const PeerCheck& check) {
   const auto began = Clock::now();
   comm::PeerCheckTimer timer;
   while (!advance(task, std::unique_lock(task.mutex_))) {
     const auto now = Clock::now();
-    if (now >= end || timer.is_due(now)) look(now >= end);
+    if (now >= end || timer.is_due(now)) check(now >= end);
     if (now - began > kSpin) std::this_thread::yield();
   }
 }
 
-void Engine::sleep_until_done(Task& task, Clock::time_point end, const Look& look) {
+void Engine::sleep_until_done(Task& task, Clock::time_point end, const PeerCheck& check) {
   std::unique_lock lock(mutex_);
   wake_.notify_one();
   comm::PeerCheckTimer timer;
@@ -256,7 +248,7 @@ void Engine::sleep_until_done(Task& task, Clock::time_point end, const Look& loo
       continue;
     }
     lock.unlock();
-    look(now >= end);
+    check(now >= end);
     lock.lock();
   }
 }

@@ -105,9 +105,8 @@ std::string MpiGroup::name_of(int rank) const {
 
 void MpiGroup::wait(mpi::Task& task, std::chrono::milliseconds timeout) const {
   engine.wait(task, timeout, [&](bool is_late) {
-    comm::NodeWait(
-        node.get(), [&] { return engine.test(task); }, comm::late_error(is_late, timeout),
-        comm::is_terminated())
+    comm::NodeWait{node.get(), [&] { return engine.test(task); }, comm::late_error(is_late, timeout),
+                   comm::is_terminated()}
         .check();
   });
 }
