@@ -1,43 +1,33 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The module may change after fully_shard(). Parameters that are frozen or unfrozen on all ranks are
-// followed; what would train without reduction, or from other memory, is refused on all ranks before a
-// gradient is used.
-#include <algorithm>
+#include "fsdp/module_check.h"
+
+#include <utility>
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "fsdp/parameter_group.h"
-#include "fsdp/tree.h"
 
 namespace lockstep::fsdp {
+namespace {
 
-ParameterGroup::Changes ParameterGroup::changes() const {
-  Changes found;
-  for (const auto& parameter : parameters_) {
+// The first parameter of the group for which `is_it(parameter, whole)` holds; nullptr: none.
+template <typename Predicate>
+const ShardedParameter* find(const ParameterGroup& group, const Predicate& is_it) {
+  for (const auto& parameter : group.parameters()) {
     const auto whole = parameter.lock_whole();
-    if (!whole.defined()) continue;
-    if (found.moved == nullptr && nn::memory_guard_of(whole) == nullptr) found.moved = &parameter;
-    if (found.retrained == nullptr && whole.requires_grad() != parameter.trained)
-      found.retrained = &parameter;
+    if (whole.defined() && is_it(parameter, whole)) return &parameter;
   }
-  return found;
+  return nullptr;
 }
 
-void ParameterGroup::follow_training() {
-  for (auto& parameter : parameters_) {
-    const auto whole = parameter.lock_whole();
-    if (!whole.defined() || whole.requires_grad() == parameter.trained) continue;
-    parameter.trained = whole.requires_grad();
-    parameter.shard.set_requires_grad(parameter.trained);
-    trained_ += parameter.trained ? 1 : -1;
-  }
+bool is_retrained(const ShardedParameter& parameter, const at::Tensor& whole) {
+  return whole.requires_grad() != parameter.trained;
 }
 
-std::string ParameterGroup::training_text() const {
+// A line for each parameter: whether the module's requires a gradient.
+std::string training_text(const ParameterGroup& group) {
   std::string lines;
-  for (const auto& parameter : parameters_) {
+  for (const auto& parameter : group.parameters()) {
     const auto whole = parameter.lock_whole();
     const bool trained = whole.defined() ? whole.requires_grad() : parameter.trained;
     lines += fmt::format("parameter {}\t{}\n", parameter.name, trained ? "trained" : "frozen");
@@ -45,76 +35,52 @@ std::string ParameterGroup::training_text() const {
   return lines;
 }
 
-const ddp::ChangeAgreement* Tree::agreement_of(const ProcessGroup& ranks) const {
-  const auto found = std::ranges::find_if(
-      agreements_, [&](const auto& each) { return each.group().backend() == ranks.backend(); });
-  return found == agreements_.end() ? nullptr : &*found;
-}
+}  // namespace
 
-void Tree::adopt_agreements(Tree& other) {
-  for (auto& each : other.agreements_)
-    if (agreement_of(each.group()) == nullptr) agreements_.push_back(std::move(each));
-  other.agreements_.clear();
-}
-
-void Tree::watch(const torch::nn::Module& module, const std::string& caller,
-                 const std::vector<ProcessGroup>& ranks) {
-  caller_ = caller;
-  for (const auto& each : ranks)
-    if (agreement_of(each) == nullptr) agreements_.emplace_back(each);
+void ModuleCheck::watch(const torch::nn::Module& module, std::string caller) {
+  caller_ = std::move(caller);
   watched_.reset();
   if (const auto self = module.weak_from_this(); !self.expired())
     watched_.emplace(Watched{self, device::ModuleSnapshot(module)});
 }
 
-void Tree::refuse(const std::string& change) const {
-  const auto message = fmt::format("{}: {}", caller_, change);
-  for (const auto& each : agreements_) each.refuse(message);
-  throw ArgumentError(message);
-}
-
-void Tree::check_parameters() {
-  check();
+void ModuleCheck::check_parameters(const Groups& groups, const StepCalls& calls) {
   const auto module = watched_ ? watched_->module.lock() : nullptr;
   if (module && !watched_->known.matches(*module)) {
     const auto difference = watched_->known.difference(*module);
     if (!difference.empty()) {
-      refuse(difference +
-             " since this call, so its gradients would not be reduced; change the module on all ranks before "
-             "fully_shard(), or shard the changed module anew");
+      calls.refuse(fmt::format(
+          "{}: {} since this call, so its gradients would not be reduced; change the module on all ranks "
+          "before fully_shard(), or shard the changed module anew",
+          caller_, difference));
     }
     watched_->known = device::ModuleSnapshot(*module);
   }
-  for (const auto* const group : groups) {
-    const auto* const moved = group->changes().moved;
+  for (const auto& group : groups) {
+    const auto* const moved =
+        find(*group, [](const auto&, const auto& whole) { return nn::memory_guard_of(whole) == nullptr; });
     if (moved == nullptr) continue;
-    refuse(
-        fmt::format("parameter {}: its data was replaced (to(), set_data()) since this call; call to(), "
+    calls.refuse(
+        fmt::format("{}: parameter {}: its data was replaced (to(), set_data()) since this call; call to(), "
                     "set_data() and torch::load() before fully_shard()",
-                    moved->name));
+                    caller_, moved->name));
   }
 }
 
-void Tree::check_module() {
-  check_parameters();
-  for (const auto* const group : groups) {
-    const auto* const retrained = group->changes().retrained;
-    if (retrained == nullptr) continue;
-    return confirm(
-        fmt::format("parameter {} has been {}", retrained->name, retrained->trained ? "frozen" : "unfrozen"));
-  }
-}
-
-void Tree::confirm(const std::string& change) {
+void ModuleCheck::check(const Groups& groups, StepCalls& calls) {
+  check_parameters(groups, calls);
+  const ShardedParameter* first = nullptr;
+  for (std::size_t i = 0; i < groups.size() && first == nullptr; ++i) first = find(*groups[i], is_retrained);
+  if (first == nullptr) return;
   std::string lines;
-  for (const auto* const group : groups) lines += group->training_text();
+  for (const auto& group : groups) lines += training_text(*group);
   const ddp::ModuleText now{
       .user = caller_,
       .lines = lines,
       .advice = "Freeze and unfreeze the same parameters on all ranks before the same step"};
-  for (auto& each : agreements_)
-    end_all_on_failure_in(each, [&] { each.confirm(change, now, groups.front()->where()); });
-  for (auto* const group : groups) group->follow_training();
+  calls.confirm(fmt::format("parameter {} has been {}", first->name, first->trained ? "frozen" : "unfrozen"),
+                now, groups.front()->where());
+  for (const auto& group : groups) group->follow_training();
 }
 
 }  // namespace lockstep::fsdp

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 #include <lockstep/fsdp/fully_shard.h>
 
@@ -22,6 +23,7 @@ struct CallTimes {
 
 // The sums of a group's calls.
 struct TrafficCount {
+  std::string name = {};  // of the group in traces: that of its first parameter
   FSDPTraffic step = {};  // since the last reduced backward pass
   FSDPTraffic last = {};  // in the step that ended with it
   FSDPTraffic total = {};

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <source_location>
+#include <string>
+
+#include <lockstep/comm/process_group.h>
+
+#include "ddp/step_trace.h"
+#include "fsdp/traffic.h"
+
+namespace lockstep::fsdp {
+
+// Times and traces of the steps of a tree.
+class StepRecord {
+ public:
+  void begin_trace(const std::string& path, int steps) { trace_.begin(path, steps); }
+  bool has_complete_trace() const { return trace_.is_complete(); }
+  // Collective over `ranks`; replicas of the first ones leave it to them.
+  void write_trace(const ProcessGroup& ranks, bool is_replica, std::source_location where);
+  void add_to(FSDPStats& stats) const;
+
+  void begin_forward() { clock_.begin_forward(); }
+  void end_forward() { clock_.end_forward(); }
+  void end_gradients() { clock_.end_gradients(); }
+  // A reduction begins. Returns the time.
+  CallTimes::Clock::time_point launch();
+  void add_gather(TrafficCount& traffic, const CallTimes& call);
+  void add_reduction(TrafficCount& traffic, const CallTimes& call);
+  void add_barrier(const CallTimes& call);
+  // Returns whether this ends a step: the pass has launched reductions.
+  bool end_pass();
+
+ private:
+  void trace_call(ddp::StepTrace::Lane lane, const std::string& name, const CallTimes& call);
+  void trace_wait(const std::string& name, const CallTimes& call);
+
+  ddp::StepClock clock_;
+  ddp::StepTrace trace_{{"compute", "reductions", "gathers"}};
+  bool reduces_ = false;     // in this pass
+  double barrier_wait_ = 0;  // in this step, in milliseconds
+  double barrier_wait_last_ = 0;
+  double barrier_wait_total_ = 0;
+};
+
+}  // namespace lockstep::fsdp
