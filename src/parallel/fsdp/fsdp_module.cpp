@@ -19,6 +19,7 @@ namespace {
 
 using fsdp::group_of;
 using fsdp::ParameterGroup;
+using fsdp::Tree;
 using GroupPointer = std::shared_ptr<ParameterGroup>;
 
 std::size_t index_in(const ParameterGroup& group, const at::Tensor& tensor) {
@@ -30,11 +31,6 @@ std::size_t index_in(const ParameterGroup& group, const at::Tensor& tensor) {
 
 at::Tensor converted(const at::Tensor& tensor, std::optional<at::ScalarType> dtype) {
   return dtype && tensor.is_floating_point() ? tensor.to(*dtype) : tensor;
-}
-
-template <typename Change>
-void change(const std::vector<GroupPointer>& groups, const Change& change_one) {
-  for (const auto& group : groups) group->tree()->locked([&](fsdp::StepCalls&) { change_one(*group); });
 }
 
 }  // namespace
@@ -94,7 +90,7 @@ std::vector<GroupPointer> FSDPModule::groups(bool recurse) const {
 }
 
 void FSDPModule::zero_grad() const {
-  change(groups(true), [](ParameterGroup& group) { group.gradients().zero(); });
+  Tree::change(groups(true), [](ParameterGroup& group) { group.gradients().zero(); });
   for (const auto& entry : entries_) {
     if (!entry.group) entry.ignored.mutable_grad().reset();
   }
@@ -134,13 +130,13 @@ std::vector<std::weak_ptr<ParameterGroup>> FSDPModule::groups_to_prefetch(
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules,
                                                  std::source_location where) const {
   const auto all = groups_to_prefetch(modules, "set_modules_to_forward_prefetch()", where);
-  change(groups(false), [&](ParameterGroup& group) { group.forward_prefetch = all; });
+  Tree::change(groups(false), [&](ParameterGroup& group) { group.prefetch[fsdp::UsePlan::forward] = all; });
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules,
                                                   std::source_location where) const {
   const auto all = groups_to_prefetch(modules, "set_modules_to_backward_prefetch()", where);
-  change(groups(false), [&](ParameterGroup& group) { group.backward_prefetch = all; });
+  Tree::change(groups(false), [&](ParameterGroup& group) { group.prefetch[fsdp::UsePlan::backward] = all; });
 }
 
 void FSDPModule::reshard() const {
@@ -151,31 +147,31 @@ void FSDPModule::reshard() const {
 }
 
 void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) const {
-  change(groups(recurse), [&](ParameterGroup& group) {
+  Tree::change(groups(recurse), [&](ParameterGroup& group) {
     group.gradients().requires_all_reduce = requires_gradient_sync;
     group.gradients().set_requires_sync(requires_gradient_sync);
   });
 }
 
 void FSDPModule::set_requires_all_reduce(bool requires_all_reduce, bool recurse) const {
-  change(groups(recurse),
-         [&](ParameterGroup& group) { group.gradients().requires_all_reduce = requires_all_reduce; });
+  Tree::change(groups(recurse),
+               [&](ParameterGroup& group) { group.gradients().requires_all_reduce = requires_all_reduce; });
 }
 
 void FSDPModule::set_gradient_divide_factor(double factor) const {
   if (!(factor > 0) || std::isinf(factor))
     throw_error<ArgumentError>("FSDPModule::set_gradient_divide_factor(): the factor is {}", factor);
-  change(groups(false), [&](ParameterGroup& group) { group.gradients().divide_factor = factor; });
+  Tree::change(groups(false), [&](ParameterGroup& group) { group.gradients().divide_factor = factor; });
 }
 
 void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool recurse) const {
-  change(groups(recurse),
-         [&](ParameterGroup& group) { group.reshard_after_backward = reshard_after_backward; });
+  Tree::change(groups(recurse),
+               [&](ParameterGroup& group) { group.reshard_after_backward = reshard_after_backward; });
 }
 
 void FSDPModule::set_reshard_after_forward(bool reshard_after_forward, bool recurse) const {
-  change(groups(recurse),
-         [&](ParameterGroup& group) { group.set_reshard_after_forward(reshard_after_forward); });
+  Tree::change(groups(recurse),
+               [&](ParameterGroup& group) { group.set_reshard_after_forward(reshard_after_forward); });
 }
 
 FSDPStats FSDPModule::stats() const {

@@ -20,6 +20,7 @@
 namespace lockstep {
 namespace {
 
+using fsdp::call_text;
 using fsdp::group_of;
 using fsdp::ParameterGroup;
 using fsdp::Tree;
@@ -33,9 +34,9 @@ std::pair<std::optional<bool>, int> resharding(const FullyShardOptions& options,
   const auto wanted = std::get<int>(*options.reshard_after_forward);
   if (wanted < 1 || ranks % wanted != 0) {
     throw_error<ArgumentError>(
-        "{}:{}: fully_shard(): reshard_after_forward is {}; it must be a boolean or divide the {} ranks that "
+        "{}: reshard_after_forward is {}; it must be a boolean or divide the {} ranks that "
         "the parameters are distributed over",
-        where.file_name(), where.line(), wanted, ranks);
+        call_text(where), wanted, ranks);
   }
   return {wanted > 1, wanted == ranks ? 0 : wanted};
 }
@@ -51,18 +52,17 @@ std::vector<ProcessGroup> ranks_of(const std::optional<DeviceMesh>& mesh) {
 fsdp::GroupOptions group_options(const FullyShardOptions& options, const std::vector<ProcessGroup>& all_ranks,
                                  std::source_location where) {
   if (options.mesh && options.mesh->ndim() > 2) {
-    throw_error<ArgumentError>(
-        "{}:{}: fully_shard(): a mesh of {} dimensions; it needs one (shards) or two (replicas, shards)",
-        where.file_name(), where.line(), options.mesh->ndim());
+    throw_error<ArgumentError>("{}: a mesh of {} dimensions; it needs one (shards) or two (replicas, shards)",
+                               call_text(where), options.mesh->ndim());
   }
   auto group = all_ranks.front();
   comm::refuse_with_python(comm::state_of(group), "fully_shard()", "use DistributedDataParallel");
   const bool can_share = comm::maps_memory(group), splits = fsdp::can_split_by_hosts(group);
   if (options.share_memory.value_or(false) && !can_share && !splits) {
     throw_error<ArgumentError>(
-        "{}:{}: fully_shard(): share_memory needs ranks of one host and the shm backend, or the hierarchical "
+        "{}: share_memory needs ranks of one host and the shm backend, or the hierarchical "
         "backend and hosts with equally many ranks, more than one; the backend of group {} is {}",
-        where.file_name(), where.line(), group.name(), group.backend_name());
+        call_text(where), group.name(), group.backend_name());
   }
   const bool shares = options.share_memory.value_or(true);
   auto [reshards, ranks] = resharding(options, group.size(), where);
@@ -91,15 +91,14 @@ bool has_ranks_of(const ProcessGroup& group, const ProcessGroup& other) {
 }
 
 // The barriers of the tree are those of its largest group.
-void check_shared_groups(const Tree& tree, const fsdp::GroupOptions& options) {
+void check_shared_groups(const std::vector<GroupPointer>& earlier, const fsdp::GroupOptions& options) {
   if (!options.share_memory) return;
-  for (const auto& group : tree.groups()) {
+  for (const auto& group : earlier) {
     if (!group->is_shared() || has_ranks_of(options.shard_group, group->shard_group())) continue;
     throw_error<ArgumentError>(
-        "{}:{}: fully_shard(): the module shares memory over group {}, but {} over group {}, which has other "
+        "{}: the module shares memory over group {}, but {} over group {}, which has other "
         "ranks; use one mesh, or for a module within it a part of the mesh",
-        options.where.file_name(), options.where.line(), options.shard_group.name(), group->describe(),
-        group->shard_group().name());
+        call_text(options.where), options.shard_group.name(), group->describe(), group->shard_group().name());
   }
 }
 
@@ -137,7 +136,7 @@ std::string text_of(const fsdp::GroupOptions& options) {
 // `parameters`: of the call, described in lines.
 void check_same_on_all_ranks(const std::string& parameters, const fsdp::GroupOptions& options) {
   const ddp::ModuleText own{
-      .user = fmt::format("{}:{}: fully_shard()", options.where.file_name(), options.where.line()),
+      .user = call_text(options.where),
       .lines = parameters + text_of(options),
       .advice = "Make the same calls for the same module with the same options on every rank"};
   const auto replicas = options.replicas ? std::vector{*options.replicas} : std::vector<ProcessGroup>{};
@@ -173,16 +172,15 @@ Parts parts_of(const torch::nn::Module& module, const std::vector<at::Tensor>& i
     const auto is_same = [&](const auto& tensor) { return tensor.is_same(each.tensor); };
     if (const auto earlier = group_of(each.tensor)) {
       if (earlier->module() == &module) {
-        throw_error<ArgumentError>(
-            "{}:{}: fully_shard(): the module is already sharded; keep the FSDPModule of the first call",
-            options.where.file_name(), options.where.line());
+        throw_error<ArgumentError>("{}: the module is already sharded; keep the FSDPModule of the first call",
+                                   call_text(options.where));
       }
       parts.earlier.push_back(earlier);
     } else if (std::ranges::none_of(ignored, is_same)) {
       own.push_back(each);
     }
   }
-  for (const auto& each : parts.earlier) check_shared_groups(*each->tree(), options);
+  check_shared_groups(parts.earlier, options);
   check_experts(module, own, options);
   if (!own.empty()) parts.own = ParameterGroup::create(own, options, tree);
   return parts;
@@ -210,14 +208,10 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
   }
   result.set_entries(module);
   result.forward_ = std::make_shared<fsdp::ForwardPolicy>(
-      &module, options.mp_policy,
-      fmt::format("{}:{}: fully_shard(): {}", where.file_name(), where.line(), module.name()));
+      &module, options.mp_policy, fmt::format("{}: {}", call_text(where), module.name()));
   const auto all = result.groups(true);
-  tree->locked([&](fsdp::StepCalls&) {
-    for (const auto& each : all) each->forward_policies.push_back(result.forward_);
-  });
-  if (!all.empty())
-    tree->watch(module, fmt::format("{}:{}: fully_shard()", where.file_name(), where.line()), ranks);
+  Tree::change(all, [&](ParameterGroup& each) { each.forward_policies.push_back(result.forward_); });
+  if (!all.empty()) tree->watch(module, call_text(where), ranks);
   return result;
 }
 

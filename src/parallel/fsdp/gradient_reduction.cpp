@@ -33,7 +33,7 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter>& parameters, 
     : parameters_(parameters), options_(options), traffic_(traffic), placeholder_(at::empty({0})) {}
 
 void GradientReduction::start() {
-  for (const auto& parameter : parameters_) parameter.lock_whole().mutable_grad().reset();  // as in PyTorch
+  visit([](const auto&, const auto&, auto& gradient) { gradient.reset(); });  // as in PyTorch
   set_dtypes();
   forget_ready();
 }
@@ -47,18 +47,24 @@ void GradientReduction::set_requires_sync(bool requires_sync) {
 // which autograd computes and adds them, if reduce_dtype holds it exactly, as in PyTorch 2.15.
 void GradientReduction::set_dtypes() {
   const auto dtype = reduce_dtype();
-  for (const auto& parameter : parameters_) {
-    const auto whole = parameter.lock_whole();
-    if (!whole.defined()) continue;
-    auto gradient = std::exchange(whole.mutable_grad(), {});  // its dtype may be another one
+  visit([&](const auto&, const auto& whole, auto& own) {
+    auto gradient = std::exchange(own, {});  // its dtype may be another one
     const bool is_kept = gradient.defined() && !is_placeholder(gradient);
     if (is_kept && gradient.scalar_type() != dtype) gradient = gradient.to(dtype);
     const bool is_wider = c10::isFloatingType(dtype) && c10::isFloatingType(whole.scalar_type()) &&
                           c10::elementSize(dtype) > whole.itemsize();
     const bool defers = is_wider && (requires_sync_ || is_kept);
     whole.set_grad_dtype(defers ? std::nullopt : std::optional(dtype));
-    whole.mutable_grad() = std::move(gradient);
-  }
+    own = std::move(gradient);
+  });
+}
+
+// Calls change(shard, the module's tensor, its gradient) for the parameters that exist.
+template <typename Change>
+void GradientReduction::visit(const Change& change) const {
+  for (const auto& parameter : parameters_)
+    if (const auto whole = parameter.lock_whole(); whole.defined())
+      change(parameter.shard, whole, whole.mutable_grad());
 }
 
 bool GradientReduction::is_placeholder(const at::Tensor& gradient) const {
@@ -76,12 +82,9 @@ void GradientReduction::begin_backward() {
   trained_ = static_cast<int>(std::ranges::count_if(parameters_, &ShardedParameter::trained));
   reduction_.reset();
   drop_zeroed();
-  for (const auto& parameter : parameters_) {
-    const auto whole = parameter.lock_whole();
-    if (!whole.defined()) continue;
-    auto& gradient = whole.mutable_grad();
+  visit([&](const auto&, const auto&, auto& gradient) {
     if (gradient.defined() && is_placeholder(gradient)) gradient.reset();
-  }
+  });
 }
 
 bool GradientReduction::add_ready(std::size_t index) {
@@ -96,26 +99,21 @@ void GradientReduction::end_backward() {
 }
 
 void GradientReduction::drop_zeroed() {
-  for (const auto& parameter : parameters_) {
-    const auto whole = parameter.lock_whole();
-    if (whole.defined() && !whole.mutable_grad().defined()) parameter.shard.mutable_grad().reset();
-  }
+  visit([](const auto& shard, const auto&, const auto& gradient) {
+    if (!gradient.defined()) shard.mutable_grad().reset();
+  });
 }
 
 void GradientReduction::note_gradients() {
-  for (const auto& parameter : parameters_) {
-    const auto whole = parameter.lock_whole();
-    if (!whole.defined() || whole.mutable_grad().defined()) continue;
-    if (parameter.shard.grad().defined()) whole.mutable_grad() = placeholder_;
-  }
+  visit([&](const auto& shard, const auto&, auto& gradient) {
+    if (!gradient.defined() && shard.grad().defined()) gradient = placeholder_;
+  });
 }
 
 void GradientReduction::zero() {
   partial_.reset();
-  for (const auto& parameter : parameters_) {
-    parameter.shard.mutable_grad().reset();
-    if (const auto whole = parameter.lock_whole(); whole.defined()) whole.mutable_grad().reset();
-  }
+  for (const auto& parameter : parameters_) parameter.shard.mutable_grad().reset();
+  visit([](const auto&, const auto&, auto& gradient) { gradient.reset(); });
   set_dtypes();
 }
 
@@ -134,18 +132,14 @@ at::ScalarType GradientReduction::reduce_dtype() const {
   return options_.mp_policy.reduce_dtype.value_or(parameters_.front().shard.scalar_type());
 }
 
-bool GradientReduction::has_gradient(const ShardedParameter& parameter) const {
-  const auto whole = parameter.lock_whole();
-  return parameter.trained && whole.defined() && whole.grad().defined();
-}
-
-GradientReduction::Taken GradientReduction::take(StepCalls& calls) {
-  Taken taken;
+GradientReduction::Reduction GradientReduction::take(StepCalls& calls) {
+  Reduction taken;
   if (!requires_sync_) return taken;
   finish(calls);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!has_gradient(parameters_[i])) continue;
-    const auto gradient = std::exchange(parameters_[i].lock_whole().mutable_grad(), {});
+    const auto whole = parameters_[i].lock_whole();
+    if (!parameters_[i].trained || !whole.defined() || !whole.grad().defined()) continue;
+    const auto gradient = std::exchange(whole.mutable_grad(), {});
     if (gradient.layout() != at::kStrided) {
       throw_error<ArgumentError>(
           "the gradient of {} is sparse, which fully_shard() cannot reduce; construct the embedding without "
@@ -159,23 +153,21 @@ GradientReduction::Taken GradientReduction::take(StepCalls& calls) {
   return taken;
 }
 
-GradientReduction::Reduction GradientReduction::pack(Taken taken) const {
-  std::int64_t numel = 0;
-  for (const auto index : taken.parameters) numel += parameters_[index].padded_shard_numel();
+void GradientReduction::pack(Reduction& reduction) const {
   const auto& group = options_.shard_group;
-  const auto options = taken.gradients.front().options().dtype(reduce_dtype());
-  Reduction reduction{.parameters = std::move(taken.parameters),
-                      .input = comm::memory_for_calls(group, numel * group.size(), options),
-                      .output = at::empty({numel}, options)};
+  std::int64_t numel = 0;
+  for (const auto index : reduction.parameters) numel += parameters_[index].padded_shard_numel();
+  const auto options = reduction.gradients.front().options().dtype(reduce_dtype());
+  reduction.input = comm::memory_for_calls(group, numel * group.size(), options);
+  reduction.output = at::empty({numel}, options);
   const auto flat = reduction.input.view({group.size(), numel});
   std::int64_t offset = 0;
-  for (std::size_t i = 0; i < taken.gradients.size(); ++i) {
+  for (std::size_t i = 0; i < reduction.gradients.size(); ++i) {
     const auto& parameter = parameters_[reduction.parameters[i]];
-    fsdp::pack(taken.gradients[i], parameter, flat, offset);
-    taken.gradients[i].reset();
+    fsdp::pack(reduction.gradients[i], parameter, flat, offset);
+    reduction.gradients[i].reset();
     offset += parameter.padded_shard_numel();
   }
-  return reduction;
 }
 
 void GradientReduction::launch(Reduction reduction, StepCalls& calls) {
@@ -195,6 +187,7 @@ void GradientReduction::finish(StepCalls& calls) {
   CallTimes call{.launched = reduction.launched, .waiting = CallTimes::Clock::now(), .done = {}};
   call.bytes = static_cast<std::int64_t>(reduction.input.nbytes());
   calls.run(options_.shard_group, [&] { reduction.work->wait(); });
+  reduction.work.reset();
   reduction.input.reset();
   const bool is_complete = reduce_over_replicas(reduction, calls);
   call.done = CallTimes::Clock::now();
@@ -213,10 +206,10 @@ bool GradientReduction::reduce_over_replicas(Reduction& reduction, StepCalls& ca
         "set_requires_all_reduce(false) keeps from the replicas",
         describe(parameters_, options_));
   }
-  if (partial_) reduction.output.add_(partial_->sum);
+  if (partial_) reduction.output.add_(partial_->output);
   partial_.reset();
   if (!requires_all_reduce) {
-    partial_ = Partial{reduction.parameters, reduction.output};
+    partial_ = reduction;
     return false;
   }
   calls.run(*options_.replicas,
@@ -243,15 +236,13 @@ void GradientReduction::accumulate(const Reduction& reduction) {
 }
 
 void GradientReduction::add_to(MemoryCount& count) const {
-  for (const auto& parameter : parameters_) {
-    count.gradients.add(parameter.shard.grad());
-    if (const auto whole = parameter.lock_whole(); whole.defined()) count.gradients.add(whole.grad());
+  for (const auto& parameter : parameters_) count.gradients.add(parameter.shard.grad());
+  visit([&](const auto&, const auto&, const auto& gradient) { count.gradients.add(gradient); });
+  for (const auto* const reduction : {&reduction_, &partial_}) {
+    if (!*reduction) continue;
+    count.gradients.add((*reduction)->input);
+    count.gradients.add((*reduction)->output);
   }
-  if (reduction_) {
-    count.gradients.add(reduction_->input);
-    count.gradients.add(reduction_->output);
-  }
-  if (partial_) count.gradients.add(partial_->sum);
 }
 
 }  // namespace lockstep::fsdp

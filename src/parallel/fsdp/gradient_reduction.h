@@ -7,7 +7,7 @@
 
 #include "fsdp/memory_count.h"
 #include "fsdp/sharded_parameter.h"
-#include "fsdp/traffic.h"
+#include "fsdp/step_record.h"
 
 namespace lockstep::fsdp {
 
@@ -16,24 +16,21 @@ class StepCalls;
 // Gradients of a group's whole parameters become mean gradients of its shards.
 class GradientReduction {
  public:
-  // Gradients of parameters, which have them no longer.
-  struct Taken {
-    std::vector<std::size_t> parameters;
-    std::vector<at::Tensor> gradients;
-  };
   // FP16 sums can overflow, so a part of the division comes before them.
   struct Division {
     ReduceOp op = ReduceOp::AVG;
     double before = 1;
     double after = 1;
   };
+  // One reduce-scatter of the gradients of some parameters.
   struct Reduction {
     std::vector<std::size_t> parameters;
-    CallTimes::Clock::time_point launched = {};
+    std::vector<at::Tensor> gradients;  // until pack(); the parameters have them no longer
     at::Tensor input;
     at::Tensor output;
-    Division division = {};
-    std::optional<Work> work = {};
+    Division division;
+    CallTimes::Clock::time_point launched;
+    std::optional<Work> work;
   };
 
   GradientReduction(std::vector<ShardedParameter>& parameters, const GroupOptions& options,
@@ -48,9 +45,9 @@ class GradientReduction {
   // Returns whether all parameters that are trained have gradients in this pass.
   bool add_ready(std::size_t index);
   // Those that exist, also of earlier passes. None without requires_sync. Waits for the last reduction.
-  Taken take(StepCalls& calls);
+  Reduction take(StepCalls& calls);
   // Copies gradients into the memory that launch() reduces.
-  Reduction pack(Taken taken) const;
+  void pack(Reduction& reduction) const;
   void launch(Reduction reduction, StepCalls& calls);
   // Waits, and accumulates into the shards' gradients.
   void finish(StepCalls& calls);
@@ -71,17 +68,12 @@ class GradientReduction {
   void add_to(MemoryCount& count) const;
 
  private:
-  // The sums over the shards of backward passes that did not reduce over the replicas.
-  struct Partial {
-    std::vector<std::size_t> parameters;
-    at::Tensor sum;
-  };
-
+  template <typename Change>
+  void visit(const Change& change) const;
   Division division() const;
   at::ScalarType reduce_dtype() const;
   void set_dtypes();
   bool is_placeholder(const at::Tensor& gradient) const;
-  bool has_gradient(const ShardedParameter& parameter) const;
   void forget_ready();
   bool reduce_over_replicas(Reduction& reduction, StepCalls& calls);
   void accumulate(const Reduction& reduction);
@@ -95,7 +87,7 @@ class GradientReduction {
   int ready_ = 0;
   std::vector<bool> is_ready_;
   std::optional<Reduction> reduction_;
-  std::optional<Partial> partial_;
+  std::optional<Reduction> partial_;  // of passes that did not reduce over the replicas
 };
 
 }  // namespace lockstep::fsdp

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "fsdp/group_splits.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "backends/hierarchical/host_layout.h"
 #include "runtime/run.h"
 
@@ -46,22 +43,20 @@ bool can_split_by_hosts(const ProcessGroup& group) {
 int ranks_of_host(const ProcessGroup& group) { return layout_of(group).local_size(); }
 
 const ProcessGroup& GroupSplits::parts(const ProcessGroup& ranks, int size) {
-  const auto is_it = [&](const auto& each) { return each.of == ranks.backend() && each.own.size() == size; };
-  const auto earlier = std::ranges::find_if(parts_, is_it);
-  if (earlier != parts_.end()) return earlier->own;
-  Parts parts(static_cast<std::size_t>(ranks.size() / size));
-  for (int rank = 0; rank < ranks.size(); ++rank)
-    parts[static_cast<std::size_t>(rank / size)].push_back(rank);
-  parts_.push_back({ranks.backend(), runtime::require_run(kCaller).split(ranks, parts)});
-  return parts_.back().own;
+  auto& own = parts_[{ranks.backend(), size}];
+  if (!own) {
+    Parts parts(static_cast<std::size_t>(ranks.size() / size));
+    for (int rank = 0; rank < ranks.size(); ++rank)
+      parts[static_cast<std::size_t>(rank / size)].push_back(rank);
+    own = runtime::require_run(kCaller).split(ranks, parts);
+  }
+  return *own;
 }
 
 std::shared_ptr<const HostSplit> GroupSplits::hosts(const ProcessGroup& ranks) {
-  const auto is_it = [&](const auto& each) { return each.of == ranks.backend(); };
-  const auto earlier = std::ranges::find_if(hosts_, is_it);
-  if (earlier != hosts_.end()) return earlier->own;
-  hosts_.push_back({ranks.backend(), std::make_shared<HostSplit>(split_by_hosts(ranks))});
-  return hosts_.back().own;
+  auto& own = hosts_[ranks.backend()];
+  if (!own) own = std::make_shared<HostSplit>(split_by_hosts(ranks));
+  return own;
 }
 
 }  // namespace lockstep::fsdp

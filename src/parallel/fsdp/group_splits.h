@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <map>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <lockstep/comm/process_group.h>
@@ -29,14 +32,10 @@ class GroupSplits {
   std::shared_ptr<const HostSplit> hosts(const ProcessGroup& ranks);
 
  private:
-  template <class Own>
-  struct Split {
-    c10::intrusive_ptr<c10d::Backend> of;
-    Own own;
-  };
+  using Backend = c10::intrusive_ptr<c10d::Backend>;
 
-  std::vector<Split<ProcessGroup>> parts_;
-  std::vector<Split<std::shared_ptr<const HostSplit>>> hosts_;
+  std::map<std::pair<Backend, int>, std::optional<ProcessGroup>> parts_;
+  std::map<Backend, std::shared_ptr<const HostSplit>> hosts_;
 };
 
 }  // namespace lockstep::fsdp

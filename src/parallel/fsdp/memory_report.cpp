@@ -129,6 +129,7 @@ OfRank count_rank(const torch::nn::Module& module, const torch::optim::Optimizer
 constexpr std::array kFields{&MemoryBytes::parameters, &MemoryBytes::gradients,
                              &MemoryBytes::optimizer_states, &MemoryBytes::gathered,
                              &MemoryBytes::activations};
+constexpr std::array kFieldNames{"parameters", "gradients", "optimizer states", "gathered", "activations"};
 
 // A rank's host, and what counts there.
 std::string to_text(const OfRank& rank) {
@@ -166,11 +167,7 @@ std::string memory_table(const MemoryBytes& rank, const MemoryBytes& host, int r
   const auto row = [&](const char* name, std::int64_t left, std::int64_t right) {
     table += fmt::format("{:<16} {:>10} {:>10}\n", name, bytes_text(left), bytes_text(right));
   };
-  row("parameters", rank.parameters, host.parameters);
-  row("gradients", rank.gradients, host.gradients);
-  row("optimizer states", rank.optimizer_states, host.optimizer_states);
-  row("gathered", rank.gathered, host.gathered);
-  row("activations", rank.activations, host.activations);
+  for (std::size_t i = 0; i < kFields.size(); ++i) row(kFieldNames[i], rank.*kFields[i], host.*kFields[i]);
   row("total", rank.total(), host.total());
   return table;
 }
@@ -215,11 +212,8 @@ MemoryEstimate::Choice choice_of(const MemoryPlan& plan, ShardingForm form, int 
   rank.gradients = shards ? all / ranks + groups * element : all;
   rank.optimizer_states = plan.optimizer_states * all / (form == ShardingForm::ddp ? 1 : ranks);
   if (form == ShardingForm::gathered) rank.gathered = (groups + plan.outermost_group) * in_forward;
-  const MemoryBytes host{.parameters = on_host * rank.parameters,
-                         .gradients = on_host * rank.gradients,
-                         .optimizer_states = on_host * rank.optimizer_states,
-                         .gathered = on_host * rank.gathered,
-                         .activations = on_host * rank.activations};
+  MemoryBytes host;
+  for (const auto field : kFields) host.*field = on_host * rank.*field;
   return {.form = form, .hosts = hosts, .rank = rank, .host = host};
 }
 

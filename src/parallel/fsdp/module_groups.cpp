@@ -22,11 +22,6 @@ ModuleGroups::ModuleGroups(const torch::nn::Module& module) {
   }
 }
 
-template <typename Change>
-void ModuleGroups::change(const Change& change_one) const {
-  for (const auto& group : groups_) group->tree()->locked([&](StepCalls&) { change_one(*group); });
-}
-
 void ModuleGroups::unshard() const {
   for (const auto& group : groups_) group->tree()->make_current(*group);
 }
@@ -37,15 +32,15 @@ void ModuleGroups::reshard() const {
 }
 
 void ModuleGroups::drop_zeroed_gradients() const {
-  change([](ParameterGroup& group) { group.gradients().drop_zeroed(); });
+  Tree::change(groups_, [](ParameterGroup& group) { group.gradients().drop_zeroed(); });
 }
 
 void ModuleGroups::note_gradients() const {
-  change([](ParameterGroup& group) { group.gradients().note_gradients(); });
+  Tree::change(groups_, [](ParameterGroup& group) { group.gradients().note_gradients(); });
 }
 
 void ModuleGroups::set_reduces(bool reduces) const {
-  change([&](ParameterGroup& group) {
+  Tree::change(groups_, [&](ParameterGroup& group) {
     group.reshard_after_backward = reduces;
     group.gradients().set_requires_sync(reduces);
   });
@@ -60,7 +55,7 @@ void ModuleGroups::reduce(double divisor) const {
     if (std::ranges::find(trees, group->tree()) == trees.end()) trees.push_back(group->tree());
   for (const auto& tree : trees) tree->end_backward();
   if (divisor == 1) return;
-  change([&](ParameterGroup& group) { group.gradients().divide(divisor); });
+  Tree::change(groups_, [&](ParameterGroup& group) { group.gradients().divide(divisor); });
 }
 
 }  // namespace lockstep::fsdp

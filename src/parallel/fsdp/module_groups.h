@@ -35,8 +35,6 @@ class ModuleGroups {
   void reduce(double divisor) const;
 
  private:
-  template <typename Change>
-  void change(const Change& change_one) const;
   void set_reduces(bool reduces) const;
 
   std::vector<std::shared_ptr<ParameterGroup>> groups_;

@@ -135,7 +135,11 @@ void ParameterGroup::distribute() {
   gather_.place([this] { return std::make_unique<ParameterGuard>(shared_from_this()); });
   if (gather_.is_deferred()) return;
   gradients_.start();
-  watch_gradients();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto whole = parameters_[i].lock_whole();
+    torch::autograd::impl::add_hook(whole, std::make_unique<BeforeGradient>(*this));
+    torch::autograd::impl::set_post_acc_grad_hooks(whole, std::make_unique<GradientReady>(*this, i));
+  }
 }
 
 void ParameterGroup::move_to(std::shared_ptr<Tree> tree, std::size_t number) {
@@ -171,12 +175,10 @@ void ParameterGroup::to_empty(c10::Device device) {
   distribute();
 }
 
-bool ParameterGroup::can_release_in_forward(bool is_outermost) const {
-  return !is_shared() && !stays_whole && options_.reshard_after_forward.value_or(!is_outermost);
-}
-
-bool ParameterGroup::can_release_in_backward() const {
-  return !is_shared() && !stays_whole && reshard_after_backward;
+bool ParameterGroup::can_release(UsePlan::Pass pass, bool is_outermost) const {
+  if (is_shared() || stays_whole) return false;
+  if (pass == UsePlan::backward) return reshard_after_backward;
+  return options_.reshard_after_forward.value_or(!is_outermost);
 }
 
 void ParameterGroup::set_reshard_after_forward(bool reshard) {
@@ -184,10 +186,10 @@ void ParameterGroup::set_reshard_after_forward(bool reshard) {
   options_.ranks_after_forward = 0;
 }
 
-void ParameterGroup::reduce(GradientReduction::Taken gradients, StepCalls& calls) {
-  auto reduction = gradients_.pack(std::move(gradients));
+void ParameterGroup::reduce(GradientReduction::Reduction gradients, StepCalls& calls) {
+  gradients_.pack(gradients);
   if (reshard_after_backward && !stays_whole) gather_.release(calls);
-  gradients_.launch(std::move(reduction), calls);
+  gradients_.launch(std::move(gradients), calls);
 }
 
 void ParameterGroup::end_backward(StepCalls& calls) {
@@ -259,8 +261,7 @@ std::int64_t ParameterGroup::shard_dim(const nn::NamedTensor& named) const {
 }
 
 void ParameterGroup::refuse(const std::string& name, const std::string& what) const {
-  throw_error<ArgumentError>("{}:{}: fully_shard(): parameter {} {}", options_.where.file_name(),
-                             options_.where.line(), name, what);
+  throw_error<ArgumentError>("{}: parameter {} {}", call_text(options_.where), name, what);
 }
 
 void ParameterGroup::check(const nn::NamedTensor& named) const {
@@ -276,14 +277,6 @@ void ParameterGroup::check(const nn::NamedTensor& named) const {
     refuse(name,
            "has another dtype or device than " + parameters_.front().name +
                " of the same group; call fully_shard() on its module before, or add it to ignored_params");
-  }
-}
-
-void ParameterGroup::watch_gradients() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto whole = parameters_[i].lock_whole();
-    torch::autograd::impl::add_hook(whole, std::make_unique<BeforeGradient>(*this));
-    torch::autograd::impl::set_post_acc_grad_hooks(whole, std::make_unique<GradientReady>(*this, i));
   }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -10,11 +11,11 @@
 #include "fsdp/gradient_reduction.h"
 #include "fsdp/shard_gather.h"
 #include "fsdp/sharded_parameter.h"
+#include "fsdp/use_plan.h"
 #include "nn/named_tensors.h"
 
 namespace lockstep::fsdp {
 
-class StepCalls;
 class Tree;
 
 // What FSDPModule::forward() converts for the module of a call of fully_shard().
@@ -67,12 +68,11 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   TrafficCount& traffic() { return traffic_; }
   // Gives parameters on device meta memory on another one. Collective.
   void to_empty(c10::Device device);
-  // Between uses in forward, or in backward.
-  bool can_release_in_forward(bool is_outermost) const;
-  bool can_release_in_backward() const;
+  // Between uses in this pass.
+  bool can_release(UsePlan::Pass pass, bool is_outermost) const;
   void set_reshard_after_forward(bool reshard);
   // Reduces gradients, and frees the parameters.
-  void reduce(GradientReduction::Taken gradients, StepCalls& calls);
+  void reduce(GradientReduction::Reduction gradients, StepCalls& calls);
   void end_backward(StepCalls& calls);
   // The optimizer's shards require gradients where the module's parameters do.
   void follow_training();
@@ -80,8 +80,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   bool stays_whole = false;  // until the end of backward, because it has views without guards
   bool reshard_after_backward = true;
-  // Empty: what the last step used next.
-  std::vector<std::weak_ptr<ParameterGroup>> forward_prefetch, backward_prefetch;
+  // [pass]: what a use of this group prefetches. Empty: what the last step used next.
+  std::array<std::vector<std::weak_ptr<ParameterGroup>>, 2> prefetch;
   // Those of the modules that have the parameters, the innermost first.
   std::vector<std::shared_ptr<ForwardPolicy>> forward_policies;
 
@@ -90,7 +90,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void check(const nn::NamedTensor& named) const;
   std::int64_t shard_dim(const nn::NamedTensor& named) const;
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const;
-  void watch_gradients();
 
   GroupOptions options_;
   std::shared_ptr<Tree> tree_;

@@ -23,7 +23,21 @@ at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::
   return dtype && at::isFloatingType(own) ? *dtype : own;
 }
 
+void set_shard(ShardedParameter& parameter, const at::Tensor& shard) {
+  optim::note_rows(shard, {parameter.full_sizes, offsets_of(parameter.cuts, parameter.sizes.size())});
+  parameter.shard = shard.requires_grad_(parameter.trained);
+}
+
+std::int64_t bytes_in_block(const ShardedParameter& parameter, std::optional<at::ScalarType> dtype) {
+  const auto element = static_cast<std::int64_t>(c10::elementSize(whole_dtype(parameter, dtype)));
+  return comm::aligned(parameter.numel() * element);
+}
+
 }  // namespace
+
+std::string call_text(std::source_location where) {
+  return fmt::format("{}:{}: fully_shard()", where.file_name(), where.line());
+}
 
 std::string describe(const std::vector<ShardedParameter>& parameters, const GroupOptions& options) {
   return fmt::format("the group of {} of fully_shard() in {}:{}", parameters.front().name,
@@ -104,24 +118,33 @@ void make_shard(ShardedParameter& parameter, int rank, const at::Tensor& flat) {
     parameter.shard.unsafeGetTensorImpl()->shallow_copy_from(shard.getIntrusivePtr());
     return;
   }
-  optim::note_rows(shard, {parameter.full_sizes, offsets_of(parameter.cuts, parameter.sizes.size())});
-  parameter.shard = shard.requires_grad_(parameter.trained);
+  set_shard(parameter, shard);
 }
 
-BlockLayout::BlockLayout(const std::vector<ShardedParameter>& parameters, std::optional<at::ScalarType> dtype)
-    : parameters_(parameters), dtype_(dtype) {
-  for (const auto& parameter : parameters_) {
-    places_.push_back(bytes_);
-    const auto element = static_cast<std::int64_t>(c10::elementSize(whole_dtype(parameter, dtype_)));
-    bytes_ += comm::aligned(parameter.numel() * element);
+void make_deferred_shard(ShardedParameter& parameter, int rank, std::unique_ptr<nn::MemoryGuard> guard) {
+  const auto whole = parameter.lock_whole();
+  set_shard(parameter, at::empty(parameter.shard_sizes(rank), whole.options().requires_grad(false)));
+  nn::set_guard(whole, std::move(guard));
+}
+
+std::int64_t block_bytes(const std::vector<ShardedParameter>& parameters,
+                         std::optional<at::ScalarType> dtype) {
+  std::int64_t bytes = 0;
+  for (const auto& parameter : parameters) bytes += bytes_in_block(parameter, dtype);
+  return bytes;
+}
+
+std::vector<at::Tensor> wholes_in(const at::Tensor& block, const std::vector<ShardedParameter>& parameters,
+                                  std::optional<at::ScalarType> dtype) {
+  std::vector<at::Tensor> all;
+  std::int64_t place = 0;
+  for (const auto& parameter : parameters) {
+    const auto options = parameter.lock_whole().options().requires_grad(false);
+    all.push_back(
+        comm::tensor_in(block, place, parameter.sizes, options.dtype(whole_dtype(parameter, dtype))));
+    place += bytes_in_block(parameter, dtype);
   }
-}
-
-at::Tensor BlockLayout::whole_in(const at::Tensor& block, std::size_t index) const {
-  const auto& parameter = parameters_[index];
-  const auto options = parameter.lock_whole().options().requires_grad(false);
-  return comm::tensor_in(block, places_[index], parameter.sizes,
-                         options.dtype(whole_dtype(parameter, dtype_)));
+  return all;
 }
 
 }  // namespace lockstep::fsdp

@@ -73,6 +73,8 @@ struct ShardedParameter {
   }
 };
 
+// "net.cpp:7: fully_shard()"
+std::string call_text(std::source_location where);
 // "the group of layers.0.weight of fully_shard() in net.cpp:7"
 std::string describe(const std::vector<ShardedParameter>& parameters, const GroupOptions& options);
 
@@ -98,22 +100,16 @@ at::Tensor memory_of(const ShardedParameter& parameter);
 void set_memory(const ShardedParameter& parameter, const at::Tensor& memory);
 // Sets the shard to a leaf on flat memory. A shard that was on device meta stays the same tensor.
 void make_shard(ShardedParameter& parameter, int rank, const at::Tensor& flat);
+// Sets the shard, and the guard of the module's tensor, on device meta.
+void make_deferred_shard(ShardedParameter& parameter, int rank, std::unique_ptr<nn::MemoryGuard> guard);
 // Makes the guard of a parameter's storage.
 using GuardMaker = std::function<std::unique_ptr<nn::MemoryGuard>()>;
 
-// Where the whole parameters of a group lie in one block.
-class BlockLayout {
- public:
-  BlockLayout(const std::vector<ShardedParameter>& parameters, std::optional<at::ScalarType> dtype);
-  std::int64_t bytes() const { return bytes_; }
-  // The parameter with this index, in the type of whole_dtype().
-  at::Tensor whole_in(const at::Tensor& block, std::size_t index) const;
-
- private:
-  const std::vector<ShardedParameter>& parameters_;
-  std::optional<at::ScalarType> dtype_;
-  std::vector<std::int64_t> places_;
-  std::int64_t bytes_ = 0;
-};
+// The size of a block that has the whole parameters of a group, in the types that `dtype` asks for, and the
+// parameters in such a block.
+std::int64_t block_bytes(const std::vector<ShardedParameter>& parameters,
+                         std::optional<at::ScalarType> dtype);
+std::vector<at::Tensor> wholes_in(const at::Tensor& block, const std::vector<ShardedParameter>& parameters,
+                                  std::optional<at::ScalarType> dtype);
 
 }  // namespace lockstep::fsdp

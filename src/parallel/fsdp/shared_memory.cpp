@@ -53,14 +53,13 @@ SharedMemory::SharedMemory(std::vector<ShardedParameter>& parameters, const Grou
   const auto own = owners[static_cast<std::size_t>(rank_)];
   sharing_ranks_ = static_cast<int>(std::ranges::count(owners, own));
   counts_ = rank_ == own;
-  const BlockLayout layout(parameters_, dtype);
-  const auto blocks =
-      comm::map_on_all_ranks(options.shard_group, distinct(owners, own), layout.bytes(), options.where);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    std::vector<at::Tensor> copies;
-    for (const auto& block : blocks) copies.push_back(layout.whole_in(block, i));
-    place(parameters_[i], copies, make_guard, dtype);
+  std::vector<std::vector<at::Tensor>> copies(parameters_.size());
+  for (const auto& block : comm::map_on_all_ranks(options.shard_group, distinct(owners, own),
+                                                  block_bytes(parameters_, dtype), options.where)) {
+    const auto copy = wholes_in(block, parameters_, dtype);
+    for (std::size_t i = 0; i < copy.size(); ++i) copies[i].push_back(copy[i]);
   }
+  for (std::size_t i = 0; i < copies.size(); ++i) place(parameters_[i], copies[i], make_guard, dtype);
   // For readers that are no operators, such as torch::save().
   if (copy_rows()) options.shard_group.barrier(options.where);
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -15,6 +16,34 @@
 #include "fsdp/parameter_group.h"
 
 namespace lockstep::fsdp {
+namespace {
+
+// The first parameter of the group for which `is_it(parameter, whole)` holds; nullptr: none.
+template <typename Predicate>
+const ShardedParameter* find(const ParameterGroup& group, const Predicate& is_it) {
+  for (const auto& parameter : group.parameters()) {
+    const auto whole = parameter.lock_whole();
+    if (whole.defined() && is_it(parameter, whole)) return &parameter;
+  }
+  return nullptr;
+}
+
+bool is_retrained(const ShardedParameter& parameter, const at::Tensor& whole) {
+  return whole.requires_grad() != parameter.trained;
+}
+
+// A line for each parameter: whether the module's requires a gradient.
+std::string training_text(const ParameterGroup& group) {
+  std::string lines;
+  for (const auto& parameter : group.parameters()) {
+    const auto whole = parameter.lock_whole();
+    const bool trained = whole.defined() ? whole.requires_grad() : parameter.trained;
+    lines += fmt::format("parameter {}\t{}\n", parameter.name, trained ? "trained" : "frozen");
+  }
+  return lines;
+}
+
+}  // namespace
 
 // By value: its groups own the earlier tree until they are moved.
 void Tree::adopt(std::shared_ptr<Tree> earlier) {  // NOLINT(performance-unnecessary-value-param)
@@ -38,11 +67,6 @@ void Tree::insert(const std::shared_ptr<ParameterGroup>& group) {
   plan_.add_group();
 }
 
-Tree::Groups Tree::groups() const {
-  const Lock lock(mutex_);
-  return living();
-}
-
 Tree::Groups Tree::living() const {
   Groups all;
   all.reserve(groups_.size());
@@ -55,7 +79,10 @@ void Tree::watch(const torch::nn::Module& module, const std::string& caller,
                  const std::vector<ProcessGroup>& ranks) {
   const Lock lock(mutex_);
   calls_.add(ranks);
-  module_check_.watch(module, caller);
+  caller_ = caller;
+  watched_.reset();
+  if (const auto self = module.weak_from_this(); !self.expired())
+    watched_.emplace(Watched{self, device::ModuleSnapshot(module)});
 }
 
 void Tree::check() const {
@@ -75,8 +102,50 @@ void Tree::fail(const std::string& failure) {
 
 void Tree::check_parameters() {
   const Lock lock(mutex_);
+  check_parameters_of(living());
+}
+
+// The module may change after fully_shard(). Parameters that are frozen or unfrozen on all ranks are
+// followed; what would train without reduction, or from other memory, is refused on all ranks before a
+// gradient is used.
+void Tree::check_parameters_of(const Groups& all) {
   throw_if_failed();
-  module_check_.check_parameters(living(), calls_);
+  const auto module = watched_ ? watched_->module.lock() : nullptr;
+  if (module && !watched_->known.matches(*module)) {
+    const auto difference = watched_->known.difference(*module);
+    if (!difference.empty()) {
+      calls_.refuse(fmt::format(
+          "{}: {} since this call, so its gradients would not be reduced; change the module on all ranks "
+          "before fully_shard(), or shard the changed module anew",
+          caller_, difference));
+    }
+    watched_->known = device::ModuleSnapshot(*module);
+  }
+  for (const auto& group : all) {
+    const auto* const moved =
+        find(*group, [](const auto&, const auto& whole) { return nn::memory_guard_of(whole) == nullptr; });
+    if (moved == nullptr) continue;
+    calls_.refuse(
+        fmt::format("{}: parameter {}: its data was replaced (to(), set_data()) since this call; call to(), "
+                    "set_data() and torch::load() before fully_shard()",
+                    caller_, moved->name));
+  }
+}
+
+void Tree::check_module_of(const Groups& all) {
+  check_parameters_of(all);
+  const ShardedParameter* first = nullptr;
+  for (std::size_t i = 0; i < all.size() && first == nullptr; ++i) first = find(*all[i], is_retrained);
+  if (first == nullptr) return;
+  std::string lines;
+  for (const auto& group : all) lines += training_text(*group);
+  const ddp::ModuleText now{
+      .user = caller_,
+      .lines = lines,
+      .advice = "Freeze and unfreeze the same parameters on all ranks before the same step"};
+  calls_.confirm(fmt::format("parameter {} has been {}", first->name, first->trained ? "frozen" : "unfrozen"),
+                 now, all.front()->where());
+  for (const auto& group : all) group->follow_training();
 }
 
 nn::MemoryGuard::Views Tree::use(ParameterGroup& group, const Operator& op) {
@@ -145,20 +214,14 @@ void Tree::switch_to(ParameterGroup& group) {
   for (const auto& other : living()) {
     auto& gather = other->gather();
     if (other.get() == &group || !gather.is_whole() || gather.is_held) continue;
-    if (in_backward() ? !other->can_release_in_backward()
-                      : !other->can_release_in_forward(other.get() == outermost_))
-      continue;
+    if (!other->can_release(pass(), other.get() == outermost_)) continue;
     if (learns && plan_.expects(other->number(), pass())) continue;
-    if (in_backward()) {
-      gather.release(calls_);
-    } else {
-      gather.release_after_forward(calls_);
-    }
+    pass() == UsePlan::backward ? gather.release(calls_) : gather.release_after_forward(calls_);
   }
 }
 
 void Tree::prefetch_after(const ParameterGroup& group) {
-  const auto& named = in_backward() ? group.backward_prefetch : group.forward_prefetch;
+  const auto& named = group.prefetch[pass()];
   for (const auto& each : named)
     if (const auto next = each.lock()) next->gather().prefetch(calls_);
   if (!named.empty()) return;
@@ -170,16 +233,14 @@ void Tree::prefetch_after(const ParameterGroup& group) {
 void Tree::begin_forward() {
   const Lock lock(mutex_);
   if (in_forward_ || in_backward()) return;
-  throw_if_failed();
-  module_check_.check(living(), calls_);
+  check_module_of(living());
 }
 
 // Before an operator of a forward.
 void Tree::begin_forward(const ParameterGroup& group) {
   if (calls_.record.has_complete_trace()) write_trace(group);
   if (in_forward_ || !c10::GradMode::is_enabled()) return;
-  throw_if_failed();
-  module_check_.check(living(), calls_);
+  check_module_of(living());
   in_forward_ = true;
   calls_.record.begin_forward();
 }
@@ -199,11 +260,10 @@ void Tree::before_gradient() {
 // Before the first gradient, or the first use, in a backward pass.
 void Tree::begin_backward() {
   if (in_backward()) return;  // also in a pass that is nested in it
-  throw_if_failed();
   const auto all = living();
-  module_check_.check(all, calls_);
+  check_module_of(all);
   calls_.record.end_forward();
-  plan_.end(UsePlan::Pass::forward);
+  plan_.end(UsePlan::forward);
   for (const auto& group : all) group->gradients().begin_backward();
   // Autograd destroys the callback, and with it the pass, without a call if the pass throws.
   const auto pass = std::make_shared<char>();
@@ -239,7 +299,7 @@ void Tree::end_backward() {
   for (const auto& group : all) group->end_backward(calls_);
   reducing_.reset();
   pass_.reset();
-  plan_.end(UsePlan::Pass::backward);
+  plan_.end(UsePlan::backward);
   in_forward_ = false;
   if (!calls_.record.end_pass()) return;
   for (const auto& group : all) group->traffic().end_step();

@@ -3,12 +3,13 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <torch/nn/module.h>
 
-#include "fsdp/module_check.h"
+#include "device/module_snapshot.h"
 #include "fsdp/step_calls.h"
 #include "fsdp/use_plan.h"
 #include "nn/storage_guard.h"
@@ -28,7 +29,6 @@ class Tree : public std::enable_shared_from_this<Tree> {
   void adopt(std::shared_ptr<Tree> earlier);
   // The group of the outermost module, after those of adopt().
   void add_outermost(const std::shared_ptr<ParameterGroup>& group);
-  Groups groups() const;
   // From now on the module has to keep its parameters. `caller`: "net.cpp:7: fully_shard()". Collective.
   void watch(const torch::nn::Module& module, const std::string& caller,
              const std::vector<ProcessGroup>& ranks);
@@ -65,20 +65,28 @@ class Tree : public std::enable_shared_from_this<Tree> {
     const Lock lock(mutex_);
     return function(calls_);
   }
+  // Calls `function(group)` for each of `groups` in locked() of its tree.
+  template <typename AnyGroups, typename Function>
+  static void change(const AnyGroups& groups, const Function& function) {
+    for (const auto& group : groups) group->tree()->locked([&](StepCalls&) { function(*group); });
+  }
 
  private:
-  class Lock {
-   public:
-    explicit Lock(std::mutex& mutex) : lock_(mutex) {}
+  struct Lock {
+    explicit Lock(std::mutex& mutex) : held(mutex) {}
+    nn::WithoutGuards no_operator_calls_us;
+    std::lock_guard<std::mutex> held;
+  };
 
-   private:
-    nn::WithoutGuards no_operator_calls_us_;
-    std::lock_guard<std::mutex> lock_;
+  // The outermost module, unless it is in no shared_ptr.
+  struct Watched {
+    std::weak_ptr<const torch::nn::Module> module;
+    device::ModuleSnapshot known;
   };
 
   bool in_backward() const { return !pass_.expired(); }
   bool is_in_forward() const;
-  UsePlan::Pass pass() const { return in_backward() ? UsePlan::Pass::backward : UsePlan::Pass::forward; }
+  UsePlan::Pass pass() const { return in_backward() ? UsePlan::backward : UsePlan::forward; }
   Groups living() const;
   void insert(const std::shared_ptr<ParameterGroup>& group);
   void begin_forward(const ParameterGroup& group);
@@ -90,6 +98,8 @@ class Tree : public std::enable_shared_from_this<Tree> {
   void synchronize();
   void wait_for_ranks();
   void wait_for_ranks_of(const ParameterGroup& group);
+  void check_parameters_of(const Groups& all);
+  void check_module_of(const Groups& all);
   void write_trace(const ParameterGroup& group);
   void throw_if_failed() const;
   void fail(const std::string& failure);
@@ -98,7 +108,8 @@ class Tree : public std::enable_shared_from_this<Tree> {
   std::vector<std::weak_ptr<ParameterGroup>> groups_;  // in the order of the calls of fully_shard()
   const ParameterGroup* outermost_ = nullptr;          // is not dereferenced
   StepCalls calls_;
-  ModuleCheck module_check_;
+  std::optional<Watched> watched_;
+  std::string caller_;  // of watch()
   UsePlan plan_;
   std::string failure_;
   bool in_forward_ = false;                 // that gradients follow

@@ -19,13 +19,8 @@ void UsePlan::use(std::size_t group, bool learns) {
   order_.push_back(group);
 }
 
-bool UsePlan::expects(std::size_t group, Pass pass) const {
-  const auto& uses = uses_[group];
-  return uses.now < (pass == Pass::forward ? uses.forward : uses.backward);
-}
-
 std::optional<std::size_t> UsePlan::next(Pass pass) const {
-  const auto& learned = pass == Pass::forward ? forward_order_ : backward_order_;
+  const auto& learned = last_order_[pass];
   // Where this pass is in the learned order.
   const auto here = std::min(order_.size(), learned.size());
   if (here == 0 || learned[here - 1] != current_ || here == learned.size()) return std::nullopt;
@@ -33,9 +28,8 @@ std::optional<std::size_t> UsePlan::next(Pass pass) const {
 }
 
 void UsePlan::end(Pass pass) {
-  (pass == Pass::forward ? forward_order_ : backward_order_) = std::exchange(order_, {});
-  for (auto& uses : uses_)
-    (pass == Pass::forward ? uses.forward : uses.backward) = std::exchange(uses.now, 0);
+  last_order_[pass] = std::exchange(order_, {});
+  for (auto& uses : uses_) uses.last[pass] = std::exchange(uses.now, 0);
   current_.reset();
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -12,7 +13,7 @@ namespace lockstep::fsdp {
 // group a pass still needs, and which it needs next. Groups are numbers.
 class UsePlan {
  public:
-  enum class Pass : std::uint8_t { forward, backward };
+  enum Pass : std::uint8_t { forward, backward };
 
   void add_group() { uses_.emplace_back(); }
   // `learns`: the use is one of a step. Others, such as evaluation, teach nothing.
@@ -20,7 +21,7 @@ class UsePlan {
   // What was used last in this pass.
   std::optional<std::size_t> current() const { return current_; }
   // Whether the last such pass used the group more often than this one so far.
-  bool expects(std::size_t group, Pass pass) const;
+  bool expects(std::size_t group, Pass pass) const { return uses_[group].now < uses_[group].last[pass]; }
   // What the last such pass used after the current use.
   std::optional<std::size_t> next(Pass pass) const;
   // The next such pass expects what this one has used.
@@ -28,16 +29,14 @@ class UsePlan {
 
  private:
   struct Uses {
-    int now = 0;       // in this pass
-    int forward = 0;   // in the last one
-    int backward = 0;  // in the last one
+    int now = 0;  // in this pass
+    std::array<int, 2> last{};
   };
 
   std::vector<Uses> uses_;
-  std::optional<std::size_t> current_;
   std::vector<std::size_t> order_;  // in this pass
-  std::vector<std::size_t> forward_order_;
-  std::vector<std::size_t> backward_order_;
+  std::array<std::vector<std::size_t>, 2> last_order_;
+  std::optional<std::size_t> current_;
 };
 
 }  // namespace lockstep::fsdp
