@@ -38,7 +38,6 @@
 
 #include <lockstep/base/error.h>
 
-#include "ddp/autograd_hooks.h"
 #include "fsdp/parameter_group.h"
 #include "intercept/nested_backward.h"
 #include "modules/agreement.h"
