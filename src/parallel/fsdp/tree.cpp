@@ -2,9 +2,10 @@
 
 // Note [Order of use]
 //
-// A module does not say which layer runs next, so the tree learns the order from operators. The guard of a
-// parameter calls use() before an operator reads it. Each time the group differs from the last one, the order
-// of this pass gets an entry, and groups are freed and gathered. Three groups, from the second step on:
+// A module does not say which layer runs next, so the tree learns the order from operators (UsePlan). The
+// guard of a parameter calls use() before an operator reads it. Each time the group differs from the last
+// one, the order of this pass gets an entry, and groups are freed and gathered. Three groups, from the second
+// step on:
 //
 //                      forward                      backward
 //     operators        a  a  b     a     c          c     a     b     a
