@@ -242,8 +242,8 @@ void DdpState::shadow_iteration() {
 }
 
 void DdpState::finish_join(bool is_last_joiner) {
-  const int source = join_.find_common_rank(is_last_joiner);
-  const auto& buffers = buffers_.is_on() ? tensors_.buffers() : join_.synced_buffers();
+  const int source = find_common_rank(is_last_joiner);
+  const auto& buffers = buffers_.is_on() ? tensors_.buffers() : synced_buffers_;
   modules::broadcast_from(group_, source, joined(parameters(), buffers), where_);
   for (const auto& each : parameters()) optim::unmark_unaveraged(each.tensor);
 }

@@ -55,7 +55,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
   const void* module() const { return options_.module; }
   bool is_shared() const { return options_.share_memory; }
-  std::string describe() const { return modules::describe(parameters_, options_); }
+  std::string describe() const { return fsdp::describe(parameters_, options_); }
 
   // Whether the parameters are on device meta.
   bool is_deferred() const { return parameters_.front().shard.is_meta(); }

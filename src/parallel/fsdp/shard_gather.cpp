@@ -11,7 +11,7 @@
 
 #include "base/throw_error.h"
 #include "comm/mapped_memory.h"
-#include "comm/memory_for_calls.h"
+#include "comm/mapped_memory.h"
 
 namespace lockstep::fsdp {
 namespace {
