@@ -49,7 +49,8 @@ void FSDPModule::set_entries(const torch::nn::Module& module) {
     if (expert != experts.end()) entries_.back().expert_ranks = expert->ranks;
   }
   module_ = module.weak_from_this();
-  for (const auto& [name, tensor] : modules::distinct(module.named_buffers())) buffers_.push_back({name, tensor});
+  for (const auto& [name, tensor] : modules::distinct(module.named_buffers()))
+    buffers_.push_back({name, tensor});
   aliases_ = modules::aliases_of(module);
 }
 

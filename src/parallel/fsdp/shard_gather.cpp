@@ -11,7 +11,6 @@
 
 #include "base/throw_error.h"
 #include "comm/mapped_memory.h"
-#include "comm/mapped_memory.h"
 
 namespace lockstep::fsdp {
 namespace {

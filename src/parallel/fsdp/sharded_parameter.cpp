@@ -24,7 +24,8 @@ at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::
 }
 
 void set_shard(ShardedParameter& parameter, const at::Tensor& shard) {
-  optim::note_rows(shard, {parameter.full_sizes, modules::offsets_of(parameter.cuts, parameter.sizes.size())});
+  optim::note_rows(shard,
+                   {parameter.full_sizes, modules::offsets_of(parameter.cuts, parameter.sizes.size())});
   parameter.shard = shard.requires_grad_(parameter.trained);
 }
 
@@ -92,7 +93,9 @@ void guard_parameter(const ShardedParameter& parameter, std::unique_ptr<intercep
   set_memory(parameter, {});
 }
 
-at::Tensor memory_of(const ShardedParameter& parameter) { return intercept::guarded_memory(parameter.lock_whole()); }
+at::Tensor memory_of(const ShardedParameter& parameter) {
+  return intercept::guarded_memory(parameter.lock_whole());
+}
 
 void set_memory(const ShardedParameter& parameter, const at::Tensor& memory) {
   const auto whole = parameter.lock_whole();
@@ -121,7 +124,8 @@ void make_shard(ShardedParameter& parameter, int rank, const at::Tensor& flat) {
   set_shard(parameter, shard);
 }
 
-void make_deferred_shard(ShardedParameter& parameter, int rank, std::unique_ptr<intercept::MemoryGuard> guard) {
+void make_deferred_shard(ShardedParameter& parameter, int rank,
+                         std::unique_ptr<intercept::MemoryGuard> guard) {
   const auto whole = parameter.lock_whole();
   set_shard(parameter, at::empty(parameter.shard_sizes(rank), whole.options().requires_grad(false)));
   intercept::set_guard(whole, std::move(guard));

@@ -101,7 +101,8 @@ void set_memory(const ShardedParameter& parameter, const at::Tensor& memory);
 // Sets the shard to a leaf on flat memory. A shard that was on device meta stays the same tensor.
 void make_shard(ShardedParameter& parameter, int rank, const at::Tensor& flat);
 // Sets the shard, and the guard of the module's tensor, on device meta.
-void make_deferred_shard(ShardedParameter& parameter, int rank, std::unique_ptr<intercept::MemoryGuard> guard);
+void make_deferred_shard(ShardedParameter& parameter, int rank,
+                         std::unique_ptr<intercept::MemoryGuard> guard);
 // Makes the guard of a parameter's storage.
 using GuardMaker = std::function<std::unique_ptr<intercept::MemoryGuard>()>;
 

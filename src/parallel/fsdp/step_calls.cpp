@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "fsdp/step_calls.h"
-#include "modules/agreement.h"
 
 #include <algorithm>
 #include <utility>
+
+#include "modules/agreement.h"
 
 namespace lockstep::fsdp {
 
@@ -23,7 +24,8 @@ void StepCalls::refuse(const std::string& why) const {
   throw ArgumentError(why);
 }
 
-void StepCalls::confirm(const std::string& change, const modules::ModuleText& now, std::source_location where) {
+void StepCalls::confirm(const std::string& change, const modules::ModuleText& now,
+                        std::source_location where) {
   for (auto& each : agreements_) end_all_on_failure_in(each, [&] { each.confirm(change, now, where); });
 }
 

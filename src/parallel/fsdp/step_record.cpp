@@ -48,7 +48,8 @@ bool StepRecord::end_pass() {
   if (!trace_.is_on()) return true;
   trace_.add(Lane::compute, "forward", clock_.forward_begin(), clock_.forward_end());
   trace_.add(Lane::compute, "backward", clock_.forward_end(), clock_.gradients_end());
-  trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(), tracing::StepTrace::Clock::now());
+  trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(),
+             tracing::StepTrace::Clock::now());
   trace_.end_step();
   return true;
 }

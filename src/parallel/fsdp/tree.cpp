@@ -150,8 +150,8 @@ void Tree::check_parameters_of(const Groups& all) {
     watched_->known = device::ModuleSnapshot(*module);
   }
   for (const auto& group : all) {
-    const auto* const moved =
-        find(*group, [](const auto&, const auto& whole) { return intercept::memory_guard_of(whole) == nullptr; });
+    const auto* const moved = find(
+        *group, [](const auto&, const auto& whole) { return intercept::memory_guard_of(whole) == nullptr; });
     if (moved == nullptr) continue;
     calls_.refuse(
         fmt::format("{}: parameter {}: its data was replaced (to(), set_data()) since this call; call to(), "
