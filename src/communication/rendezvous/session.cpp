@@ -167,19 +167,20 @@ void Session::connect_default_group(const SessionOptions& options) {
 
 ProcessGroup Session::connect_group(const std::string& key, const backends::BackendSpec& spec,
                                     const Members& members, const NcclOptions& nccl, ProcessGroupInfo info) {
-  backends::BackendRequest request{.rank = members.own,
-                                   .size = static_cast<int>(members.ranks.size()),
-                                   .timeout = info.timeout,
-                                   .group_name = info.name,
-                                   .master_host = config_.master_host,
-                                   .one_host = config_.hosts.all_on_one_host(members.ranks),
-                                   .hosts = config_.hosts.hosts_of(members.ranks),
-                                   .env = config_.env,
-                                   .threads = config_.threads,
-                                   .key = key,
-                                   .enable_reconfigure = config_.enable_reconfigure,
-                                   .device = config_.device,
-                                   .nccl = nccl};
+  backends::BackendRequest request;
+  request.rank = members.own;
+  request.size = static_cast<int>(members.ranks.size());
+  request.timeout = info.timeout;
+  request.group_name = info.name;
+  request.master_host = config_.master_host;
+  request.one_host = config_.hosts.all_on_one_host(members.ranks);
+  request.hosts = config_.hosts.hosts_of(members.ranks);
+  request.env = config_.env;
+  request.threads = config_.threads;
+  request.key = key;
+  request.enable_reconfigure = config_.enable_reconfigure;
+  request.device = config_.device;
+  request.nccl = nccl;
   backends::BackendHandle handle;
   if (config_.with_python) {
     const auto python_key = key == "default" ? "" : key;

@@ -2,9 +2,13 @@
 #include "ddp/ddp_state.h"
 
 #include <algorithm>
+#include <array>
 
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 
+#include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "comm/group_state.h"
 #include "ddp/python_sync.h"
@@ -39,7 +43,6 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
       where_(where),
       tensors_(module, options_),
       buffers_(tensors_, group_, options.forward_sync_buffers.value_or(options.broadcast_buffers), where),
-      join_(tensors_, group_, device_, where),
       changes_(tensors_, buffers_, group_, features_, where) {
   auto trained = modules::tell_on_failure({group_}, "DistributedDataParallel", where,
                                           [this] { return look_at_arguments(); });
@@ -129,7 +132,58 @@ void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
   follow_changes(false);  // so that ranks without any data follow, too
   check({Feature::join}, Feature::python_ranks, group_);
   check(features_, Feature::join, group_);
-  join_.begin(synced);
+  has_synced_layers_ = false;
+  synced_buffers_.clear();
+  for (const auto& layer : synced) {
+    const auto group = runtime::group_or_default(layer.group, "SyncBatchNorm");
+    if (!group || group->size() == 1) continue;
+    if (&comm::state_of(*group) != &comm::state_of(group_)) {
+      throw_error<ArgumentError>(
+          "DistributedDataParallel: join() does not support {}, a SyncBatchNorm with another process group: "
+          "ranks without data cannot follow its calls. Give both the same group",
+          layer.name);
+    }
+    has_synced_layers_ = true;
+    for (const auto& each : tensors_.buffers()) {
+      const auto is_this = [&](const at::Tensor& buffer) { return buffer.is_same(each.tensor); };
+      if (std::ranges::any_of(layer.buffers, is_this)) synced_buffers_.push_back(each);
+    }
+  }
+}
+
+// Collective. Returns the highest rank that is a candidate.
+int DdpState::find_common_rank(bool candidate) const {
+  const auto highest =
+      at::full({1}, candidate ? group_.rank() : -1, at::TensorOptions().dtype(at::kInt).device(device_));
+  group_.all_reduce(highest, ReduceOp::MAX, where_);
+  const int rank = highest.item().toInt();
+  if (rank < 0) {
+    throw_error<Error>("rank {} of {}: DistributedDataParallel: no rank has data left in this join",
+                       group_.rank(), group_.size());
+  }
+  return rank;
+}
+
+// Collective. Throws DesyncError on all ranks if those without data cannot follow.
+DdpState::Iteration DdpState::agree_on_iteration(bool has_data, bool reduces) const {
+  const bool must_learn = !has_data && reducer_ && reducer_->in_first_static_step();
+  enum Flag { kReduces, kHasNoData, kHasSyncedLayers, kMustLearn, kFlags };
+  std::array<float, kFlags> here{};
+  here[kReduces] = reduces ? 1 : 0;
+  here[kHasNoData] = has_data ? 0 : 1;
+  here[kHasSyncedLayers] = has_data && has_synced_layers_ ? 1 : 0;
+  here[kMustLearn] = must_learn ? 1 : 0;
+  const auto sums = at::from_blob(here.data(), {kFlags}, at::kFloat).to(device_, at::kFloat, false, true);
+  group_.all_reduce(sums, ReduceOp::SUM, where_);
+  const auto host = sums.to(at::kCPU);
+  const auto any = [&](Flag flag) { return host[flag].item<float>() != 0; };
+  if (any(kReduces) && any(kMustLearn)) {
+    throw_error<DesyncError>(
+        "rank {} of {}: DistributedDataParallel: {} no data for the first step of a static graph, so that "
+        "the ranks cannot train in a join; give each rank at least one batch",
+        group_.rank(), group_.size(), must_learn ? "this rank has" : "another rank has");
+  }
+  return {.reduces = any(kReduces), .announces = any(kHasNoData) && any(kHasSyncedLayers)};
 }
 
 void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
@@ -139,8 +193,8 @@ void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
     if (in_join) check({Feature::join}, Feature::graphed_step, group_);
   }
   if (reducer_) begin_forward(training, sync, in_join);
-  if (buffers_.is_due()) buffers_.broadcast(in_join ? join_.find_common_rank(true) : 0);
-  if (in_join && join_.agree_on_iteration(true, training && sync && has_trained_, false).announces) {
+  if (buffers_.is_due()) buffers_.broadcast(in_join ? find_common_rank(true) : 0);
+  if (in_join && agree_on_iteration(true, training && sync && has_trained_).announces) {
     comm::begin_announcing(group_, device_);
   }
   if (precision_ && precision_->lower()) reducer_->renew_hooks();
@@ -176,9 +230,8 @@ void DdpState::after_forward(bool sync, const std::vector<at::Tensor>& outputs) 
 
 void DdpState::shadow_iteration() {
   if (reducer_) reducer_->rebuild_buckets_if_due();
-  if (buffers_.is_due()) buffers_.broadcast(join_.find_common_rank(false));
-  const bool must_learn = reducer_ && reducer_->in_first_static_step();
-  const auto iteration = join_.agree_on_iteration(false, false, must_learn);
+  if (buffers_.is_due()) buffers_.broadcast(find_common_rank(false));
+  const auto iteration = agree_on_iteration(false, false);
   buffers_.set_may_differ(iteration.reduces);
   if (!reducer_) return;
   if (iteration.announces) {
@@ -189,8 +242,8 @@ void DdpState::shadow_iteration() {
 }
 
 void DdpState::finish_join(bool is_last_joiner) {
-  const int source = join_.find_common_rank(is_last_joiner);
-  const auto& buffers = buffers_.is_on() ? tensors_.buffers() : join_.synced_buffers();
+  const int source = find_common_rank(is_last_joiner);
+  const auto& buffers = buffers_.is_on() ? tensors_.buffers() : synced_buffers_;
   modules::broadcast_from(group_, source, joined(parameters(), buffers), where_);
   for (const auto& each : parameters()) optim::unmark_unaveraged(each.tensor);
 }

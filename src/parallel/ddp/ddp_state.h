@@ -11,9 +11,9 @@
 #include <lockstep/ddp/options.h>
 
 #include "ddp/delayed_reduction.h"
-#include "ddp/join_agreement.h"
 #include "ddp/module_changes.h"
 #include "ddp/precision_switch.h"
+#include "nn/synced_batch_norm.h"
 
 namespace lockstep::ddp {
 
@@ -72,6 +72,14 @@ class DdpState {
   bool has_own_types() const { return precision_ == nullptr || !precision_->is_low(); }
   void begin_forward(bool training, bool sync, const std::optional<Joined>& in_join);
 
+  // What all ranks of a join know of an iteration before its forward.
+  struct Iteration {
+    bool reduces;    // a rank's backward will be reduced
+    bool announces;  // see note [Announced calls]
+  };
+  Iteration agree_on_iteration(bool has_data, bool reduces) const;
+  int find_common_rank(bool candidate) const;
+
   DistributedDataParallelOptions options_;
   ProcessGroup group_;
   Features features_;
@@ -79,8 +87,10 @@ class DdpState {
   c10::Device device_{at::kCPU};
   WrappedTensors tensors_;
   BufferSync buffers_;
-  JoinAgreement join_;
   ModuleChanges changes_;
+  // In a join: those of SyncBatchNorm layers, and whether there are such layers.
+  std::vector<modules::NamedTensor> synced_buffers_;
+  bool has_synced_layers_ = false;
   std::unique_ptr<PrecisionSwitch> precision_;  // in mixed precision
   std::unique_ptr<DelayedReduction> delayed_;
   std::shared_ptr<Reducer> reducer_;  // null if all parameters are delayed

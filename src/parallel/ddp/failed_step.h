@@ -14,13 +14,22 @@ namespace lockstep::ddp {
 // Note [Failed steps]
 //
 // A rank whose forward or backward threw owes the others the rest of the step's calls. Its next forward makes
-// them with zeros and discards the results; the others discard theirs as well and throw DesyncError with its
-// reason. How they learn of the failure:
+// them with zeros and discards the results. The others throw DesyncError with its reason at the end of their
+// backward:
+//
+//     failed rank    backward throws     next forward: zeros (or NaN) for the rest, then its step
+//     other ranks    backward ....... waits for the rest ...... throws DesyncError, then the next step
+//
+// Results that arrive before the error have reached .grad already: sums that may lack the failed rank's part,
+// and NaN in the last dense bucket where the report is in it. No optimizer should step with them, and
+// zero_grad() drops them. The next forward completes what is missing, discards it and zeroes the buckets.
+//
+// How the others learn of the failure:
 //
 // - Ranks of one host see it in the node-local group (StepAbort), even while they wait.
 // - Otherwise, with CPU tensors, the failed rank fills the last dense bucket with NaN instead of zeros, and
-//   every rank reads NaN in the sum. The loss may be NaN too, so all ranks then exchange their reasons, which
-//   are empty if no step failed. A good step makes no additional call.
+//   every rank reads NaN in the sum. Gradients may be NaN without a failure, so all ranks then exchange their
+//   reasons, which are empty if no step failed. A good step makes no additional call.
 // - With other devices (reading the sum would block the host), with a communication hook (which may keep the
 //   NaN in its state), in a GraphedStep, or when all of the step's reductions have begun, the failure is
 //   final.

@@ -17,8 +17,8 @@ namespace lockstep::ddp {
 // Note [Changes of the module]
 //
 // Before a forward that will be reduced, DistributedDataParallel compares the module with what its buckets
-// were built on (modules::ModuleWatch). If nothing has changed, no call is made. A rank whose module has changed
-// must learn whether the others' have changed as well, while a rank without a change runs its step:
+// were built on (modules::ModuleWatch). If nothing has changed, no call is made. A rank whose module has
+// changed must learn whether the others' have changed as well, while a rank without a change runs its step:
 //
 // - on_host: it abandons the step in the node-local group, with the change as the reason. It waits until each
 //   other rank has done so, too, or has entered its forward. The waits of ranks without the change end.

@@ -2,7 +2,6 @@
 #include "fsdp/module_groups.h"
 
 #include <algorithm>
-#include <mutex>
 
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
@@ -24,53 +23,39 @@ ModuleGroups::ModuleGroups(const torch::nn::Module& module) {
 }
 
 void ModuleGroups::unshard() const {
-  for (const auto& group : groups_) {
-    const std::lock_guard lock(group->tree()->mutex);
-    group->tree()->make_current(*group);
-  }
+  for (const auto& group : groups_) group->tree()->make_current(*group);
 }
 
 void ModuleGroups::reshard() const {
   for (const auto& group : groups_)
-    if (!group->is_shared()) group->reshard();
+    if (!group->is_shared()) group->tree()->reshard(*group);
 }
 
 void ModuleGroups::drop_zeroed_gradients() const {
-  for (const auto& group : groups_) {
-    const std::lock_guard lock(group->tree()->mutex);
-    group->drop_zeroed_gradients();
-  }
+  Tree::change(groups_, [](ParameterGroup& group) { group.gradients().drop_zeroed(); });
 }
 
 void ModuleGroups::note_gradients() const {
-  for (const auto& group : groups_) {
-    const std::lock_guard lock(group->tree()->mutex);
-    group->note_gradients();
-  }
+  Tree::change(groups_, [](ParameterGroup& group) { group.gradients().note_gradients(); });
 }
 
-void ModuleGroups::accumulate() const {
-  for (const auto& group : groups_) {
-    group->requires_gradient_sync = group->reshard_after_backward = false;
-    group->set_gradient_dtypes();
-  }
+void ModuleGroups::set_reduces(bool reduces) const {
+  Tree::change(groups_, [&](ParameterGroup& group) {
+    group.reshard_after_backward = reduces;
+    group.gradients().set_requires_sync(reduces);
+  });
 }
+
+void ModuleGroups::accumulate() const { set_reduces(false); }
 
 void ModuleGroups::reduce(double divisor) const {
+  set_reduces(true);
   std::vector<std::shared_ptr<Tree>> trees;  // in an order that all ranks have
-  for (const auto& group : groups_) {
-    group->requires_gradient_sync = group->reshard_after_backward = true;
-    group->set_gradient_dtypes();
-    if (std::ranges::find(trees, group->tree()) == trees.end()) trees.push_back(group->tree());
-  }
-  for (const auto& tree : trees) {
-    const std::lock_guard lock(tree->mutex);
-    tree->end_backward();
-  }
-  if (divisor == 1) return;
   for (const auto& group : groups_)
-    for (const auto& parameter : group->parameters())
-      if (parameter.shard.grad().defined()) parameter.shard.mutable_grad().div_(divisor);
+    if (std::ranges::find(trees, group->tree()) == trees.end()) trees.push_back(group->tree());
+  for (const auto& tree : trees) tree->end_backward();
+  if (divisor == 1) return;
+  Tree::change(groups_, [&](ParameterGroup& group) { group.gradients().divide(divisor); });
 }
 
 }  // namespace lockstep::fsdp

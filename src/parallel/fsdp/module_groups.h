@@ -35,6 +35,8 @@ class ModuleGroups {
   void reduce(double divisor) const;
 
  private:
+  void set_reduces(bool reduces) const;
+
   std::vector<std::shared_ptr<ParameterGroup>> groups_;
 };
 

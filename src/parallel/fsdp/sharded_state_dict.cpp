@@ -105,11 +105,6 @@ const Value& saved_value(const Dict& dict, const std::string& name, const StateE
   return value != nullptr ? *value : dict.at(name);
 }
 
-void copy_part(const at::Tensor& part, const at::Tensor& target) {
-  const c10::NoGradGuard no_gradients;
-  if (part.data_ptr() != target.data_ptr() || part.numel() == 0) target.copy_(part);
-}
-
 // What `read` returns on rank 0, on all ranks. Throws its error on all of them.
 Value value_of_rank_0(const std::function<Value()>& read) {
   constexpr char kValue = 'v', kError = 'e';
@@ -138,16 +133,13 @@ void refuse_other_parameters(const StateEntries& entries, const char* function) 
                              other - all.begin());
 }
 
-// Rank 0's tensor on all ranks. `sizes` and `options` are of the whole tensor.
-at::Tensor broadcast(const at::Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
-  const auto whole = get_rank() == 0 ? tensor.to(options).contiguous() : at::empty(sizes, options);
+// Rank 0's whole tensor on all ranks. `value`: on rank 0, which has read it.
+Value broadcast(const Value* value, const ParameterEntry& entry) {
+  const auto options = entry.part.options().requires_grad(false);
+  const auto whole =
+      value != nullptr ? value->as_tensor().to(options).contiguous() : at::empty(entry.sizes, options);
   default_group().broadcast(whole, 0);
   return whole;
-}
-
-Value broadcast_entry(const Value* value, const ParameterEntry& entry) {
-  return broadcast(value != nullptr ? value->as_tensor() : at::Tensor(), entry.sizes,
-                   entry.part.options().requires_grad(false));
 }
 
 // Throws CheckpointError if set_model_state_dict() could not take the whole tensors.
@@ -325,10 +317,12 @@ void load_model_state_dict(const StateEntries& entries, const Dict& model_state_
       return Value();
     });
   }
+  const c10::NoGradGuard no_gradients;
   const auto set = [&](const ParameterEntry& entry) {
     const auto* const value = reads ? &saved_value(model_state_dict, entry.name, entries) : nullptr;
-    const Value own = options.broadcast_from_rank0 ? broadcast_entry(value, entry) : *value;
-    copy_part(part_of(own, entry, entry.name), entry.part.detach());
+    const Value own = options.broadcast_from_rank0 ? broadcast(value, entry) : *value;
+    const auto part = part_of(own, entry, entry.name), target = entry.part.detach();
+    if (part.data_ptr() != target.data_ptr() || part.numel() == 0) target.copy_(part);
     optim::forget_changes(entry.part);
   };
   for (const auto& entry : entries.parameters) set(entry);

@@ -43,8 +43,6 @@ at::Tensor full_tensor(const StateEntries& entries, const std::string& name);
 Dict model_state_dict(const StateEntries& entries, const StateDictOptions& options);
 void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
                            const StateDictOptions& options);
-void save_model_files(const StateEntries& entries, const std::filesystem::path& folder,
-                      const safetensors::SaveDirectoryOptions& options);
 Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                           const StateDictOptions& options);
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "fsdp/shared_memory.h"
+
 #include <algorithm>
 #include <set>
 #include <string>
@@ -8,8 +10,6 @@
 #include <lockstep/base/env.h>
 
 #include "comm/mapped_memory.h"
-#include "fsdp/block_layout.h"
-#include "fsdp/parameter_memory.h"
 #include "machine/host.h"
 
 namespace lockstep::fsdp {
@@ -43,77 +43,60 @@ std::vector<int> distinct(const std::vector<int>& owners, int own) {
   return all;
 }
 
-class SharedMemory final : public ParameterMemory {
- public:
-  SharedMemory(std::vector<ShardedParameter>& parameters, const std::shared_ptr<ParameterGroup>& owner,
-               const GroupOptions& options)
-      : parameters_(parameters), rank_(options.shard_group.rank()) {
-    const auto dtype = options.mp_policy.param_dtype;
-    const auto owners = owners_of_copies(options);
-    const auto own = owners[static_cast<std::size_t>(rank_)];
-    sharing_ = {.ranks = static_cast<int>(std::ranges::count(owners, own)), .counts = rank_ == own};
-    const BlockLayout layout(parameters_, dtype);
-    const auto blocks = comm::map_on_all_ranks(options.shard_group, distinct(owners, own),
-                                               layout.bytes(), options.where);
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      std::vector<at::Tensor> copies;
-      for (const auto& block : blocks) copies.push_back(layout.whole_in(block, i));
-      place(parameters_[i], copies, owner, dtype);
-    }
-    if (!copies()) return;
-    make_whole();  // for readers that are no operators, such as torch::save()
-    options.shard_group.barrier(options.where);
-  }
-
-  void prefetch() override {}
-  void drop_prefetch() override {}
-
-  // The caller keeps other ranks from reading and waits for their writes.
-  void make_whole() override {
-    for (std::size_t i = 0; i < parameters_.size(); ++i)
-      for (const auto& rows : rows_[i]) rows.copy_(parameters_[i].shard.detach());
-  }
-  void release() override {}
-  void keep_part(const ProcessGroup& /*ranks*/) override {}
-  void forget_part() override {}
-  bool copies() const override {
-    return std::ranges::any_of(rows_, [](const auto& rows) { return !rows.empty(); });
-  }
-  std::vector<at::Tensor> gathered() const override { return {}; }
-  Sharing sharing() const override { return sharing_; }
-  void gather_on_hosts(std::shared_ptr<const HostSplit> /*hosts*/) override {}
-
- private:
-  // `copies`: of the whole parameter, that of this rank first.
-  void place(ShardedParameter& parameter, const std::vector<at::Tensor>& copies,
-             const std::shared_ptr<ParameterGroup>& owner, std::optional<at::ScalarType> dtype) {
-    const auto options = parameter.lock_whole().options().requires_grad(false);
-    const auto own = take_rows(parameter, rank_);
-    auto& written = rows_.emplace_back();
-    for (const auto& copy : copies) written.push_back(parameter.rows_in(copy, rank_));
-    // Optimizers step contiguous tensors; rows of other dimensions lie apart in the whole parameter.
-    const bool is_shard = copies.front().options().dtype() == options.dtype() && parameter.dim == 0;
-    const auto shard = is_shard ? written.front() : at::zeros(written.front().sizes(), options);
-    if (is_shard) written.erase(written.begin());
-    if (own.defined()) shard.copy_(own);
-    parameter.shard = make_shard(parameter, rank_, shard);
-    guard_parameter(parameter, owner, dtype);
-    set_memory(parameter, copies.front());
-  }
-
-  std::vector<ShardedParameter>& parameters_;
-  int rank_;
-  Sharing sharing_;
-  // [parameter]: this rank's rows in all copies, but for those that are the shard itself.
-  std::vector<std::vector<at::Tensor>> rows_;
-};
-
 }  // namespace
 
-std::unique_ptr<ParameterMemory> share_parameters(std::vector<ShardedParameter>& parameters,
-                                                  const std::shared_ptr<ParameterGroup>& owner,
-                                                  const GroupOptions& options) {
-  return std::make_unique<SharedMemory>(parameters, owner, options);
+SharedMemory::SharedMemory(std::vector<ShardedParameter>& parameters, const GroupOptions& options,
+                           const GuardMaker& make_guard)
+    : parameters_(parameters), rank_(options.shard_group.rank()) {
+  const auto dtype = options.mp_policy.param_dtype;
+  const auto owners = owners_of_copies(options);
+  const auto own = owners[static_cast<std::size_t>(rank_)];
+  sharing_ranks_ = static_cast<int>(std::ranges::count(owners, own));
+  counts_ = rank_ == own;
+  std::vector<std::vector<at::Tensor>> copies(parameters_.size());
+  for (const auto& block : comm::map_on_all_ranks(options.shard_group, distinct(owners, own),
+                                                  block_bytes(parameters_, dtype), options.where)) {
+    const auto copy = wholes_in(block, parameters_, dtype);
+    for (std::size_t i = 0; i < copy.size(); ++i) copies[i].push_back(copy[i]);
+  }
+  for (std::size_t i = 0; i < copies.size(); ++i) place(parameters_[i], copies[i], make_guard, dtype);
+  // For readers that are no operators, such as torch::save().
+  if (copy_rows()) options.shard_group.barrier(options.where);
+}
+
+// `copies`: of the whole parameter, that of this rank first.
+void SharedMemory::place(ShardedParameter& parameter, const std::vector<at::Tensor>& copies,
+                         const GuardMaker& make_guard, std::optional<at::ScalarType> dtype) {
+  const auto options = parameter.lock_whole().options().requires_grad(false);
+  const auto own = take_rows(parameter, rank_);
+  auto& written = rows_.emplace_back();
+  for (const auto& copy : copies) written.push_back(parameter.rows_in(copy, rank_));
+  // Optimizers step contiguous tensors; rows of other dimensions lie apart in the whole parameter.
+  const bool is_shard = copies.front().options().dtype() == options.dtype() && parameter.dim == 0;
+  const auto shard = is_shard ? written.front() : at::zeros(written.front().sizes(), options);
+  if (is_shard) written.erase(written.begin());
+  if (own.defined()) shard.copy_(own);
+  make_shard(parameter, rank_, shard);
+  guard_parameter(parameter, make_guard(), dtype);
+  set_memory(parameter, copies.front());
+}
+
+bool SharedMemory::copy_rows() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    for (const auto& rows : rows_[i]) rows.copy_(parameters_[i].shard.detach());
+  return std::ranges::any_of(rows_, [](const auto& rows) { return !rows.empty(); });
+}
+
+void SharedMemory::add_to(MemoryCount& count) const {
+  for (const auto& parameter : parameters_) {
+    const auto whole = memory_of(parameter);
+    if (whole.defined()) {
+      const auto bytes = static_cast<std::int64_t>(whole.nbytes());
+      count.shared += bytes / sharing_ranks_;
+      if (counts_) count.owned += bytes;
+    }
+    if (!whole.defined() || !whole.is_alias_of(parameter.shard)) count.parameters.add(parameter.shard);
+  }
 }
 
 }  // namespace lockstep::fsdp

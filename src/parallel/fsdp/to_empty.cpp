@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <ATen/ops/empty.h>
@@ -77,8 +76,7 @@ void to_empty(torch::nn::Module& module, const ToEmptyOptions& options) {
   for (const auto& parameter : module.parameters()) {
     const auto group = group_of(parameter);
     if (group == nullptr) continue;
-    const std::lock_guard lock(group->tree()->mutex);
-    group->to_empty(options.device);
+    group->tree()->locked([&](fsdp::StepCalls&) { group->to_empty(options.device); });
   }
 }
 

@@ -2,9 +2,10 @@
 
 // Note [Order of use]
 //
-// A module does not say which layer runs next, so the tree learns the order from operators. The guard of a
-// parameter calls use() before an operator reads it. Each time the group differs from the last one, the order
-// of this pass gets an entry, and groups are freed and gathered. Three groups, from the second step on:
+// A module does not say which layer runs next, so the tree learns the order from operators (UsePlan). The
+// guard of a parameter calls use() before an operator reads it. Each time the group differs from the last
+// one, the order of this pass gets an entry, and groups are freed and gathered. Three groups, from the second
+// step on:
 //
 //                      forward                      backward
 //     operators        a  a  b     a     c          c     a     b     a
@@ -29,207 +30,344 @@
 
 #include <algorithm>
 #include <exception>
-#include <memory>
 #include <utility>
 
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <lockstep/base/error.h>
 
-#include "base/throw_error.h"
 #include "fsdp/parameter_group.h"
 #include "intercept/nested_backward.h"
-#include "runtime/run.h"
+#include "modules/agreement.h"
 
 namespace lockstep::fsdp {
-
 namespace {
 
-// A forward has fewer uses of groups. More are forwards without backward, whose order teaches nothing.
-constexpr std::size_t kMostUses = 100'000;
+// The first parameter of the group for which `is_it(parameter, whole)` holds; nullptr: none.
+template <typename Predicate>
+const ShardedParameter* find(const ParameterGroup& group, const Predicate& is_it) {
+  for (const auto& parameter : group.parameters()) {
+    const auto whole = parameter.lock_whole();
+    if (whole.defined() && is_it(parameter, whole)) return &parameter;
+  }
+  return nullptr;
+}
+
+bool is_retrained(const ShardedParameter& parameter, const at::Tensor& whole) {
+  return whole.requires_grad() != parameter.trained;
+}
+
+// A line for each parameter: whether the module's requires a gradient.
+std::string training_text(const ParameterGroup& group) {
+  std::string lines;
+  for (const auto& parameter : group.parameters()) {
+    const auto whole = parameter.lock_whole();
+    const bool trained = whole.defined() ? whole.requires_grad() : parameter.trained;
+    lines += fmt::format("parameter {}\t{}\n", parameter.name, trained ? "trained" : "frozen");
+  }
+  return lines;
+}
 
 }  // namespace
 
+// By value: its groups own the earlier tree until they are moved.
+void Tree::adopt(std::shared_ptr<Tree> earlier) {  // NOLINT(performance-unnecessary-value-param)
+  if (earlier.get() == this) return;
+  const intercept::WithoutGuards no_operator_calls_us;
+  const std::scoped_lock lock(mutex_, earlier->mutex_);
+  for (const auto& group : earlier->living()) insert(group);
+  earlier->groups_.clear();
+  calls_.adopt(earlier->calls_);
+}
+
+void Tree::add_outermost(const std::shared_ptr<ParameterGroup>& group) {
+  const Lock lock(mutex_);
+  insert(group);
+  outermost_ = group.get();
+}
+
+void Tree::insert(const std::shared_ptr<ParameterGroup>& group) {
+  group->move_to(shared_from_this(), groups_.size());
+  groups_.push_back(group);
+  plan_.add_group();
+}
+
+Tree::Groups Tree::living() const {
+  Groups all;
+  all.reserve(groups_.size());
+  for (const auto& each : groups_)
+    if (auto group = each.lock()) all.push_back(std::move(group));
+  return all;
+}
+
+void Tree::watch(const torch::nn::Module& module, const std::string& caller,
+                 const std::vector<ProcessGroup>& ranks) {
+  const Lock lock(mutex_);
+  calls_.add(ranks);
+  caller_ = caller;
+  watched_.reset();
+  if (const auto self = module.weak_from_this(); !self.expired())
+    watched_.emplace(Watched{self, device::ModuleSnapshot(module)});
+}
+
 void Tree::check() const {
+  const Lock lock(mutex_);
+  throw_if_failed();
+}
+
+void Tree::throw_if_failed() const {
   if (!failure_.empty()) throw Error(failure_);
 }
 
+// Later uses of shared parameters throw.
 void Tree::fail(const std::string& failure) {
   failure_ = intercept::why_forbidden(failure);
-  for (auto* const group : groups) group->forbid_access(failure_);
+  for (const auto& group : living()) group->gather().forbid_access(failure_);
 }
 
-void Tree::use(ParameterGroup& group) {
-  check();
+void Tree::check_parameters() {
+  const Lock lock(mutex_);
+  check_parameters_of(living());
+}
+
+// The module may change after fully_shard(). Parameters that are frozen or unfrozen on all ranks are
+// followed; what would train without reduction, or from other memory, is refused on all ranks before a
+// gradient is used.
+void Tree::check_parameters_of(const Groups& all) {
+  throw_if_failed();
+  const auto module = watched_ ? watched_->module.lock() : nullptr;
+  if (module && !watched_->known.matches(*module)) {
+    const auto difference = watched_->known.difference(*module);
+    if (!difference.empty()) {
+      calls_.refuse(fmt::format(
+          "{}: {} since this call, so its gradients would not be reduced; change the module on all ranks "
+          "before fully_shard(), or shard the changed module anew",
+          caller_, difference));
+    }
+    watched_->known = device::ModuleSnapshot(*module);
+  }
+  for (const auto& group : all) {
+    const auto* const moved = find(
+        *group, [](const auto&, const auto& whole) { return intercept::memory_guard_of(whole) == nullptr; });
+    if (moved == nullptr) continue;
+    calls_.refuse(
+        fmt::format("{}: parameter {}: its data was replaced (to(), set_data()) since this call; call to(), "
+                    "set_data() and torch::load() before fully_shard()",
+                    caller_, moved->name));
+  }
+}
+
+void Tree::check_module_of(const Groups& all) {
+  check_parameters_of(all);
+  const ShardedParameter* first = nullptr;
+  for (std::size_t i = 0; i < all.size() && first == nullptr; ++i) first = find(*all[i], is_retrained);
+  if (first == nullptr) return;
+  std::string lines;
+  for (const auto& group : all) lines += training_text(*group);
+  const modules::ModuleText now{
+      .user = caller_,
+      .lines = lines,
+      .advice = "Freeze and unfreeze the same parameters on all ranks before the same step"};
+  calls_.confirm(fmt::format("parameter {} has been {}", first->name, first->trained ? "frozen" : "unfrozen"),
+                 now, all.front()->where());
+  for (const auto& group : all) group->follow_training();
+}
+
+intercept::MemoryGuard::Views Tree::use(ParameterGroup& group, const Operator& op) {
+  const Lock lock(mutex_);
+  if (is_in_forward()) {
+    if (op.is_forward) begin_forward(group);
+    for (const auto& policy : group.forward_policies) policy->check();
+  }
+  throw_if_failed();
   if (!is_in_forward()) begin_backward();
-  group.is_held = false;
-  if (current_ == &group && group.is_current()) return;
-  if (current_ != &group) switch_to(group);
-  make_current(group);
-  prefetch_after(group);
+  group.gather().is_held = false;
+  const bool is_switch = plan_.current() != group.number();
+  if (is_switch) switch_to(group);
+  if (is_switch || !group.gather().is_current()) {
+    ensure_current(group);
+    prefetch_after(group);
+  }
+  if (op.has_plain_views) group.stays_whole = true;
+  return group.is_shared() || group.stays_whole ? intercept::MemoryGuard::Views::plain
+                                                : intercept::MemoryGuard::Views::guarded;
 }
 
+// Also in a forward without gradients.
 bool Tree::is_in_forward() const {
   return !in_backward() && torch::autograd::get_current_graph_task_id() == -1;
 }
 
 void Tree::make_current(ParameterGroup& group) {
-  check();
-  if (group.is_current()) return;
+  const Lock lock(mutex_);
+  ensure_current(group);
+}
+
+void Tree::ensure_current(ParameterGroup& group) {
+  throw_if_failed();
+  if (group.gather().is_current()) return;
   if (group.is_shared()) {
     synchronize();
   } else {
-    group.make_whole();
+    group.gather().make_whole(calls_);
   }
 }
 
 void Tree::hold(ParameterGroup& group) {
-  make_current(group);
-  group.is_held = true;
+  const Lock lock(mutex_);
+  ensure_current(group);
+  group.gather().is_held = true;
+}
+
+void Tree::prefetch(ParameterGroup& group) {
+  const Lock lock(mutex_);
+  throw_if_failed();
+  group.gather().prefetch(calls_);
+}
+
+// Returns when no rank reads shared parameters.
+void Tree::reshard(ParameterGroup& group) {
+  const Lock lock(mutex_);
+  if (group.is_shared()) wait_for_ranks();
+  group.gather().release(calls_);
+  group.gather().invalidate();
 }
 
 void Tree::switch_to(ParameterGroup& group) {
-  current_ = &group;
   const bool learns = in_backward() || c10::GradMode::is_enabled();
-  if (learns && order_.size() < kMostUses) {
-    ++group.runs;
-    order_.push_back(&group);
-  }
-  for (auto* const other : groups) {
-    if (other == &group || !other->is_whole() || other->is_held || !other->can_release(in_backward()))
-      continue;
-    const auto learned = in_backward() ? other->backward_runs : other->forward_runs;
-    if (learns && other->runs < learned) continue;
-    if (in_backward()) {
-      other->release();
-    } else {
-      other->release_after_forward();
-    }
+  plan_.use(group.number(), learns);
+  for (const auto& other : living()) {
+    auto& gather = other->gather();
+    if (other.get() == &group || !gather.is_whole() || gather.is_held) continue;
+    if (!other->can_release(pass(), other.get() == outermost_)) continue;
+    if (learns && plan_.expects(other->number(), pass())) continue;
+    pass() == UsePlan::backward ? gather.release(calls_) : gather.release_after_forward(calls_);
   }
 }
 
 void Tree::prefetch_after(const ParameterGroup& group) {
-  const auto prefetch = [](ParameterGroup& next) {
-    if (!next.is_shared() && !next.is_current()) next.prefetch();
-  };
-  const auto& named = in_backward() ? group.backward_prefetch : group.forward_prefetch;
+  const auto& named = group.prefetch[pass()];
   for (const auto& each : named)
-    if (const auto next = each.lock()) prefetch(*next);
+    if (const auto next = each.lock()) next->gather().prefetch(calls_);
   if (!named.empty()) return;
-  const auto& learned = in_backward() ? backward_order_ : forward_order_;
-  // Where this pass is in the learned order.
-  const auto here = std::min(order_.size(), learned.size());
-  if (here == 0 || learned[here - 1] != &group || here == learned.size()) return;
-  prefetch(*learned[here]);
+  const auto next = plan_.next(pass());
+  if (!next) return;
+  if (const auto group_to_gather = groups_[*next].lock()) group_to_gather->gather().prefetch(calls_);
 }
 
+void Tree::begin_forward() {
+  const Lock lock(mutex_);
+  if (in_forward_ || in_backward()) return;
+  check_module_of(living());
+}
+
+// Before an operator of a forward.
+void Tree::begin_forward(const ParameterGroup& group) {
+  if (calls_.record.has_complete_trace()) write_trace(group);
+  if (in_forward_ || !c10::GradMode::is_enabled()) return;
+  check_module_of(living());
+  in_forward_ = true;
+  calls_.record.begin_forward();
+}
+
+void Tree::write_trace(const ParameterGroup& group) {
+  const auto all = living();
+  const auto outermost = std::ranges::find(all, outermost_, [](const auto& each) { return each.get(); });
+  const auto& first = outermost == all.end() ? group : **outermost;
+  calls_.record.write_trace(first.shard_group(), first.is_replica(), first.where());
+}
+
+void Tree::before_gradient() {
+  const Lock lock(mutex_);
+  begin_backward();
+}
+
+// Before the first gradient, or the first use, in a backward pass.
 void Tree::begin_backward() {
   if (in_backward()) return;  // also in a pass that is nested in it
-  check_module();
-  clock_.end_forward();
-  forward_order_ = std::exchange(order_, {});
-  current_ = nullptr;
-  for (auto* const group : groups) {
-    group->forward_runs = std::exchange(group->runs, 0);
-    group->begin_backward();
-  }
+  const auto all = living();
+  check_module_of(all);
+  calls_.record.end_forward();
+  plan_.end(UsePlan::forward);
+  for (const auto& group : all) group->gradients().begin_backward();
   // Autograd destroys the callback, and with it the pass, without a call if the pass throws.
   const auto pass = std::make_shared<char>();
   pass_ = pass;
-  intercept::in_outer_backward([pass, self = groups.front()->tree()] {
+  intercept::in_outer_backward([pass, self = shared_from_this()] {
     intercept::note_wrapped_backward();
-    torch::autograd::Engine::get_default_engine().queue_callback([pass, self] {
-      const std::lock_guard lock(self->mutex);
-      self->end_backward();
-    });
+    torch::autograd::Engine::get_default_engine().queue_callback([pass, self] { self->end_backward(); });
   });
 }
 
-void Tree::end_backward() {
-  clock_.end_gradients();
-  for (auto* const group : groups) group->reduce();
-  for (auto* const group : groups) group->finish_reduction();
-  // Another rank may still read parameters that this rank's optimizer changes next.
-  if (std::ranges::any_of(groups, &ParameterGroup::is_shared)) wait_for_ranks();
-  for (auto* const group : groups) group->end_backward();
-  reducing_ = nullptr;
-  backward_order_ = std::exchange(order_, {});
-  current_ = nullptr;
-  pass_.reset();
-  for (auto* const group : groups) group->backward_runs = std::exchange(group->runs, 0);
-  in_forward_ = false;
-  if (std::exchange(reduces_, false)) end_step();
+void Tree::on_gradient_ready(ParameterGroup& group, std::size_t parameter) {
+  const Lock lock(mutex_);
+  if (group.gradients().add_ready(parameter)) reduce(group);
 }
 
+void Tree::reduce(ParameterGroup& group) {
+  auto gradients = group.gradients().take(calls_);
+  if (gradients.parameters.empty()) return;
+  // A rank has whole gradients of one group at a time.
+  const auto before = std::exchange(reducing_, group.weak_from_this()).lock();
+  if (before != nullptr && before.get() != &group) before->gradients().finish(calls_);
+  group.reduce(std::move(gradients), calls_);
+}
+
+void Tree::end_backward() {
+  const Lock lock(mutex_);
+  calls_.record.end_gradients();
+  const auto all = living();
+  for (const auto& group : all) reduce(*group);
+  for (const auto& group : all) group->gradients().finish(calls_);
+  // Another rank may still read parameters that this rank's optimizer changes next.
+  if (std::ranges::any_of(all, &ParameterGroup::is_shared)) wait_for_ranks();
+  for (const auto& group : all) group->end_backward(calls_);
+  reducing_.reset();
+  pass_.reset();
+  plan_.end(UsePlan::backward);
+  in_forward_ = false;
+  if (!calls_.record.end_pass()) return;
+  for (const auto& group : all) group->traffic().end_step();
+}
+
+// Makes shared groups current together: all ranks leave the last step, and enter the next.
 void Tree::synchronize() {
   wait_for_ranks();
-  std::vector<ParameterGroup*> copied;  // on all ranks of such a group, but not on those of another one
-  for (auto* const each : groups) {
-    const auto has_same_ranks = [&](const auto* other) {
+  Groups written;  // on all ranks of such a group, but not on those of another one
+  for (const auto& each : living()) {
+    const auto has_same_ranks = [&](const auto& other) {
       return other->shard_group().backend() == each->shard_group().backend();
     };
-    if (each->make_current_in_shared_memory() && std::ranges::none_of(copied, has_same_ranks))
-      copied.push_back(each);
+    if (each->is_shared() && each->gather().make_whole(calls_) &&
+        std::ranges::none_of(written, has_same_ranks))
+      written.push_back(each);
   }
-  for (const auto* each : copied) wait_for_ranks_of(*each);
+  for (const auto& each : written) wait_for_ranks_of(*each);
 }
 
 void Tree::wait_for_ranks() {
-  check();
+  throw_if_failed();
   // Has the ranks of the others, which are experts.
-  const auto ranks = [](const auto* group) { return group->is_shared() ? group->shard_group().size() : 0; };
-  wait_for_ranks_of(**std::ranges::max_element(groups, {}, ranks));
+  const auto ranks = [](const auto& group) { return group->is_shared() ? group->shard_group().size() : 0; };
+  const auto all = living();
+  wait_for_ranks_of(**std::ranges::max_element(all, {}, ranks));
 }
 
+// A failure may leave parameters of two steps.
 void Tree::wait_for_ranks_of(const ParameterGroup& group) {
   CallTimes call{.launched = CallTimes::Clock::now(), .waiting = {}, .done = {}};
   call.waiting = call.launched;
   try {
-    run(group.shard_group(), [&] { group.barrier(); });
+    calls_.run(group.shard_group(), [&] { group.shard_group().barrier(group.where()); });
     call.done = CallTimes::Clock::now();
-    barrier_wait_ += call.wait();
-    barrier_wait_total_ += call.wait();
-    trace_wait("waiting for all ranks", call);
+    calls_.record.add_barrier(call);
   } catch (const std::exception& error) {
     fail(error.what());
     throw;
   }
-}
-
-void Tree::before_reduction(ParameterGroup& group) {
-  auto* const before = std::exchange(reducing_, &group);
-  if (before != nullptr && before != &group) before->finish_reduction();
-}
-
-const ProcessGroup& Tree::split(const ProcessGroup& ranks, int size) {
-  const auto is_it = [&](const Split& each) { return each.of == ranks.backend() && each.own.size() == size; };
-  const auto earlier = std::ranges::find_if(splits_, is_it);
-  if (earlier != splits_.end()) return earlier->own;
-  std::vector<std::vector<int>> parts(static_cast<std::size_t>(ranks.size() / size));
-  for (int rank = 0; rank < ranks.size(); ++rank)
-    parts[static_cast<std::size_t>(rank / size)].push_back(rank);
-  auto own = runtime::require_run("fully_shard()").split(ranks, parts);
-  splits_.push_back({ranks.backend(), std::move(own)});
-  return splits_.back().own;
-}
-
-std::shared_ptr<const HostSplit> Tree::host_split(const ProcessGroup& ranks) {
-  const auto earlier = std::ranges::find(host_splits_, ranks.backend(), &SplitOnHosts::of);
-  if (earlier != host_splits_.end()) return earlier->own;
-  host_splits_.push_back({ranks.backend(), std::make_shared<HostSplit>(split_by_hosts(ranks))});
-  return host_splits_.back().own;
-}
-
-void Tree::forget(const ParameterGroup& group) {
-  std::erase(groups, &group);
-  std::erase(order_, &group);
-  std::erase(forward_order_, &group);
-  std::erase(backward_order_, &group);
-  if (current_ == &group) current_ = nullptr;
-  if (reducing_ == &group) reducing_ = nullptr;
-  if (outermost == &group) outermost = nullptr;
 }
 
 }  // namespace lockstep::fsdp

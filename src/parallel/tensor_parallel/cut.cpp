@@ -143,8 +143,8 @@ bool Cuts::is_cut_alike(const at::Tensor& parameter, const std::string& name,
 std::string Cuts::text() const {
   std::string lines;
   for (const auto& [parameter, name, dim, rule] : planned_) {
-    lines += fmt::format("{}, cut {}{}\n", describe_whole("parameter", {name, parameter}),
-                         describe(dim), parameter.requires_grad() ? "" : ", no gradient");
+    lines += fmt::format("{}, cut {}{}\n", describe_whole("parameter", {name, parameter}), describe(dim),
+                         parameter.requires_grad() ? "" : ", no gradient");
   }
   return lines;
 }

@@ -15,8 +15,8 @@
 namespace lockstep::intercept {
 namespace {
 
-// Precedes every key that LibTorch uses outside its own tests. A thread includes the key while it has one of the defaults;
-// operators without a kernel here fall through at no cost.
+// Precedes every key that LibTorch uses outside its own tests. A thread includes the key while it has one of
+// the defaults; operators without a kernel here fall through at no cost.
 constexpr auto kModeKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 struct CallDefaults {
@@ -89,9 +89,9 @@ void add_kernels(Libraries& libraries, Selects selects) {
   }
 }
 
-// Each registers its kernels once for the process, while no other thread calls such operators. Libraries are never
-// unregistered: other threads may still call the kernels. They are used: otherwise the leak sanitizer does not find the
-// address, which the compiler drops.
+// Each registers its kernels once for the process, while no other thread calls such operators. Libraries are
+// never unregistered: other threads may still call the kernels. They are used: otherwise the leak sanitizer
+// does not find the address, which the compiler drops.
 
 void register_generator_kernels() {
   [[gnu::used]] static const auto& libraries = *[] {

@@ -6,12 +6,12 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-// What operators that a thread calls get where the call has none: a random generator and, by the public DeviceContext, a
-// device.
+// What operators that a thread calls get where the call has none: a random generator and, by the public
+// DeviceContext, a device.
 namespace lockstep::intercept {
 
-// While it lives, operators that this thread calls on CPU tensors without a generator use this one. LibTorch's default
-// generator is shared by the process.
+// While it lives, operators that this thread calls on CPU tensors without a generator use this one.
+// LibTorch's default generator is shared by the process.
 class ThreadGenerator {
  public:
   explicit ThreadGenerator(at::Generator generator);

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <source_location>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <lockstep/comm/process_group.h>
@@ -19,7 +22,20 @@ struct HostSplit {
 bool can_split_by_hosts(const ProcessGroup& group);
 // The number of ranks of this rank's host.
 int ranks_of_host(const ProcessGroup& group);
-// Collective.
-HostSplit split_by_hosts(const ProcessGroup& group);
+
+// Parts of groups, each made once. The first call for a group is collective.
+class GroupSplits {
+ public:
+  // This rank's part among those of `size` consecutive ranks.
+  const ProcessGroup& parts(const ProcessGroup& ranks, int size);
+  // For groups of can_split_by_hosts().
+  std::shared_ptr<const HostSplit> hosts(const ProcessGroup& ranks);
+
+ private:
+  using Backend = c10::intrusive_ptr<c10d::Backend>;
+
+  std::map<std::pair<Backend, int>, std::optional<ProcessGroup>> parts_;
+  std::map<Backend, std::shared_ptr<const HostSplit>> hosts_;
+};
 
 }  // namespace lockstep::fsdp
