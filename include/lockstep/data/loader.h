@@ -11,7 +11,7 @@
 
 #include <lockstep/base/world.h>
 #include <lockstep/data/dataset.h>
-#include <lockstep/data/loader_iteration.h>
+#include <lockstep/data/detail/loader_iteration.h>
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/loader_position.h>
 #include <lockstep/data/sampler.h>

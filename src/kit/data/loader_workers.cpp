@@ -6,7 +6,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/data/loader_iteration.h>
+#include <lockstep/data/detail/loader_iteration.h>
 
 #include "data/worker_pool.h"
 #include "intercept/thread_defaults.h"

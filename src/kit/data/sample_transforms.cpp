@@ -5,7 +5,7 @@
 #include <ATen/ops/stack.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/data/dataset_pass.h>
+#include <lockstep/data/detail/dataset_pass.h>
 #include <lockstep/data/loader_position.h>
 
 #include "base/throw_error.h"

@@ -17,7 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/base/world.h>
-#include <lockstep/data/loader_iteration.h>
+#include <lockstep/data/detail/loader_iteration.h>
 
 namespace lockstep::data {
 

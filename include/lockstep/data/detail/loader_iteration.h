@@ -16,7 +16,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
-#include <lockstep/data/dataset_pass.h>
+#include <lockstep/data/detail/dataset_pass.h>
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/loader_position.h>
 #include <lockstep/data/sampler.h>
