@@ -49,10 +49,8 @@ struct Entries {
   }
   // The module still has the parameters that the entries are of.
   static void check(const FSDPModule& module) {
-    const auto has_group = [](const auto& entry) { return entry.group != nullptr; };
-    const auto first = std::ranges::find_if(module.entries_, has_group);
-    if (first == module.entries_.end()) return;
-    first->group->tree()->check_parameters();
+    const auto all = module.groups(true);
+    if (!all.empty()) all.front()->tree()->check_parameters();
   }
   // Returns when no rank reads the parameters.
   static void reshard(const FSDPModule& module) {
