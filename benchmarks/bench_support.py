@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Shared code of the run_*.py scripts. Standard library only."""
 import argparse
+import datetime
 import json
 import os
 import pathlib
+import platform
+import re
+import shlex
+import statistics
 import subprocess
 import sys
 import threading
 import time
+
+import records
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # scripts/bench.sh sets both.
@@ -44,7 +51,16 @@ def parser(description, rounds, timeout=600):
     return options
 
 
+def recording_parser(description, rounds, timeout=600):
+    """As parser(), for a benchmark that ends with report()."""
+    options = parser(description, rounds, timeout)
+    options.add_argument("--record", action="store_true", help="write the tables to benchmarks/results as a run, too")
+    return options
+
+
 START = time.monotonic()
+START_DATE = datetime.datetime.now(datetime.timezone.utc)
+START_LOAD = os.getloadavg()[0]
 
 
 def progress(text):
@@ -60,6 +76,64 @@ def interleave(sides, rounds):
             progress(f"round {number + 1} of {rounds}: {name}")
             results[name].append(sides[name]())
     return results
+
+
+def of_rounds(rounds, key, factor=1):
+    """The figure of each round."""
+    return [factor * each[key] for each in rounds]
+
+
+def ratio(rounds, other):
+    """The ratio of the medians."""
+    return statistics.median(rounds) / statistics.median(other)
+
+
+def table(title, columns, rows):
+    """A table of a run; records.py describes it."""
+    return {"title": title, "columns": list(columns), "rows": [list(map(records.rounded, row)) for row in rows]}
+
+
+def report(flags, results, tables, goals=()):
+    """Prints the results with --json, otherwise the tables ({topic: tables}) and the lines about goals. --record writes a run of each
+    topic."""
+    if flags.json:
+        print(json.dumps(results))
+    else:
+        for each in (each for of_topic in tables.values() for each in of_topic):
+            print("\n".join([each["title"], "", *records.markdown(*records.texts_of(each)), ""]))
+        print("\n".join(goals))
+    for topic, of_topic in tables.items() if flags.record else ():
+        progress(f"wrote {records.write(run_of(topic, flags.rounds, of_topic), records.RESULTS)}: now run python3 benchmarks/make_page.py")
+
+
+def run_of(topic, rounds, tables):
+    name = pathlib.Path(sys.argv[0]).stem.removeprefix("run_")
+    command = ["scripts/bench.sh", name, *(word for word in sys.argv[1:] if word not in ("--record", "--json"))]
+    return {"topic": topic, "date": f"{START_DATE:%Y-%m-%d %H:%M}", "commit": commit(),
+            "processor": f"{processor()}, {len(os.sched_getaffinity(0))} cores", "libtorch": libtorch(), "command": shlex.join(command),
+            "rounds": rounds, "conditions": f"load {START_LOAD:.1f} at the start", "compared_with": None, "tables": tables}
+
+
+def commit():
+    """The commit of the working tree, with "-dirty" where it has changes; None outside a repository."""
+    described = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"], capture_output=True,
+                               text=True)
+    return described.stdout.strip() or None
+
+
+def processor():
+    models = re.findall(r"^model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return models[0] if models else platform.machine()
+
+
+def libtorch():
+    """The version of the build's LibTorch; None where it cannot be found."""
+    def found(pattern, path):
+        return re.search(pattern, path.read_text(encoding="utf-8")) if path.exists() else None
+
+    folder = found(r"Torch_DIR:\w+=(.*)", BUILD / "CMakeCache.txt")
+    version = folder and found(r'PACKAGE_VERSION "([\d.]+)', pathlib.Path(folder[1]) / "TorchConfigVersion.cmake")
+    return version and version[1]
 
 
 def objects(output):

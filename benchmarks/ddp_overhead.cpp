@@ -14,7 +14,7 @@
 
 #include <lockstep/lockstep.h>
 
-#include "nn/module_watch.h"
+#include "modules/module_watch.h"
 #include "parity/models/mnist_nets.h"
 
 using Clock = std::chrono::steady_clock;
@@ -89,12 +89,12 @@ nlohmann::json measure_watch(const Flags& flags) {
   const auto parameters = net->parameters();
   // As the hooks of the reducer hold them.
   std::vector<decltype(torch::autograd::impl::grad_accumulator(parameters[0]))> held;
-  lockstep::nn::ModuleWatch::Accumulators accumulators;
+  lockstep::modules::ModuleWatch::Accumulators accumulators;
   for (const auto& each : parameters) {
     held.push_back(torch::autograd::impl::grad_accumulator(each));
     accumulators.emplace(each.unsafeGetTensorImpl(), held.back().get());
   }
-  const lockstep::nn::ModuleWatch watch(*net, accumulators);
+  const lockstep::modules::ModuleWatch watch(*net, accumulators);
   const auto batch = torch::randn({flags.batch_size, kWidth});
   const auto watched = [&watch] {
     const auto start = Clock::now();

@@ -4,8 +4,6 @@
 (pytorch/mnist.py, also with torch.compile), with one core per rank: milliseconds per step, the speed beside PyTorch's in
 float32, and the accuracy after the last epoch. Each round has a seed of its own. `--steps 0 --epochs 3 --rounds 5` trains whole
 epochs with five seeds."""
-import json
-import statistics
 
 import bench_support as bench
 import mnist_runs
@@ -31,23 +29,27 @@ def rounds_of(flags, side, arguments):
     return lambda: slice_of(flags, side, arguments, next(seeds))
 
 
-def print_table(found):
-    names = list(found["Lockstep"])
-    ms = {(name, side): statistics.median(ms for run in found[side][name] for ms in run["ms"][1:] or run["ms"])
-          for name in names for side in SIDES}
-    print(f"{'median ms per step':22}" + "".join(f"{side:>15}" for side in SIDES) + f"{'speed':>9}{'accuracy':>12}")
-    for name in names:
-        accuracy = statistics.mean(run["accuracy"] for run in found["Lockstep"][name])
-        print(f"{name:22}" + "".join(f"{ms[name, side]:15.2f}" for side in SIDES) +
-              f"{ms[names[0], 'PyTorch'] / ms[name, 'Lockstep']:9.2f}{100 * accuracy:11.2f}%")
-    same = all(ours["loss"] == theirs["loss"] and ours["accuracy"] == theirs["accuracy"] for name in names
+def milliseconds(runs):
+    return [ms for run in runs for ms in run["ms"][1:] or run["ms"]]
+
+
+def tables_of(found):
+    ms = {side: {name: milliseconds(runs) for name, runs in settings.items()} for side, settings in found.items()}
+    rows = [[name, *(ms[side][name] for side in SIDES), bench.ratio(ms["PyTorch"]["float32"], ms["Lockstep"][name])] for name in ms["Lockstep"]]
+    accuracies = [[name, *(round(100 * run["accuracy"], 2) for run in runs)] for name, runs in found["Lockstep"].items()]
+    seeds = map(str, range(len(accuracies[0]) - 1))
+    return {"amp": [bench.table("Milliseconds per step of one rank with one core", ["configuration", *SIDES, "PyTorch, float32 / Lockstep"], rows)],
+            "amp_accuracy": [bench.table("Accuracy after the last epoch by seed, percent", ["configuration", *seeds], accuracies)]}
+
+
+def is_equal(found):
+    """Whether losses and accuracies of Lockstep are those of PyTorch, to the last bit."""
+    return all(ours["loss"] == theirs["loss"] and ours["accuracy"] == theirs["accuracy"] for name in found["Lockstep"]
                for ours, theirs in zip(found["Lockstep"][name], found["PyTorch"][name]))
-    print("speed: Lockstep's, with PyTorch in float32 as 1 (goal with bf16 and channels_last: at least 2)")
-    print(f"losses and accuracies of Lockstep and PyTorch equal to the last bit: {'yes' if same else 'NO'}")
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=5, timeout=1800)
+    parser = bench.recording_parser(__doc__, rounds=5, timeout=1800)
     mnist_runs.add_options(parser, steps=40)
     parser.add_argument("--epochs", type=int, default=2, help="epochs per slice, the first of which is not timed")
     parser.add_argument("--ranks", type=int, default=1)
@@ -58,7 +60,9 @@ def main():
     runs = bench.interleave({f"{name}, {side}": rounds_of(flags, side, settings[name])
                              for name in settings for side in SIDES}, flags.rounds)
     found = {side: {name: runs[f"{name}, {side}"] for name in settings} for side in SIDES}
-    print(json.dumps(found)) if flags.json else print_table(found)
+    bench.report(flags, found, tables_of(found), [
+        "Goal with bf16 and channels_last: at least twice PyTorch's speed in float32.",
+        f"Losses and accuracies of Lockstep and PyTorch equal to the last bit: {'yes' if is_equal(found) else 'NO'}"])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
 """Times float32 collectives: Lockstep's shm, Gloo and the memory limit (`lockstep bench`, interleaved within one run) and
-Open MPI (mpi/, which measures in the same way), in alternating slices of a few seconds. Prints the tables of
-docs/benchmarks.md and, with all of them, draws docs/all_reduce.svg."""
-import json
+Open MPI (mpi/, which measures in the same way), in alternating slices of a few seconds. Without --quick and --others it draws
+docs/all_reduce.svg, too."""
 import os
 import pathlib
-import platform
 import statistics
 import sys
 
@@ -24,10 +22,10 @@ MANY = 8
 
 
 def parse_flags():
-    parser = bench.parser(__doc__, rounds=3, timeout=900)
+    parser = bench.recording_parser(__doc__, rounds=3, timeout=900)
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--quick", action="store_true", help="one round, fewer sizes, no picture")
-    part.add_argument("--others", action="store_true", help="only calls other than all-reduce, beside Open MPI, with the figures of each round; no picture")
+    part.add_argument("--others", action="store_true", help="only calls other than all-reduce, beside Open MPI; no picture")
     parser.add_argument("--plot", type=pathlib.Path, default=bench.ROOT / "docs" / "all_reduce.svg",
                         help="file for the picture of the all-reduce")
     return parser.parse_args()
@@ -46,24 +44,16 @@ def measure(flags):
 
 
 def machine():
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return {"processor": models[0] if models else platform.machine(), "cores": len(os.sched_getaffinity(0)),
+    return {"processor": bench.processor(), "cores": len(os.sched_getaffinity(0)),
             "mpi": comm_runs.mpi_version() if comm_runs.has_mpi() else None}
 
 
-def print_tables(rounds, rows, where):
-    print(f"{where['processor']}, {where['cores']} cores; {where['mpi'] or 'without Open MPI'}. Medians, one core per rank.")
-    parts = [comm_tables.collectives_table(rows, OTHERS)]
-    if any(key[0] == "all-reduce" for key in rows):
-        if where["mpi"]:
-            parts.insert(0, comm_tables.many_ranks_ratios(rows, MANY, SIZES[:4]))
-        parts = [comm_tables.all_reduce_times(rows, 2, SIZES), comm_tables.all_reduce_ratios(rows, SIZES),
-                 comm_tables.all_reduce_times(rows, MANY, SIZES[:4]), *parts]
-    else:
-        parts.append(comm_tables.rounds_table(rounds, OTHERS))
-    for part in parts:
-        print("\n" + "\n".join(part))
+def tables_of(rounds):
+    tables = {"collectives": [comm_tables.others(rounds, OTHERS)]}
+    if any(key[0] == "all-reduce" for key in rounds):
+        tables |= {"all_reduce": [comm_tables.all_reduce(rounds, 2, SIZES)],
+                   "all_reduce_many_ranks": [comm_tables.all_reduce(rounds, MANY, SIZES[:4])]}
+    return tables
 
 
 def main():
@@ -81,11 +71,10 @@ def main():
     rows = {key: statistics.median(times) for key, times in rounds.items()}
     if not (flags.quick or flags.others):
         flags.plot.write_text(plot_comm.svg(rows, where), encoding="utf-8")
-    if flags.json:
-        names = "collective", "bytes", "ranks", "who", "microseconds", "rounds"
-        print(json.dumps({"machine": where, "rows": [dict(zip(names, (*key, time, rounds[key]))) for key, time in rows.items()]}))
-    else:
-        print_tables(rounds, rows, where)
+    names = "collective", "bytes", "ranks", "who", "microseconds", "rounds"
+    results = {"machine": where, "rows": [dict(zip(names, (*key, time, rounds[key]))) for key, time in rows.items()]}
+    bench.report(flags, results, tables_of(rounds), [f"{where['processor']}, {where['cores']} cores; {where['mpi'] or 'without Open MPI'}.",
+                                                     *comm_tables.missed_goals(rounds, OTHERS)])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,6 @@
 """A training step on two cores of one host: DataParallel with two replicas on the CPU, Python threads that run the same
 replicas, the module alone with two threads in each operator, and DistributedDataParallel with two ranks that are threads or
 processes; in alternating slices."""
-import json
-import statistics
-
 import bench_support as bench
 
 STEPS = {"resnet18": 15, "gpt": 30, "chain": 200, "mlp": 6}
@@ -22,23 +19,20 @@ def measure(flags, net):
     columns = {"module": ("Lockstep", "module_seconds"), "replicas": ("Lockstep", "replicas_seconds"),
                "Python module": ("Python", "module_seconds"), "Python replicas": ("Python", "replicas_seconds"),
                "thread ranks": ("Lockstep", "ranks_seconds"), "process ranks": ("process ranks", "ddp_seconds")}
-    return {name: statistics.median(run[key] for run in runs[side]) for name, (side, key) in columns.items()}
+    return {name: bench.of_rounds(runs[side], key, 1e3) for name, (side, key) in columns.items()}
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=3)
+    parser = bench.recording_parser(__doc__, rounds=3)
     parser.add_argument("--nets", nargs="+", choices=STEPS, default=list(STEPS))
     flags = parser.parse_args()
     results = {net: measure(flags, net) for net in flags.nets}
-    if flags.json:
-        print(json.dumps(results))
-        return
-    names = list(next(iter(results.values())))
-    print(f"{'ms per step':12}" + "".join(f"{name:>17}" for name in names) + f"{'faster':>9}")
-    for net, seconds in results.items():
-        faster = seconds["Python replicas"] / seconds["replicas"]
-        print(f"{net:12}" + "".join(f"{seconds[name] * 1e3:>17.1f}" for name in names) + f"{faster:>8.2f}x")
-    print("\nGoal: DataParallel's replicas faster than Python's.")
+    names = {"module": "module, 2 threads", "replicas": "DataParallel, 2 replicas", "Python module": "Python, module",
+             "Python replicas": "Python, 2 replicas", "thread ranks": "2 ranks as threads", "process ranks": "2 ranks as processes"}
+    table = bench.table("Milliseconds per step on two cores", ["net", *names.values(), "replicas, times as fast as Python's"],
+                        [[net, *(each[name] for name in names), bench.ratio(each["Python replicas"], each["replicas"])]
+                         for net, each in results.items()])
+    bench.report(flags, results, {"data_parallel": [table]}, ["Goal: DataParallel's replicas faster than Python's."])
 
 
 if __name__ == "__main__":

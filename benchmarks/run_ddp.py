@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Training steps of several nets: the overhead of DistributedDataParallel on one rank, its step on two ranks beside
 PyTorch's over Gloo, and its memory beside that of the bare net; in alternating slices."""
-import json
-import statistics
 
 import bench_support as bench
 
@@ -34,39 +32,32 @@ def measure(flags, net):
              "optimizer in backward": ["--mode", "ddp", "--optimizer-in-backward"]}
     megabytes = {name: run(flags, 2, net, *mode, steps=3)["peak_megabytes"] for name, mode in modes.items()}
     overheads = [one["ddp_seconds"] / one["bare_seconds"] for one in rounds.get("one rank", [])]
-    return {"overhead": statistics.median(overheads) if overheads else None,
-            "seconds": {side: statistics.median(each["ddp_seconds"] for each in rounds[side])
-                        for side in ("ours", "gloo", "pytorch")},
-            "exposed_ms": statistics.median(each["exposed_ms"] for each in rounds["ours"]),
+    return {"overhead": overheads or None,
+            "ms": {side: bench.of_rounds(rounds[side], "ddp_seconds", 1e3) for side in ("ours", "gloo", "pytorch")},
+            "exposed_ms": bench.of_rounds(rounds["ours"], "exposed_ms"),
             "megabytes": megabytes,
             "losses_equal": len({each["loss"] for each in rounds["gloo"] + rounds["pytorch"]}) == 1}
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=3)
+    parser = bench.recording_parser(__doc__, rounds=3)
     parser.add_argument("--nets", nargs="+", choices=STEPS, default=list(STEPS))
     flags = parser.parse_args()
     results = {net: measure(flags, net) for net in flags.nets}
     watch = bench.launch("lockstep run", [bench.program("ddp_overhead"), "--watch"], 1, flags.timeout)[-1]
-    if flags.json:
-        print(json.dumps({**results, "watch": watch}))
-        return
-    print(f"{'':10}{'1 rank':>8}{'2 ranks: Lockstep':>19}{'on gloo':>10}{'PyTorch':>10}{'faster':>8}"
-          f"{'exposed':>9}   peak MB bare / DDP / optimizer in backward")
-    for net, each in results.items():
-        overhead = f"{each['overhead']:.3f}" if each["overhead"] else "-"
-        milliseconds = {side: f"{value * 1e3:.1f}" for side, value in each["seconds"].items()}
-        faster = each["seconds"]["pytorch"] / each["seconds"]["ours"]
-        memory = each["megabytes"]
-        print(f"{net:10}{overhead:>8}{milliseconds['ours']:>16} ms{milliseconds['gloo']:>10}{milliseconds['pytorch']:>10}"
-              f"{faster:>7.2f}x{each['exposed_ms']:>6.1f} ms   {memory['bare']:.0f} / {memory['ddp']:.0f} "
-              f"({memory['ddp'] / memory['bare'] - 1:+.1%}) / {memory['optimizer in backward']:.0f}"
-              f"{'' if each['losses_equal'] else '   losses over Gloo differ!'}")
-    print(f"\nA forward compares a module of {watch['parameters']} parameters with what it was: "
-          f"{watch['microseconds_after_zero_grad']:.1f} us after zero_grad(), {watch['microseconds_after_step']:.1f} us right "
-          "after the optimizer's step (goal 10)")
-    print("\nGoals: 1 rank at most 1.01 of the bare step; 2 ranks not slower than PyTorch, 1.3 times as fast where "
-          "communication dominates; memory at most 10% above the bare net's.")
+    rows = [[net, each["ms"]["pytorch"], each["ms"]["ours"], bench.ratio(each["ms"]["pytorch"], each["ms"]["ours"]), each["ms"]["gloo"],
+             each["exposed_ms"], each["overhead"]] for net, each in results.items()]
+    steps = bench.table("Milliseconds per step of two ranks", ["net", "PyTorch's DDP over Gloo", "Lockstep", "times as fast", "Lockstep over Gloo",
+                                                               "exposed reduction", "DDP / bare, one rank"], rows)
+    memory = bench.table("Peak memory, MB", ["net", "bare", "DDP", "optimizer in backward"],
+                         [[net, *map(round, each["megabytes"].values())] for net, each in results.items()])
+    different = [net for net, each in results.items() if not each["losses_equal"]]
+    bench.report(flags, {**results, "watch": watch}, {"ddp": [steps, memory]}, [
+        f"Losses over Gloo differ for: {', '.join(different) or 'none'}",
+        f"A forward compares a module of {watch['parameters']} parameters with what it was: {watch['microseconds_after_zero_grad']:.1f} us after "
+        f"zero_grad(), {watch['microseconds_after_step']:.1f} us right after the optimizer's step (goal 10)",
+        "Goals: 1 rank at most 1.01 of the bare step; 2 ranks not slower than PyTorch, 1.3 times as fast where communication dominates; memory "
+        "at most 10% above the bare net's."])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def opening(command, root, flags):
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=3)
+    parser = bench.recording_parser(__doc__, rounds=3)
     parser.add_argument("--files", type=int, default=1_200_000)
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -44,12 +44,10 @@ def main():
         runs = bench.interleave(sides, flags.rounds)
         bench.progress("removing the files")
     seconds = {side: statistics.median(values) for side, values in runs.items()} | {"index, first time": first}
-    if flags.json:
-        print(json.dumps(seconds))
-        return
-    for side, value in seconds.items():
-        print(f"{side:20}{value:8.2f} s")
-    print(f"with an index: {bench.goal(seconds['index'], 1)} s")
+    table = bench.table(f"Opening a folder of {flags.files} files, seconds",
+                        ["torchvision", "Lockstep", "Lockstep, writing the index", "Lockstep, with the index"],
+                        [[runs["torchvision"], runs["no index"], first, runs["index"]]])
+    bench.report(flags, seconds, {"folders": [table]}, [f"with an index: {bench.goal(seconds['index'], 1)} s"])
 
 
 if __name__ == "__main__":

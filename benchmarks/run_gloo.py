@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Training steps of five nets with DistributedDataParallel over Gloo on two ranks, Lockstep beside PyTorch, in alternating
 slices. Prints the milliseconds of each round."""
-import json
-import statistics
-
 import bench_support as bench
 import mnist_runs
 import run_ddp
@@ -29,7 +26,7 @@ def mnist_ms(flags, backend):
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=10)
+    parser = bench.recording_parser(__doc__, rounds=10)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=NETS)
     mnist_runs.add_options(parser, steps=40)
     flags = parser.parse_args()
@@ -39,14 +36,11 @@ def main():
     rounds = bench.interleave(sides, flags.rounds)
     results = {net: {"pytorch": rounds[f"{net}, pytorch_ms"], "lockstep": rounds[f"{net}, lockstep_ms"]}
                for net in flags.nets}
-    if flags.json:
-        print(json.dumps(results))
-        return
-    for net, each in results.items():
-        ratio = statistics.median(each["pytorch"]) / statistics.median(each["lockstep"])
-        print(f"{net}: {ratio:.3f} times as fast as PyTorch (goal: at least 0.98, {'met' if ratio >= 0.98 else 'missed'})")
-        for side, milliseconds in each.items():
-            print(f"  {side:9}" + " ".join(f"{one:.1f}" for one in milliseconds))
+    rows = [[net, each["pytorch"], each["lockstep"], bench.ratio(each["pytorch"], each["lockstep"])] for net, each in results.items()]
+    missed = [net for net, *_, ratio in rows if ratio < 0.98]
+    table = bench.table("Milliseconds per step of two ranks, DDP over Gloo on both sides", ["net", "PyTorch", "Lockstep", "PyTorch / Lockstep"],
+                        rows)
+    bench.report(flags, results, {"gloo": [table]}, [f"Goal: at least 0.98 times as fast as PyTorch, missed by: {', '.join(missed) or 'none'}"])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 """Trains the GPT of examples/gpt.cpp on two ranks with Lockstep and with PyTorch's DDP over Gloo, in alternating slices: tokens
 per second, and the largest difference of the losses."""
 import csv
-import json
 import re
-import statistics
 import tempfile
 
 import bench_support as bench
@@ -22,7 +20,7 @@ def lockstep(arguments, timeout):
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=3)
+    parser = bench.recording_parser(__doc__, rounds=3)
     parser.add_argument("--steps", type=int, default=100, help="steps of the optimizer, a multiple of 10")
     parser.add_argument("--bf16", action="store_true", help="mixed precision on both sides")
     flags = parser.parse_args()
@@ -30,15 +28,15 @@ def main():
     sides = {"PyTorch": lambda: bench.launch("torchrun", [*bench.twin("gpt"), *arguments], 2, flags.timeout)[-1],
              "Lockstep": lambda: lockstep(arguments, flags.timeout)}
     results = bench.interleave(sides, flags.rounds)
-    if flags.json:
-        print(json.dumps(results))
-        return
-    rates = {side: statistics.median(run["tokens_per_second"] for run in runs) for side, runs in results.items()}
-    for side, rate in rates.items():
-        print(f"{side:10}{rate:10.0f} tokens/s   last loss {results[side][0]['losses'][-1]!r}")
+    rates = {side: bench.of_rounds(runs, "tokens_per_second") for side, runs in results.items()}
+    ratio = bench.ratio(rates["Lockstep"], rates["PyTorch"])
+    table = bench.table("gpt, tokens per second", ["setting", "PyTorch", "Lockstep", "Lockstep / PyTorch"],
+                        [["bf16" if flags.bf16 else "float32", rates["PyTorch"], rates["Lockstep"], ratio]])
     pairs = zip(results["PyTorch"][0]["losses"], results["Lockstep"][0]["losses"], strict=True)
-    print(f"largest difference of a loss: {max(abs(left - right) for left, right in pairs):.2g}")
-    print(f"Lockstep is {rates['Lockstep'] / rates['PyTorch']:.2f} times as fast (goal: at least 1.2)")
+    bench.report(flags, results, {"gpt": [table]}, [
+        *(f"{side}: last loss {runs[0]['losses'][-1]!r}" for side, runs in results.items()),
+        f"largest difference of a loss: {max(abs(left - right) for left, right in pairs):.2g}",
+        f"Lockstep is {ratio:.2f} times as fast (goal: at least 1.2)"])
 
 
 if __name__ == "__main__":

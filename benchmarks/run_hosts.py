@@ -10,6 +10,7 @@ import statistics
 import subprocess
 
 import bench_support as bench
+import comm_tables
 
 HOSTS = (f"lockstep{os.getpid()}a", f"lockstep{os.getpid()}b")
 ADDRESSES = ("10.79.0.1", "10.79.0.2")
@@ -106,25 +107,30 @@ def ddp_steps(flags):
     return {side: statistics.median(seconds) for side, seconds in bench.interleave(runs, flags.rounds).items()}
 
 
-def report(rate, rows, sockets, bytes_sent, steps):
-    print(f"\n{rate}: all-reduce, two hosts of two ranks; a plain socket with as many bytes in both directions")
-    print(f"{'bytes':>12}{'gloo':>14}{'hierarchical':>14}{'socket':>14}   gloo / hierarchical   hierarchical / socket")
-    for size, us in rows.items():
-        print(f"{size:12}{us['gloo'] / 1000:11.2f} ms{us['hierarchical'] / 1000:11.2f} ms{sockets[size] / 1000:11.2f} ms"
-              f"{us['gloo'] / us['hierarchical']:12.2f}{us['hierarchical'] / sockets[size]:24.2f}")
-    print(f"bytes that a host sends, gloo / hierarchical: {bytes_sent['gloo'] / bytes_sent['hierarchical']:.3f} (formula: 1.5)")
-    print("goals at 1gbit: at 25 MB at least 1.35 times as fast as gloo, at no size slower; at 100 MB at most 1.15 of the socket, "
-          "which the link limits. Goal at 10gbit: at most 1.3 of the socket")
-    if not steps:
-        return
-    print(f"\n{rate}: a step of DDP, MLP with 67 million parameters")
-    for side, seconds in steps.items():
-        print(f"{side:24}{seconds * 1000:8.0f} ms{steps['PyTorch, gloo'] / seconds:8.2f} times as fast as PyTorch")
-    print("goals at 1gbit: hierarchical at least 1.3 times, bf16 between hosts 2 times")
+def rows_of(rate, found):
+    for size, us in found["microseconds"].items():
+        socket = found["socket_microseconds"][size]
+        yield [rate, comm_tables.size_text(size), *([one / 1e3] for one in (us["gloo"], us["hierarchical"], socket)),
+               us["gloo"] / us["hierarchical"], us["hierarchical"] / socket]
+
+
+def tables_of(everything):
+    tables = {"hosts": [bench.table("All-reduce between two network namespaces of two ranks, milliseconds",
+                                    ["cable", "bytes", "gloo", "hierarchical", "socket", "gloo / hierarchical", "hierarchical / socket"],
+                                    [row for rate, found in everything.items() for row in rows_of(rate, found)]),
+                        bench.table("Bytes that a host sends", ["cable", "gloo / hierarchical", "by the formula"],
+                                    [[rate, found["bytes_sent"]["gloo"] / found["bytes_sent"]["hierarchical"], 1.5]
+                                     for rate, found in everything.items()])]}
+    steps = [[rate, side, [1e3 * seconds], found["ddp_seconds"]["PyTorch, gloo"] / seconds]
+             for rate, found in everything.items() for side, seconds in found["ddp_seconds"].items()]
+    if steps:
+        tables["hosts_ddp"] = [bench.table("A step of DDP of an MLP with 67 million parameters",
+                                           ["cable", "side", "milliseconds", "times as fast as PyTorch"], steps)]
+    return tables
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=1)
+    parser = bench.recording_parser(__doc__, rounds=1)
     parser.add_argument("--rates", default="1gbit,10gbit", help="limits of the cable, as tc has them")
     parser.add_argument("--sizes", default="1K,64K,1M,25M,100M")
     parser.add_argument("--steps", type=int, default=5, help="of DDP in a slice")
@@ -140,10 +146,10 @@ def main():
             bytes_sent = {backend: traffic(backend, size, flags.timeout) for backend in ("gloo", "hierarchical")}
             steps = ddp_steps(flags) if flags.rounds else {}
         everything[rate] = {"microseconds": rows, "socket_microseconds": sockets, "bytes_sent": bytes_sent, "ddp_seconds": steps}
-        if not flags.json:
-            report(rate, rows, sockets, bytes_sent, steps)
-    if flags.json:
-        print(json.dumps(everything))
+    bench.report(flags, everything, tables_of(everything), [
+        "Goals at 1gbit: at 25 MB at least 1.35 times as fast as gloo, at no size slower; at 100 MB at most 1.15 of the socket, which the "
+        "link limits; a step over hierarchical at least 1.3 times as fast as PyTorch's, with bf16 between hosts 2 times.",
+        "Goal at 10gbit: at most 1.3 of the socket."])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,10 @@ import bench_support as bench
 PHOTOGRAPHS = {"500 x 375": (500, 375, 90, 1), "2000 x 1500": (2000, 1500, 90, 4), "4000 x 3000": (4000, 3000, 80, 16)}
 BATCH = 64
 GROWTH_PASSES = 50
+BOTH = "two processes of 1"
+PYTHON = "PIL", "torchvision.io"
+NAMES = {"PIL": "PIL, PyTorch's DataLoader", "torchvision.io": "torchvision.io, PyTorch's DataLoader",
+         "Lockstep, scaled": "Lockstep, scaled decoding"}
 
 
 def finished(command, cores, timeout):
@@ -72,52 +76,54 @@ def sides_of(folder, batch, flags):
         for workers in (1, 2):
             sides[side, workers] = lambda command=command, workers=workers: measure(
                 [*command, "--workers", str(workers)], bench.cores(workers), flags.timeout)
-    sides["Lockstep", "two processes of 1"] = lambda: both([*lockstep, "--workers", "1"], flags.timeout)
+    sides["Lockstep", BOTH] = lambda: both([*lockstep, "--workers", "1"], flags.timeout)
     return sides
 
 
-def median_of(runs):
-    return {key: tuple(statistics.median(values) for values in zip(*results)) for key, results in runs.items()}
+def fastest_python(rates, workers):
+    return max(rates[python, workers] for python in PYTHON)
 
 
-def report(size, medians):
-    print(f"\n{size}\n{'':20}{'workers':>20}{'images/s':>12}{'MiB':>8}{'of the faster Python':>24}")
-    for (side, workers), (rate, memory) in medians.items():
-        base = max(medians[python, 2 if workers == "two processes of 1" else workers][0] for python in ("PIL", "torchvision.io"))
-        print(f"{side:20}{workers:>20}{rate:12.0f}{memory:8.0f}{rate / base:24.2f}")
-    threads, processes = medians["Lockstep", 2][0], medians["Lockstep", "two processes of 1"][0]
-    least = min(medians[python, 2][1] for python in ("PIL", "torchvision.io"))
-    print(f"two workers / two processes of one worker: {threads / processes:.3f} (goal: at least 0.95)")
-    for workers in (1, 2):
-        base = max(medians[python, workers][0] for python in ("PIL", "torchvision.io"))
-        scaled = medians["Lockstep, scaled", workers][0] / base
-        print(f"scaled decoding / the faster Python, {workers} workers: {scaled:.2f} (goal for large photographs: at least 2.5)")
-    print(f"memory with two workers / Python's: {bench.goal(medians['Lockstep', 2][1] / least, 0.6)}")
+def rows_of(size, runs):
+    """Of {(side, workers): [(images per second, MiB) of each round]}"""
+    rates = {key: statistics.median(rate for rate, _ in results) for key, results in runs.items()}
+    for (side, workers), results in runs.items():
+        base = fastest_python(rates, 2 if workers == BOTH else workers)
+        yield [size, NAMES.get(side, side), workers, *map(list, zip(*results)), rates[side, workers] / base]
+
+
+def ratios_of(size, runs):
+    rates, memory = ({key: statistics.median(one[which] for one in results) for key, results in runs.items()} for which in (0, 1))
+    least = min(memory[python, 2] for python in PYTHON)
+    scaled = (rates["Lockstep, scaled", workers] / fastest_python(rates, workers) for workers in (1, 2))
+    return [size, rates["Lockstep", 2] / rates["Lockstep", BOTH], *scaled, memory["Lockstep", 2] / least]
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=3)
+    parser = bench.recording_parser(__doc__, rounds=3)
     parser.add_argument("--count", type=int, default=1024, help="photographs of 500 x 375; fewer of larger ones")
     parser.add_argument("--passes", type=int, default=3, help="passes per slice; the first does not count")
     flags = parser.parse_args()
-    everything = {}
+    rounds, everything = {}, {}
     with tempfile.TemporaryDirectory() as temporary:
         for size, (width, height, quality, fewer) in PHOTOGRAPHS.items():
             folder = f"{temporary}/{width}"
             bench.progress(f"writing photographs of {size}")
             numbers = flags.count // fewer, width, height, quality
             bench.finished([*bench.twin("photographs"), folder, *map(str, numbers)], flags.timeout)
-            medians = median_of(bench.interleave(sides_of(folder, BATCH // fewer, flags), flags.rounds))
-            everything[size] = {f"{side}, {workers}": values for (side, workers), values in medians.items()}
-            if not flags.json:
-                report(size, medians)
+            rounds[size] = bench.interleave(sides_of(folder, BATCH // fewer, flags), flags.rounds)
+            everything[size] = {f"{side}, {workers}": results for (side, workers), results in rounds[size].items()}
         bench.progress(f"{GROWTH_PASSES} passes")
         begin, end = growth(f"{temporary}/500", flags)
-        everything["resident MiB after 5 and 50 passes"] = begin, end
-        if not flags.json:
-            print(f"resident memory after 5 passes {begin:.0f} MiB, after {GROWTH_PASSES} passes {end:.0f} MiB")
-    if flags.json:
-        print(json.dumps(everything))
+    everything["resident MiB after 5 and 50 passes"] = begin, end
+    images = bench.table("RandomResizedCrop(224), flip, conversion, Normalize", ["photographs", "side", "workers", "images/s", "MiB", "ratio"],
+                         [row for size, runs in rounds.items() for row in rows_of(size, runs)])
+    ratios = bench.table("Ratios", ["photographs", "two workers / two processes of one worker", "scaled decoding / Python, 1 worker",
+                                    "scaled decoding / Python, 2 workers", "memory / Python's, two workers"],
+                         [ratios_of(size, runs) for size, runs in rounds.items()])
+    bench.report(flags, everything, {"images": [images, ratios]}, [
+        "Goals: two workers at least 0.95 of two processes; scaled decoding of large photographs at least 2.5; memory at most 0.6.",
+        f"Resident memory after 5 passes {begin:.0f} MiB, after {GROWTH_PASSES} passes {end:.0f} MiB."])
 
 
 if __name__ == "__main__":

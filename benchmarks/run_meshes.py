@@ -74,7 +74,7 @@ def measured_growth(choice, flags):
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=3)
+    parser = bench.recording_parser(__doc__, rounds=3)
     parser.add_argument("--ranks", type=int, default=len(os.sched_getaffinity(0)), help="ranks (default: cores)")
     parser.add_argument("--batch-size", type=int, default=64)
     flags = parser.parse_args()
@@ -86,17 +86,18 @@ def main():
     rows = [{"mesh": name, "microbatches": each["microbatches"], "planned_seconds": each["step_seconds"],
              "measured_seconds": seconds[name], "planned_bytes": plans.growth(each), "measured_bytes": measured_growth(each, flags)}
             for name, each in choices.items()]
-    if flags.json:
-        print(json.dumps(rows))
-        return
-    print("| data x pipeline x context x tensor | micro-batches | planned ms | measured ms | planned / measured | planned MiB | "
-          "measured MiB | planned / measured |\n|---|---|---|---|---|---|---|---|")
+    lines = []
     for row in rows:
-        cells = [row["mesh"], str(row["microbatches"])]
+        mesh, _, form = row["mesh"].partition(", ")
+        line = [mesh, form, row["microbatches"]]
         for kind, factor in (("seconds", 1e3), ("bytes", 2**-20)):
             planned, measured = row[f"planned_{kind}"], row[f"measured_{kind}"]
-            cells += [f"{factor * planned:.0f}", f"{factor * measured:.0f}", f"{planned / measured:.2f}"]
-        print(f"| {' | '.join(cells)} |")
+            line += [round(factor * planned), round(factor * measured), planned / measured]
+        lines.append(line)
+    table = bench.table(f"gpt_mesh on {flags.ranks} ranks",
+                        ["data x pipeline x context x tensor", "data parallel", "micro-batches", "planned ms", "measured ms",
+                         "planned / measured, time", "planned MiB", "measured MiB", "planned / measured, memory"], lines)
+    bench.report(flags, rows, {"meshes": [table]})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 """Trains MNIST with Lockstep (mnist.cpp) and PyTorch (pytorch/mnist.py) on the same data, in alternating slices of a few
 seconds, and compares seconds per epoch. Each side runs under its own launcher (lockstep run, torchrun); each rank has one
 core and one thread."""
-import json
 import statistics
 
 import bench_support as bench
@@ -23,21 +22,18 @@ def slice_of(flags, side, setting):
     return epoch
 
 
-def print_tables(seconds, one_rank, same_losses):
-    print("seconds per epoch (medians)")
-    print(f"{'':18}" + "".join(f"{name:>14}" for name in SETTINGS))
-    for side in SIDES:
-        print(f"{side:18}" + "".join(f"{seconds[side][name]:14.2f}" for name in SETTINGS))
-    for side in list(SIDES)[1:]:
-        ratios = {name: seconds[side][name] / seconds["PyTorch"][name] for name in SETTINGS}
-        print(f"{side + '/PyTorch':22}" + "".join(f"{ratios[name]:10.3f}" + " " * 4 for name in SETTINGS))
-    print(f"\nLockstep/PyTorch at 2 ranks: {bench.goal(ratios['DDP, 2 ranks'], 0.87)}")
-    print(f"Lockstep's DDP at 1 rank/bare loop, interleaved within one process: {bench.goal(one_rank['ratio'], 1.02)}")
-    print(f"losses of both sides equal to the last bit: {'yes' if same_losses else 'NO'}")
+def tables_of(seconds, one_rank):
+    names = {"PyTorch": "PyTorch", "Lockstep gloo": "Lockstep, Gloo", "Lockstep": "Lockstep, shm"}
+    rows = [[name, *(seconds[side][setting] for setting in SETTINGS)] for side, name in names.items()]
+    rows += [[f"{name} / PyTorch", *(bench.ratio(seconds[side][setting], seconds["PyTorch"][setting]) for setting in SETTINGS)]
+             for side, name in names.items() if side != "PyTorch"]
+    return {"mnist": [bench.table("Seconds per epoch", ["side", *SETTINGS], rows)],
+            "ddp_overhead": [bench.table("One process that alternates the bare loop and DDP with one rank", ["DDP / bare loop"],
+                                         [[[one_rank["ratio"]]]])]}
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=10)
+    parser = bench.recording_parser(__doc__, rounds=10)
     mnist_runs.add_options(parser, steps=40)
     flags = parser.parse_args()
     mnist_runs.download(flags)
@@ -46,14 +42,15 @@ def main():
     epochs = {side: {setting: runs[f"{setting}, {side}"] for setting in SETTINGS} for side in SIDES}
     bench.progress("overhead of DDP on one rank")
     one_rank = bench.launch("lockstep run", [bench.program("ddp_overhead")], 1, flags.timeout)[-1]
-    seconds = {side: {name: statistics.median(run["seconds"] for run in each) for name, each in settings.items()}
-               for side, settings in epochs.items()}
+    seconds = {side: {name: bench.of_rounds(each, "seconds") for name, each in settings.items()} for side, settings in epochs.items()}
+    medians = {side: {name: statistics.median(each) for name, each in settings.items()} for side, settings in seconds.items()}
     same_losses = all(len({run["loss"] for side in SIDES for run in epochs[side][name]}) == 1 for name in SETTINGS)
-    if flags.json:
-        print(json.dumps({"epochs": epochs, "median_seconds": seconds, "ddp_overhead": one_rank,
-                          "same_losses": same_losses}))
-    else:
-        print_tables(seconds, one_rank, same_losses)
+    ratio = bench.ratio(seconds["Lockstep"]["DDP, 2 ranks"], seconds["PyTorch"]["DDP, 2 ranks"])
+    bench.report(flags, {"epochs": epochs, "median_seconds": medians, "ddp_overhead": one_rank, "same_losses": same_losses},
+                 tables_of(seconds, one_rank),
+                 [f"Lockstep/PyTorch at 2 ranks: {bench.goal(ratio, 0.87)}",
+                  f"Lockstep's DDP at 1 rank/bare loop, interleaved within one process: {bench.goal(one_rank['ratio'], 1.02)}",
+                  f"losses of both sides equal to the last bit: {'yes' if same_losses else 'NO'}"])
 
 
 if __name__ == "__main__":

@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """All-reduce over the backend mpi beside MPI_Allreduce and MPI_Iallreduce, in alternating slices of the same processes; and
 the step of DistributedDataParallel over mpi beside gloo. Two ranks under mpirun."""
-import json
 import os
 import statistics
 
 import bench_support as bench
+import comm_tables
 
 NETS = ("resnet18", "gpt")
 
 
 def parse_flags():
-    options = bench.parser(__doc__, rounds=5)
+    options = bench.recording_parser(__doc__, rounds=5)
     options.add_argument("--steps", type=int, default=20, help="timed steps of each net")
     return options.parse_args()
 
@@ -37,32 +37,24 @@ def steps(flags, backend, net):
     return {"seconds": slowest["ddp_seconds"], "exposed": slowest["exposed_ms"] / 1000 / slowest["ddp_seconds"]}
 
 
-def medians(results):
-    return {name: {key: statistics.median(one[key] for one in all_rounds) for key in all_rounds[0]}
-            for name, all_rounds in results.items()}
-
-
-def table(head, rows):
-    lines = [head, ["---"] * len(head), *rows]
-    print("\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n")
+def call_row(form, size, plain, ours):
+    return [form, comm_tables.size_text(size), plain, ours, statistics.median(ours) - statistics.median(plain), bench.ratio(ours, plain)]
 
 
 def main():
     flags = parse_flags()
     rounds = [all_reduces(flags.timeout) for _ in range(flags.rounds)]
-    calls = medians({key: [one[key] for one in rounds] for key in rounds[0]})
-    training = medians(bench.interleave({f"{net} {backend}": lambda net=net, backend=backend: steps(flags, backend, net)
-                                         for net in NETS for backend in ("gloo", "mpi")}, flags.rounds))
-    if flags.json:
-        rows = [{"form": form, "bytes": size, **times} for (form, size), times in calls.items()]
-        print(json.dumps({"all_reduce": rows, "ddp": training}))
-        return
-    table(["all-reduce", "bytes", "MPI, us", "backend mpi, us", "difference, us", "ratio"],
-          [[form, size, f"{plain:.2f}", f"{ours:.2f}", f"{ours - plain:.2f}", f"{ours / plain:.2f}"]
-           for (form, size), (plain, ours) in ((key, tuple(times.values())) for key, times in calls.items())])
-    table(["net", "gloo: ms a step", "mpi: ms a step", "gloo: share exposed", "mpi: share exposed"],
-          [[net, *(f"{training[f'{net} {backend}']['seconds'] * 1000:.1f}" for backend in ("gloo", "mpi")),
-            *(f"{training[f'{net} {backend}']['exposed']:.2f}" for backend in ("gloo", "mpi"))] for net in NETS])
+    calls = {key: {side: [one[key][side] for one in rounds] for side in rounds[0][key]} for key in rounds[0]}
+    training = bench.interleave({f"{net} {backend}": lambda net=net, backend=backend: steps(flags, backend, net)
+                                 for net in NETS for backend in ("gloo", "mpi")}, flags.rounds)
+    all_reduce = bench.table("All-reduce of float32 in place, two ranks",
+                             ["MPI's call", "bytes", "MPI, us", "backend mpi, us", "difference, us", "backend / MPI"],
+                             [call_row(*key, *times.values()) for key, times in calls.items()])
+    ddp = bench.table("DDP, milliseconds per step; share of it in which a rank waits", ["net", "gloo", "mpi", "waits, gloo", "waits, mpi"],
+                      [[net, *(bench.of_rounds(training[f"{net} {backend}"], key, factor) for key, factor in (("seconds", 1e3), ("exposed", 1))
+                               for backend in ("gloo", "mpi"))] for net in NETS])
+    results = {"all_reduce": [{"form": form, "bytes": size, **times} for (form, size), times in calls.items()], "ddp": training}
+    bench.report(flags, results, {"mpi": [all_reduce, ddp]})
 
 
 if __name__ == "__main__":

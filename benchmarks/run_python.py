@@ -54,7 +54,7 @@ def compare_losses(flags):
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=2)
+    parser = bench.recording_parser(__doc__, rounds=2)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=NETS)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--losses", action="store_true", help="compare the losses and measure nothing")
@@ -75,17 +75,19 @@ def main():
     reduction = summary(rounds.pop(("none",)), flags.ranks)
     reduction["of_cpp"] = reduction["faster"] / statistics.median(cpp)
     nets = {", ".join(side): summary(each, flags.ranks) | {"goal": GOALS[side[0]]} for side, each in rounds.items()}
-    if flags.json:
-        print(json.dumps({"nets": nets, "reduction": reduction, "callback": callback}))
-        return
-    print(f"{'step':24}{'shm':>12}{'gloo':>12}{'unreduced':>12}{'faster':>9}{'goal':>7}{'at most':>9}")
-    for name, each in nets.items():
-        seconds = each["seconds"]
-        print(f"{name:24}" + "".join(f"{seconds[side] * 1e3:>9.1f} ms" for side in ("shm", "gloo", "unreduced")) +
-              f"{each['faster']:>8.2f}x{each['goal']:>6.1f}x{seconds['gloo'] / seconds['unreduced']:>8.2f}x"
-              f"{'' if each['losses_equal'] else '   losses differ!'}")
-    print(f"\n25 MiB reduced: {reduction['faster']:.1f} times gloo's speed, {reduction['of_cpp']:.2f} of the ratio in C++ "
-          f"(goal: 0.8)\na callback adds {callback * 1e6:.1f} us to a call over shm (goal: 20 us)")
+    rows = []
+    for side, runs in rounds.items():
+        seconds = [each["seconds"] for each in runs]
+        shm, gloo, unreduced = (bench.of_rounds(seconds, backend, 1e3) for backend in ("shm", "gloo", "unreduced"))
+        rows.append([", ".join(side), shm, gloo, unreduced, bench.ratio(gloo, shm), GOALS[side[0]], bench.ratio(gloo, unreduced)])
+    steps = bench.table(f"Milliseconds per step of Python's DistributedDataParallel, {flags.ranks} ranks",
+                        ["net", "shm", "gloo", "unreduced", "gloo / shm", "goal", "at most"], rows)
+    calls = bench.table("25 MiB alone, and a callback", ["figure", "measured", "goal"],
+                        [["25 MiB alone, times as fast over shm as over gloo", reduction["faster"], None],
+                         ["the same, of the ratio in C++", reduction["of_cpp"], 0.8], ["a callback, us more", callback * 1e6, 20]])
+    different = [name for name, each in nets.items() if not each["losses_equal"]]
+    bench.report(flags, {"nets": nets, "reduction": reduction, "callback": callback}, {"python": [steps], "python_calls": [calls]},
+                 [f"Losses over shm and gloo differ for: {', '.join(different) or 'none'}"])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 """Time from `kill -9` of a random rank to the next step of the restarted ranks, on two ranks: examples/02_mnist under
 `lockstep run --max-restarts`, which saves every step and resumes from its checkpoint, and its Python counterpart under
 torchrun, which starts again at step 1, in alternating runs."""
-import json
 import os
 import pathlib
 import random
@@ -26,7 +25,7 @@ class RunFailed(Exception):
 
 
 def parse_flags():
-    parser = bench.parser(__doc__, rounds=50, timeout=60)
+    parser = bench.recording_parser(__doc__, rounds=50, timeout=60)
     parser.add_argument("--peer-every", type=int, default=5, help="kills under lockstep run per kill under torchrun")
     parser.add_argument("--data-dir", type=pathlib.Path, default=bench.ROOT / ".data/mnist")
     return parser.parse_args()
@@ -145,16 +144,15 @@ def main():
             if number >= 0:  # the first run of each fills the page cache
                 seconds[name].append(taken)
     medians = {name: median_of(values) for name, values in seconds.items()}
-    if flags.json:
-        print(json.dumps({"seconds": seconds, "median_seconds": medians}))
-        return
+    rows = []
     for name, values in seconds.items():
         back = [value for value in values if value is not None]
-        spread = f"{min(back):.3f} to {max(back):.3f}" if back else "none restarted"
-        print(f"{name:14}{medians[name]:7.3f} s  ({len(back)} of {len(values)} restarted: {spread})")
+        rows.append([name, back or None, len(values), len(back)])
+    table = bench.table("kill -9 of a random rank of two (MNIST) to the next step", ["launcher", "seconds", "runs", "recovered"], rows)
     met = "met" if medians["lockstep run"] <= GOAL_SECONDS else "missed"
-    print(f"lockstep run: goal of {GOAL_SECONDS} s {met}; torchrun takes "
-          f"{medians['torchrun'] / medians['lockstep run']:.1f} times as long")
+    bench.report(flags, {"seconds": seconds, "median_seconds": medians}, {"restart": [table]},
+                 [f"lockstep run: goal of {GOAL_SECONDS} s {met}; torchrun takes "
+                  f"{medians['torchrun'] / medians['lockstep run']:.1f} times as long"])
 
 
 if __name__ == "__main__":

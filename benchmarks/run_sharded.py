@@ -3,7 +3,6 @@
 """Training steps with AdamW on several ranks: DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard() with shared and
 gathered parameters. Times of two ranks beside PyTorch's fully_shard over Gloo, in alternating slices; the memory of 2 and 4
 ranks beside the goals; and what it costs that operators find their parameters, on one rank."""
-import json
 import os
 import statistics
 
@@ -12,6 +11,10 @@ import bench_support as bench
 STEPS = {"mlp": 8, "gpt": 30}
 # A step is also timed in mode "plain": ranks that train alone, without communication.
 MODES = ["ddp", "zero1", "zero1-shared", "shared", "gathered"]
+NETS = {"mlp": "large MLP", "gpt": "GPT"}
+FORMS = {"plain": "no communication", "ddp": "DDP", "zero1": "ZeroRedundancyOptimizer",
+         "zero1-shared": "ZeroRedundancyOptimizer, share_parameters()", "shared": "fully_shard, shared", "gathered": "fully_shard, gathered",
+         "gathered, gloo": "fully_shard, gathered, gloo", "PyTorch": "PyTorch's fully_shard, gloo"}
 MEMORY_NET = "mlp"
 # Bytes a parameter of a host with 2 ranks: parameters, gradients and two states of AdamW in float32. `shared` has one group's
 # gradients a rank in addition, which for this net is a fourth of all. Idle memory that the allocator keeps
@@ -40,17 +43,13 @@ def measure_steps(flags, net):
     sides["gathered, gloo"] = lambda: run(flags, net, "gathered", "--backend", "gloo")
     sides["PyTorch"] = lambda: run_pytorch(flags, net)
     bench.progress(f"net {net}")
-    rounds = bench.interleave(sides, flags.rounds)
-    return {side: {key: statistics.median(each[key] for each in results)
-                   for key in ("seconds", "megabytes", "bytes_per_parameter", "loss")} for side, results in rounds.items()}
+    return bench.interleave(sides, flags.rounds)
 
 
-def print_steps(net, sides):
-    print(f"{net + ', 2 ranks':16}{'step':>12}{'of DDP':>8}{'of PyTorch':>12}{'memory':>10}{'bytes a parameter':>19}")
-    for side, each in sides.items():
-        print(f"{side:16}{each['seconds'] * 1e3:>9.1f} ms{each['seconds'] / sides['ddp']['seconds']:>8.2f}"
-              f"{each['seconds'] / sides['PyTorch']['seconds']:>12.2f}{each['megabytes']:>7.0f} MB"
-              f"{each['bytes_per_parameter']:>19.1f}")
+def step_rows(net, sides):
+    steps = {side: bench.of_rounds(rounds, "seconds", 1e3) for side, rounds in sides.items()}
+    return [[NETS[net], FORMS[side], step, bench.ratio(step, steps["ddp"]), bench.ratio(step, steps["PyTorch"]),
+             bench.of_rounds(sides[side], "bytes_per_parameter")] for side, step in steps.items()]
 
 
 def measure_trap(flags):
@@ -59,9 +58,10 @@ def measure_trap(flags):
     return {key: statistics.median(each[key] for each in runs) for key in ("microseconds", "forward", "step")}
 
 
-def print_trap(trap):
-    print(f"an operator on a sharded parameter: {trap['microseconds']:.2f} us more (goal 3); on one rank, a forward of the GPT: "
-          f"{trap['forward']:.1%} more, forward and backward: {trap['step']:.1%} more (goal 2%)")
+def trap_rows(trap):
+    return [["an operator on a sharded parameter", f"{trap['microseconds']:.2f} us more", "3 us"],
+            ["a forward of the GPT, without gradients", f"{trap['forward']:.1%} more", "2 %"],
+            ["forward and backward of the GPT, without reductions", f"{trap['step']:.1%} more", "2 %"]]
 
 
 def measure_memory(flags, ranks, mode):
@@ -71,41 +71,34 @@ def measure_memory(flags, ranks, mode):
     return bench.objects(bench.finished(command, flags.timeout, os.environ | {"OMP_NUM_THREADS": "1"}))[-1]
 
 
-def verdict(value, limit):
-    return f"{limit:.1f}, {'met' if value <= limit * TOLERANCE else 'missed'}"
-
-
-def print_memory(memory):
-    parameters = memory["2"]["ddp"]["parameters"]
-    print(f"memory of a host by PSS, {MEMORY_NET}, {parameters / 1e6:.1f} million parameters")
-    print(f"{'':16}{'2 ranks':>10}{'4 ranks':>10}{'bytes a parameter, 2':>22}{'4':>7}{'4 / 2':>7}{'with cache, 2':>15}"
-          "  goal at 2 ranks")
+def memory_rows(memory):
     for mode in MODES:
         two, four = memory["2"][mode], memory["4"][mode]
-        goal = verdict(two["bytes_per_parameter"], MEMORY_GOALS[mode]) if mode in MEMORY_GOALS else "-"
-        print(f"{mode:16}{two['megabytes']:>7.0f} MB{four['megabytes']:>7.0f} MB{two['bytes_per_parameter']:>22.1f}"
-              f"{four['bytes_per_parameter']:>7.1f}{four['megabytes'] / two['megabytes']:>7.2f}"
-              f"{two['bytes_with_cache']:>15.1f}  {goal}")
-    growth = memory["4"]["shared"]["megabytes"] / memory["2"]["shared"]["megabytes"]
-    print(f"shared, 4 ranks of 2: {bench.goal(growth, MOST_GROWTH)}")
+        yield [FORMS[mode], two["bytes_per_parameter"], two["bytes_with_cache"], four["bytes_per_parameter"], four["bytes_with_cache"],
+               four["megabytes"] / two["megabytes"], MEMORY_GOALS.get(mode)]
 
 
 def main():
-    parser = bench.parser(__doc__, rounds=3)
+    parser = bench.recording_parser(__doc__, rounds=3)
     parser.add_argument("--nets", nargs="*", choices=STEPS, default=list(STEPS), help="whose steps are timed; none: no steps")
     flags = parser.parse_args()
     memory = {str(ranks): {mode: measure_memory(flags, ranks, mode) for mode in MODES} for ranks in (2, 4)}
     trap = measure_trap(flags)
     steps = {net: measure_steps(flags, net) for net in flags.nets}
-    if flags.json:
-        print(json.dumps({"memory": memory, "trap": trap, "steps": steps}))
-        return
-    print_memory(memory)
-    print_trap(trap)
-    for net, sides in steps.items():
-        print_steps(net, sides)
-    if steps:
-        print("\nGoals: shared and zero1-shared at most 0.9 of DDP; of PyTorch's fully_shard at most 0.35 (mlp) and 0.7 (gpt).")
+    growth = memory["4"]["shared"]["megabytes"] / memory["2"]["shared"]["megabytes"]
+    tables = {"sharded_memory": [bench.table(f"Bytes per parameter of the {NETS[MEMORY_NET]}, all ranks, over shm",
+                                             ["form", "2 ranks", "2 ranks with cache", "4 ranks", "4 ranks with cache", "4 ranks / 2",
+                                              "goal, 2 ranks"], memory_rows(memory))],
+              "sharded": [bench.table("Milliseconds per step, two ranks, AdamW (fused), float32",
+                                      ["net", "form", "step", "/ DDP", "/ PyTorch's fully_shard", "bytes per parameter"],
+                                      [row for net, sides in steps.items() for row in step_rows(net, sides)]),
+                          bench.table("fully_shard() on one rank, beside ordinary parameters", ["case", "measured", "goal, at most"],
+                                      trap_rows(trap))]}
+    if not steps:
+        del tables["sharded"][0]
+    bench.report(flags, {"memory": memory, "trap": trap, "steps": steps}, tables, [
+        f"Memory: goals within {TOLERANCE - 1:.0%}; shared, 4 ranks / 2: {bench.goal(growth, MOST_GROWTH)}",
+        "Steps: shared and zero1-shared at most 0.9 of DDP; at most 0.35 (mlp) and 0.7 (gpt) of PyTorch's fully_shard."])
 
 
 if __name__ == "__main__":

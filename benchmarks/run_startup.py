@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Time from nothing to a finished all-reduce on two ranks: `lockstep run` with examples/01_hello_allreduce, and torchrun with
 its Python counterpart, in alternating runs."""
-import json
 import statistics
 
 import bench_support as bench
 
 
 def main():
-    flags = bench.parser(__doc__, rounds=7, timeout=120).parse_args()
+    flags = bench.recording_parser(__doc__, rounds=7, timeout=120).parse_args()
     commands = {
         "torchrun": [bench.PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                      bench.twin("hello_allreduce")[1]],
@@ -21,12 +20,10 @@ def main():
     seconds = {name: values[1:] for name, values in seconds.items()}  # the first round fills the page cache
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratio = medians["lockstep run"] / medians["torchrun"]
-    if flags.json:
-        print(json.dumps({"seconds": seconds, "median_seconds": medians, "ratio": ratio}))
-        return
-    for name, median in medians.items():
-        print(f"{name:14}{median:7.3f} s  (of {flags.rounds}: {min(seconds[name]):.3f} to {max(seconds[name]):.3f})")
-    print(f"lockstep run/torchrun: {bench.goal(ratio, 0.2)}")
+    table = bench.table("Start of two ranks, one all-reduce, exit; seconds", ["lockstep run", "torchrun"],
+                        [[seconds["lockstep run"], seconds["torchrun"]]])
+    bench.report(flags, {"seconds": seconds, "median_seconds": medians, "ratio": ratio}, {"startup": [table]},
+                 [f"lockstep run/torchrun: {bench.goal(ratio, 0.2)}"])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The overhead of SyncBatchNorm: training steps of a ResNet-18 with DistributedDataParallel on two ranks, with BatchNorm and
 with SyncBatchNorm, interleaved within each run."""
-import json
 import statistics
 
 import bench_support as bench
@@ -14,7 +13,7 @@ CASES = {"4 images of 32 x 32": ["--batch", "4"],
 
 
 def main():
-    flags = bench.parser(__doc__, rounds=3).parse_args()
+    flags = bench.recording_parser(__doc__, rounds=3).parse_args()
     results = bench.interleave(
         {name: lambda arguments=arguments: bench.launch("lockstep run", [bench.program("sync_batch_norm"), *arguments], 2,
                                                         flags.timeout)[-1]
@@ -23,11 +22,11 @@ def main():
                    "sync_batch_norm_ms": 1e3 * statistics.median(run["synced_seconds"] for run in runs),
                    "ratio": statistics.median(run["synced_seconds"] / run["plain_seconds"] for run in runs)}
             for name, runs in results.items()}
-    if flags.json:
-        print(json.dumps(rows))
-        return
-    for name, row in rows.items():
-        print(f"{name:28}{row['batch_norm_ms']:8.1f} ms{row['sync_batch_norm_ms']:8.1f} ms   {bench.goal(row['ratio'], 1.15)}")
+    table = bench.table("ResNet-18, two ranks, milliseconds per step", ["images per rank", "BatchNorm", "SyncBatchNorm",
+                                                                       "step with SyncBatchNorm / with BatchNorm"],
+                        [[name, bench.of_rounds(runs, "plain_seconds", 1e3), bench.of_rounds(runs, "synced_seconds", 1e3), rows[name]["ratio"]]
+                         for name, runs in results.items()])
+    bench.report(flags, rows, {"sync_batch_norm": [table]}, ["Goal: a ratio of at most 1.15."])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 # Everything a builder may set, in one place.
 include_guard()
 
+option(LOCKSTEP_BUILD_KIT "Build the kit: data, models, metrics, checkpoints and the trainer; OFF builds Lockstep::distributed only" ON)
 option(LOCKSTEP_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUILD_BENCHMARKS "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})

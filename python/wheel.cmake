@@ -47,7 +47,7 @@ install(CODE "
 
 # All that a wheel is made of.
 add_custom_target(lockstep_wheel DEPENDS
-  lockstep_python lockstep_cli lockstep_bench lockstep_ckpt lockstep_data_tool lockstep_doctor lockstep_plan)
+  lockstep_python lockstep_cli lockstep_bench lockstep_ckpt lockstep_doctor lockstep_plan)
 get_property(libraries GLOBAL PROPERTY LOCKSTEP_INSTALLED_TARGETS)
-list(REMOVE_ITEM libraries lockstep)
+list(REMOVE_ITEM libraries lockstep lockstep_distributed lockstep_kit)
 add_dependencies(lockstep_wheel ${libraries})

@@ -15,7 +15,8 @@ usage() {
   cat <<END
 Usage: scripts/bench.sh <name> [argument...]
 
-Sets up what is missing, builds, and runs benchmarks/run_<name>.py. The benchmarks there are:
+Sets up what is missing, builds, and runs benchmarks/run_<name>.py. Most have --record, which writes the run to benchmarks/results.
+The benchmarks there are:
 $(names)
 END
 }

@@ -24,6 +24,7 @@ Runs one part or all of them (default), and reports every part that failed.
            receive, one hour each
   sharding fully_shard() beside PyTorch's: 20 steps of every case at 2 and 4 ranks
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
+  distributed  a build without the kit, LOCKSTEP_BUILD_KIT=OFF, and its tests
   fresh bookworm, fresh trixie  scripts/fresh.sh: the two commands of the README in a minimal Debian 12 and 13; needs root
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
   torch <version>   not among all of them: a build with this release of torch, such as 2.15.0, and all tests beside its Python;
@@ -86,9 +87,15 @@ run_conformance() {
 
 run_shared() {
   cmake --preset release -B build/shared -DBUILD_SHARED_LIBS=ON -DLOCKSTEP_BUILD_TESTS=ON || return
-  cmake --build build/shared --target src/all tools/lockstep/all tools/lockstep_bench/all tools/lockstep_ckpt/all tools/lockstep_data/all \
+  cmake --build build/shared --target src/all tools/lockstep/all tools/lockstep_bench/all tools/lockstep_ckpt/all \
     tools/lockstep_doctor/all || return
   ctest --test-dir build/shared --output-on-failure -R '^package\.(install|consumer)$'
+}
+
+run_distributed() {
+  cmake --preset release -B build/distributed -DLOCKSTEP_BUILD_KIT=OFF || return
+  cmake --build build/distributed || return
+  ctest --test-dir build/distributed --output-on-failure --parallel 2
 }
 
 run_sharding() {
@@ -170,13 +177,14 @@ run_part() {
     fuzz) run_fuzzers ;;
     sharding) run_sharding ;;
     shared) run_shared ;;
+    distributed) run_distributed ;;
     wheel) run_wheel ;;
     torch) run_torch "$version" ;;
   esac
 }
 
 version=${2:-}
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory mpi fuzz sharding shared wheel
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory mpi fuzz sharding shared distributed wheel
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;

@@ -2,51 +2,7 @@
 #pragma once
 
 // All of Lockstep, by theme, and LibTorch.
-#include <torch/torch.h>
-
-// Joining a run, starting ranks, the default group.
-#include <lockstep/base/env.h>
-#include <lockstep/base/error.h>
-#include <lockstep/base/log.h>
-#include <lockstep/base/world.h>
-#include <lockstep/rendezvous/init.h>
-#include <lockstep/runtime/default_group.h>
-#include <lockstep/runtime/device_mesh.h>
-#include <lockstep/runtime/random.h>
-#include <lockstep/spawn/spawn.h>
-
-// Process groups and collectives.
-#include <lockstep/backends/fake.h>
-#include <lockstep/backends/nccl.h>
-#include <lockstep/comm/process_group.h>
-#include <lockstep/comm/work.h>
-#include <lockstep/node/call_record.h>
-
-// Data-parallel training.
-#include <lockstep/ddp/activation_checkpoint.h>
-#include <lockstep/ddp/comm_hooks.h>
-#include <lockstep/ddp/distributed_data_parallel.h>
-#include <lockstep/ddp/join.h>
-#include <lockstep/ddp/local_sgd.h>
-#include <lockstep/ddp/utils.h>
-#include <lockstep/ddp/zero_redundancy_optimizer.h>
-#include <lockstep/nn/clip_grad.h>
-#include <lockstep/nn/data_parallel.h>
-#include <lockstep/nn/functional.h>
-#include <lockstep/nn/mixture_of_experts.h>
-#include <lockstep/nn/model_parallel.h>
-#include <lockstep/nn/swa_utils.h>
-#include <lockstep/nn/sync_batch_norm.h>
-
-// Sharded, pipeline, tensor and context parallel.
-#include <lockstep/context_parallel/context_parallel.h>
-#include <lockstep/fsdp/fully_shard.h>
-#include <lockstep/fsdp/memory_report.h>
-#include <lockstep/fsdp/state_dict.h>
-#include <lockstep/pipelining/pipeline.h>
-#include <lockstep/pipelining/schedule.h>
-#include <lockstep/tensor_parallel/layers.h>
-#include <lockstep/tensor_parallel/parallelize_module.h>
+#include <lockstep/distributed.h>
 
 // Data.
 #include <lockstep/data/dataset.h>
@@ -61,16 +17,6 @@
 #include <lockstep/data/web_dataset.h>
 #include <lockstep/transforms/transforms.h>
 
-// Optimizers, mixed precision, devices, captured steps.
-#include <lockstep/amp/autocast.h>
-#include <lockstep/amp/grad_scaler.h>
-#include <lockstep/device/device.h>
-#include <lockstep/device/pytree.h>
-#include <lockstep/graphs/graphed_step.h>
-#include <lockstep/optim/fused.h>
-#include <lockstep/optim/lr_scheduler.h>
-#include <lockstep/optim/optimizers.h>
-
 // Metrics, logs, the training loop.
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/training/logging.h>
@@ -82,11 +28,8 @@
 #include <lockstep/models/language.h>
 #include <lockstep/models/vision.h>
 
-// Files and checkpoints.
+// Checkpoints.
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/epoch_checkpoint.h>
-#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/serialize/safetensors.h>
-#include <lockstep/serialize/torch_file.h>

@@ -18,7 +18,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed.h>
 
 #include "base/deadline.h"
 #include "support/launcher_process.h"

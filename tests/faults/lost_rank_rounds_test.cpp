@@ -18,6 +18,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 

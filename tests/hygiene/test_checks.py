@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks beside this file can fail: test_checks.py <clang-format 16> <nm> <c++>"""
 
+import json
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
+import check_benchmarks
 import check_format
 import check_includes
 import check_language
@@ -32,19 +34,21 @@ class Tree(unittest.TestCase):
 
 class Includes(Tree):
     TABLE = """text
-| layer | what it is | may include |
-|---|---|---|
-| `base` | errors | - |
-| `machine` | cores | `base` |
-| `launch` | supervisor | `base`, `machine` |
-| `comm` | groups | `base` |
-| `backends` | backends | `base`, `comm` |
-| `rendezvous` | init | `base`, `comm`, `launch` |
-| `nn` | layers | `base`, `comm` |
-| `ddp` | reducer | `base`, `comm`, `nn` |
-| `serialize` | files | `base` |
-| `data` | loader | `base` |
-| `train` | loops | `base`, `data` |
+| wing | layer | what it is | may include |
+|---|---|---|---|
+| foundation | `base` | errors | - |
+| foundation | `machine` | cores | `base` |
+| launcher | `launch` | supervisor | `base`, `machine` |
+| tensors | `serialize` | files | `base` |
+| tensors | `state` | state dicts | `base`, `serialize` |
+| communication | `comm` | groups | `base` |
+| communication | `backends` | backends | `base`, `comm` |
+| communication | `rendezvous` | init | `base`, `comm`, `launch` |
+| parallel | `trace` | times | `base`, `comm` |
+| parallel | `nn` | layers | `base`, `state`, `comm` |
+| parallel | `ddp` | reducer | `base`, `comm`, `trace`, `nn` |
+| kit | `data` | loader | `base` |
+| kit | `train` | loops | `base`, `trace`, `ddp`, `data` |
 
 text
 """
@@ -59,14 +63,17 @@ text
 
     def test_allowed(self):
         for name, include in (
-            ("src/comm/a.cpp", "<lockstep/base/env.h>"),
-            ("src/comm/a.cpp", '"comm/b.h"'),
-            ("src/train/a.cpp", "<lockstep/data/loader.h>"),
-            ("src/rendezvous/a.cpp", '"launch/process_tree.h"'),
-            ("src/launch/a.cpp", "<lockstep/machine/host.h>"),
-            ("src/data/a.cpp", "<torch/torch.h>"),
-            ("src/data/download/a.cpp", '"data/b.h"'),
-            ("src/backends/gloo/a.cpp", "<torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>"),
+            ("src/communication/comm/a.cpp", "<lockstep/base/env.h>"),
+            ("src/communication/comm/a.cpp", '"comm/b.h"'),
+            ("src/kit/train/a.cpp", "<lockstep/data/loader.h>"),
+            ("src/kit/train/a.cpp", "<lockstep/ddp/ddp.h>"),
+            ("src/kit/train/a.cpp", '"trace/chrome_trace.h"'),
+            ("src/communication/rendezvous/a.cpp", '"launch/process_tree.h"'),
+            ("src/launcher/launch/a.cpp", "<lockstep/machine/host.h>"),
+            ("src/kit/data/a.cpp", "<torch/torch.h>"),
+            ("src/kit/data/download/a.cpp", '"data/b.h"'),
+            ("src/parallel/nn/a.cpp", "<lockstep/checkpoint/state_dict.h>"),
+            ("src/communication/backends/gloo/a.cpp", "<torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>"),
             ("include/lockstep/lockstep.h", "<lockstep/ddp/ddp.h>"),
             ("examples/a.cpp", "<lockstep/lockstep.h>"),
         ):
@@ -75,24 +82,28 @@ text
 
     def test_refused(self):
         for name, include in (
-            ("src/base/a.cpp", "<lockstep/comm/work.h>"),
-            ("src/base/a.cpp", "<torch/torch.h>"),
-            ("src/launch/a.cpp", "<c10/util/Exception.h>"),
-            ("src/launch/a.cpp", '"comm/work.h"'),
-            ("src/launch/a.cpp", "<lockstep/rendezvous/spawn.h>"),
-            ("src/machine/a.cpp", "<lockstep/launch/launch.h>"),
-            ("src/machine/a.cpp", "<ATen/Parallel.h>"),
+            ("src/foundation/base/a.cpp", "<lockstep/comm/work.h>"),
+            ("src/foundation/base/a.cpp", "<torch/torch.h>"),
+            ("src/launcher/launch/a.cpp", "<c10/util/Exception.h>"),
+            ("src/launcher/launch/a.cpp", '"comm/work.h"'),
+            ("src/launcher/launch/a.cpp", "<lockstep/rendezvous/spawn.h>"),
+            ("src/foundation/machine/a.cpp", "<lockstep/launch/launch.h>"),
+            ("src/foundation/machine/a.cpp", "<ATen/Parallel.h>"),
             ("include/lockstep/comm/a.h", "<lockstep/ddp/ddp.h>"),
-            ("src/comm/a.cpp", "<torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>"),
-            ("src/data/a.cpp", "<lockstep/comm/work.h>"),
-            ("src/serialize/a.cpp", "<lockstep/data/loader.h>"),
-            ("src/nn/a.cpp", "<lockstep/ddp/options.h>"),
-            ("src/ddp/a.cpp", '"../nn/a.h"'),
-            ("src/ddp/a.cpp", "<lockstep/lockstep.h>"),
+            ("src/communication/comm/a.cpp", "<torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>"),
+            ("src/communication/comm/a.cpp", "<lockstep/checkpoint/state_dict.h>"),
+            ("src/kit/data/a.cpp", "<lockstep/comm/work.h>"),
+            ("src/kit/train/a.cpp", '"ddp/reducer.h"'),
+            ("src/tensors/serialize/a.cpp", "<lockstep/data/loader.h>"),
+            ("src/parallel/nn/a.cpp", "<lockstep/ddp/options.h>"),
+            ("src/parallel/ddp/a.cpp", '"../nn/a.h"'),
+            ("src/parallel/ddp/a.cpp", "<lockstep/lockstep.h>"),
+            ("src/parallel/ddp/a.cpp", "<lockstep/distributed.h>"),
             ("include/lockstep/ddp/a.h", "<fmt/format.h>"),
             ("include/lockstep/ddp/a.h", '"ddp/private.h"'),
             ("tools/lockstep/a.cpp", "<lockstep/ddp/ddp.h>"),
-            ("src/unheard_of/a.cpp", "<vector>"),
+            ("src/kit/unheard_of/a.cpp", "<vector>"),
+            ("src/kit/ddp/a.cpp", "<vector>"),
         ):
             with self.subTest(name=name, include=include):
                 self.assertEqual(len(self.problems(name, include)), 1)
@@ -101,13 +112,15 @@ text
     def test_table(self):
         for text, replacement, complaint in (
             (self.TABLE, "", "no layer table"),
-            ("| layer | what it is | may include |", "| layer | contents | may include |", "no layer table"),
-            ("|---|---|---|\n", "", "no layer table"),
-            (self.TABLE[self.TABLE.index("| `base"):], "", "has no rows"),
+            ("| wing | layer | what it is | may include |", "| layer | what it is | may include |", "no layer table"),
+            ("|---|---|---|---|\n", "", "no layer table"),
+            (self.TABLE[self.TABLE.index("| foundation | `base"):], "", "has no rows"),
             ("| - |", "| |", ":4: not a row"),
-            ("`base`, `comm`, `nn`", "base, comm and nn", ":11: not a row"),
+            ("`base`, `comm`, `launch`", "base, comm and launch", ":11: not a row"),
             ("| `launch`", "| `machine`", ":6: a second row for machine"),
-            ("`base`, `data`", "`base`, `checkpoint`", ":14: train includes checkpoint, which has no row above"),
+            ("| launcher |", "| cellar |", ":6: cellar is no wing"),
+            ("| communication | `comm`", "| kit | `comm`", ":10: backends includes comm, whose wing comes after communication"),
+            ("`ddp`, `data`", "`ddp`, `checkpoint`", ":16: train includes checkpoint, which has no row above"),
         ):
             with self.subTest(replacement=replacement, complaint=complaint):
                 self.assertIn(text, self.TABLE)
@@ -176,6 +189,55 @@ class Format(Tree):
     def test_no_such_program(self):
         self.write("src/base/a.cpp", "int a;\n")
         self.assertEqual(len(check_format.problems(self.root, "/no/such/clang-format")), 1)
+
+
+class Benchmarks(Tree):
+    RUN = {"topic": "ddp", "date": "2026-11-25 23:13", "commit": None, "processor": None, "libtorch": "2.13.0", "command": "a",
+           "rounds": 3, "conditions": None, "compared_with": None,
+           "tables": [{"title": "Steps", "columns": ["net", "times as fast", "a step, us"], "rows": [["MLP", 1.5, [3000, 1, 2000]]]}]}
+
+    def setUp(self):
+        super().setUp()
+        self.record(self.RUN)
+        self.write("benchmarks/page.md", "# A page\n\n{{ddp}}\n")
+        self.write("README.md", "none\n")
+        ranges = check_benchmarks.make_page.RANGES
+        check_benchmarks.make_page.RANGES = [each for each in ranges if each.topic == "ddp"]
+        self.addCleanup(setattr, check_benchmarks.make_page, "RANGES", ranges)
+        self.write("docs/benchmarks.md", check_benchmarks.make_page.page(self.root / "benchmarks"))
+        self.write("README.md", "\n".join(check_benchmarks.make_page.range_lines({"ddp": self.RUN})))
+
+    def record(self, run):
+        return self.write("benchmarks/results/ddp.2026-11-25T2313.json", json.dumps(run))
+
+    def test_made(self):
+        self.assertEqual(check_benchmarks.problems(self.root), [])
+        self.assertIn("| MLP | 1.5 | 2 ms |", (self.root / "docs/benchmarks.md").read_text().splitlines())
+
+    def test_newest_run(self):
+        newer = self.RUN | {"date": "2026-11-26", "tables": [self.RUN["tables"][0] | {"rows": [["GPT", 1.5, None]]}]}
+        self.write("benchmarks/results/ddp.2026-11-26.json", json.dumps(newer))
+        page = check_benchmarks.make_page.page(self.root / "benchmarks")
+        self.assertIn("| GPT | 1.5 | |", page)
+        self.assertNotIn("MLP", page)
+
+    def test_page_was_edited(self):
+        self.write("docs/benchmarks.md", "# A page\n")
+        self.assertIn("run python3 benchmarks/make_page.py", *check_benchmarks.problems(self.root))
+
+    def test_readme_has_other_figures(self):
+        self.write("README.md", "1.2 to 1.3\n")
+        self.assertIn("README.md has not the row", check_benchmarks.problems(self.root)[0])
+
+    def test_wrong_run(self):
+        table = self.RUN["tables"][0]
+        for run in ({key: value for key, value in self.RUN.items() if key != "date"}, self.RUN | {"more": 1}, self.RUN | {"topic": None},
+                    self.RUN | {"rounds": "3"}, self.RUN | {"topic": "mlp"}, self.RUN | {"date": "yesterday"},
+                    self.RUN | {"compared_with": "ddp.none"}, self.RUN | {"tables": [{}]},
+                    self.RUN | {"tables": [table | {"rows": [["MLP", 1.5]]}]}, self.RUN | {"tables": [table | {"rows": [["MLP", 1.5, []]]}]}):
+            with self.subTest(run=run):
+                self.record(run)
+                self.assertEqual(len(check_benchmarks.problems(self.root)), 1)
 
 
 class Symbols(Tree):

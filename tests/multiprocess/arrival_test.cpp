@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/torch.h>
 
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed.h>
 
 #include "base/deadline.h"
 #include "support/ranks.h"

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed.h>
 
 #include "backends/factories.h"
 #include "comm/group_state.h"

@@ -15,7 +15,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed.h>
 
 #include "base/wait_check.h"
 #include "multiprocess/backends.h"

@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed.h>
 
 #include "multiprocess/backends.h"
 #include "support/hosts.h"

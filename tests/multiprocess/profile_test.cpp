@@ -14,11 +14,11 @@
 #include <lockstep/lockstep.h>
 #include <lockstep/training/profile.h>
 
-#include "ddp/chrome_trace.h"
 #include "support/error_of.h"
 #include "support/python.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"
+#include "trace/chrome_trace.h"
 #include "training/profiled_events.h"
 
 namespace lockstep::testing {
@@ -206,8 +206,8 @@ const Scenario common_clock("a trace with the times of all ranks on one clock", 
       std::stoll(context.group().broadcast_object(std::to_string(steady_time().count()), 0)));
   const auto begin = base - std::chrono::milliseconds(5) * context.rank();
   const auto file = profile_file("clock.json");
-  ddp::write_chrome_trace(file, {{"lane"}, {{0, "a \"slice\"", begin, begin + nanoseconds(1500)}}},
-                          steady_time, context.group(), std::source_location::current());
+  tracing::write_chrome_trace(file, {{"lane"}, {{0, "a \"slice\"", begin, begin + nanoseconds(1500)}}},
+                              steady_time, context.group(), std::source_location::current());
   if (!context.is_main()) return;
   const ReadTrace trace(file);
   EXPECT_DOUBLE_EQ(trace.named(0, "a \"slice\"").at(0).begin, 5000);

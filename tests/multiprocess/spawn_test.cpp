@@ -19,6 +19,7 @@
 #include <lockstep/spawn/spawn.h>
 
 #include "base/shared_memory.h"
+#include "rendezvous/session.h"
 #include "support/ranks.h"
 
 namespace lockstep {
@@ -293,7 +294,7 @@ const testing::Scenario refused("spawn: refused", [] {
   EXPECT_THAT([&] { spawn({.grace_period = -1ms}, nothing); },
               ThrowsMessage<ArgumentError>(HasSubstr("grace_period")));
   EXPECT_THAT([&] { spawn({.threads_per_rank = 0}, nothing); },
-              ThrowsMessage<ArgumentError>(HasSubstr("threads_per_rank")));
+              ThrowsMessage<ArgumentError>(HasSubstr("threads_per_rank is 0; it must be 1 or more")));
   EXPECT_THAT([&] { spawn({}, [&](int) { spawn({}, nothing); }); },
               Throws<RankRaised>(AllOf(Property(&RankRaised::type, "lockstep::ArgumentError"),
                                        Property(&RankRaised::text, HasSubstr("rank 0 of a run already")))));
@@ -301,7 +302,7 @@ const testing::Scenario refused("spawn: refused", [] {
     EXPECT_THAT([&] { spawn({}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("spawn_threads")));
   });
   {
-    const auto context = init({.env = Env(std::map<std::string, std::string>())});
+    const auto context = rendezvous::init({{}, Env(std::map<std::string, std::string>())});
     EXPECT_THAT([&] { spawn({}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("end its Context")));
   }
   spawn({}, nothing);

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed.h>
 
 #include "parity/models/resnet.h"
 #include "support/ranks.h"

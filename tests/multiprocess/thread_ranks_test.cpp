@@ -200,7 +200,7 @@ const testing::Scenario refused("threads: refused", [] {
   EXPECT_THAT([&] { spawn_threads(2, none, {.backend = "carrier pigeon"}); },
               ThrowsMessage<ArgumentError>(HasSubstr("carrier pigeon")));
   EXPECT_THAT([&] { spawn_threads(2, none, {.threads_per_rank = 0}); },
-              ThrowsMessage<ArgumentError>(HasSubstr("threads_per_rank")));
+              ThrowsMessage<ArgumentError>(HasSubstr("threads_per_rank is 0; it must be 1 or more")));
   spawn_threads(2, [&](Context&) {
     EXPECT_THAT([&] { static_cast<void>(init()); }, ThrowsMessage<ArgumentError>(HasSubstr("already")));
     EXPECT_THAT([&] { spawn_threads(2, none); }, ThrowsMessage<ArgumentError>(HasSubstr("already")));

@@ -3,7 +3,17 @@
 file(REMOVE_RECURSE "${work}/prefix")
 execute_process(COMMAND "${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/prefix"
   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
-foreach(file bin/lockstep include/lockstep/lockstep.h include/lockstep/base/error.h
+set(of_kit include/lockstep/lockstep.h include/lockstep/data/loader.h)
+if(kit)
+  set(expected ${of_kit})
+else()
+  foreach(file ${of_kit} include/lockstep/checkpoint/training_state.h)
+    if(EXISTS "${work}/prefix/${file}")
+      message(FATAL_ERROR "installed, but not built: ${file}")
+    endif()
+  endforeach()
+endif()
+foreach(file ${expected} bin/lockstep include/lockstep/distributed.h include/lockstep/checkpoint/state_dict.h include/lockstep/base/error.h
              "${library_dir}/cmake/Lockstep/LockstepConfig.cmake" "${library_dir}/cmake/Lockstep/LockstepConfigVersion.cmake"
              "${doc_dir}/LICENSE" "${doc_dir}/README.md" "${doc_dir}/CHANGELOG.md")
   if(NOT EXISTS "${work}/prefix/${file}")

@@ -85,10 +85,9 @@ def check_refusal(python, folder):
 
 def check_commands(bin_folder):
     run(bin_folder / "lockstep-doctor", "describe")
-    for name in ("bench", "ckpt", "data", "plan"):
+    for name in ("bench", "ckpt", "plan"):
         run(bin_folder / "lockstep", name, "--help")
-    for name in ("ckpt", "data"):
-        run(bin_folder / f"lockstep-{name}", "--help")
+    run(bin_folder / "lockstep-ckpt", "--help")
 
 
 def run_cpp(folder, bin_folder, compiler):

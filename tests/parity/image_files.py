@@ -157,6 +157,10 @@ def main():
         "single": torchvision.utils.make_grid(batch[0, 0]),
     }
     torchvision.utils.save_image(batch, folder / "saved_by_python.png")
+    shifted = batch * 4 - 2  # as by Normalize(0.5, 0.25)
+    torchvision.utils.save_image(shifted, folder / "normalized_by_python.png", nrow=3, padding=1, normalize=True, pad_value=1)
+    torchvision.utils.save_image(shifted, folder / "range_by_python.png", normalize=True, value_range=(0, 1))
+    torchvision.io.write_png(torchvision.utils.make_grid((batch * 255).byte(), nrow=2), str(folder / "bytes_by_python.png"))
     pixels = torch.from_numpy(photograph(generator, 19, 23)).permute(2, 0, 1).contiguous()
     torch.save({"decoded": decoded, "grids": grids, "pixels": pixels, "encoded": encoded(pixels)}, folder / "oracle.pt")
 

@@ -140,6 +140,22 @@ TEST_F(Images, GridsEqualThoseOfTorchvision) {
                         data::read_image(folder() / "saved_by_python.png")));
 }
 
+TEST_F(Images, SavedSamplesEqualThePicturesOfTorchvision) {
+  const auto batch = oracle("grids").at("batch").as_tensor();
+  const auto expect = [](const std::string& name, const at::Tensor& images,
+                         const data::GridOptions& options) {
+    data::save_samples(images, folder() / (name + ".png"), options);
+    EXPECT_TRUE(at::equal(data::read_image(folder() / (name + ".png")),
+                          data::read_image(folder() / (name + "_by_python.png"))))
+        << name;
+  };
+  expect("saved", batch, {});
+  expect("bytes", batch.mul(255).to(at::kByte), {.nrow = 2});
+  const auto shifted = batch.mul(4).sub(2);
+  expect("normalized", shifted, {.nrow = 3, .padding = 1, .normalize = true, .pad_value = 1});
+  expect("range", shifted, {.normalize = true, .value_range = std::pair{0.0, 1.0}});
+}
+
 TEST_F(Images, AWebpFileThatEndsWithinItsExifHasNoOrientation) {
   const auto bytes = data::read_file(folder() / "turned6.webp");
   EXPECT_EQ(data::image_info(bytes).orientation, 6);

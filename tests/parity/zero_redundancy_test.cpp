@@ -209,6 +209,37 @@ TEST(ZeroRedundancy, SharedParametersHaveTheSameBits) {
   for (const int ranks : {2, 4}) expect_all_passed(run_ranks(zero_shared, {.world_size = ranks}));
 }
 
+const Scenario zero_converted("zero converted", [] {
+  const auto context = init({.backend = "shm"});
+  const std::vector parameters{torch::ones({3}).requires_grad_(), torch::ones({2}).requires_grad_()};
+  ZeroRedundancyOptimizer<SGD> optimizer(parameters, SGDOptions(0.1).momentum(0.9));
+  for (const auto& parameter : parameters) parameter.mutable_grad() = torch::ones_like(parameter);
+  optimizer.step();
+  for (const auto& parameter : parameters) parameter.set_data(parameter.detach().to(torch::kDouble));
+  optimizer.consolidate_state_dict();
+  if (context.rank() != 0) return;
+  const auto dict = state_dict(optimizer);
+  EXPECT_EQ(dict.at("state").as_dict().size(), parameters.size());
+  for (const auto& [index, state] : dict.at("state").as_dict())
+    EXPECT_EQ(state["momentum_buffer"].as_tensor().scalar_type(), torch::kFloat) << repr(index);
+});
+TEST(ZeroRedundancy, ConsolidatedStatesKeepTheirDtypes) { expect_all_passed(run_ranks(zero_converted)); }
+
+struct Foreign : torch::optim::Optimizer {
+  Foreign(std::vector<Tensor> parameters, SGDOptions options)
+      : Optimizer(std::move(parameters), std::make_unique<SGDOptions>(std::move(options))) {}
+  Tensor step(LossClosure /*closure*/) override { return {}; }
+};
+
+const Scenario zero_foreign("zero foreign", [] {
+  const auto context = init({.backend = "shm"});
+  ZeroRedundancyOptimizer<Foreign> optimizer({torch::ones({3}).requires_grad_()}, SGDOptions(0.1));
+  EXPECT_THAT(error_of<ArgumentError>([&] { optimizer.consolidate_state_dict(); }), HasSubstr("Foreign"));
+});
+TEST(ZeroRedundancy, AnOptimizerWithoutStateDictsIsAnErrorOnAllRanks) {
+  expect_all_passed(run_ranks(zero_foreign));
+}
+
 const Scenario zero_differs("zero differs", [] {
   const auto context = init({.backend = "shm"});
   const auto parameter = torch::zeros({2 + context.rank()}).requires_grad_();

@@ -34,11 +34,9 @@ Command node_command(CLI::App& app);
 // here first, so that an error appears once and before a rank starts.
 Command bench_command(CLI::App& app);
 
-// `lockstep ckpt show|diff|convert|verify|strip-prefix|merge ...`, `lockstep data show ...` and `lockstep
-// plan
-// ...`: each executes the program lockstep-ckpt, lockstep-data or lockstep-plan in the folder of this one.
+// `lockstep ckpt show|diff|convert|verify|strip-prefix|merge ...` and `lockstep plan ...`: each executes the
+// program lockstep-ckpt or lockstep-plan in the folder of this one.
 Command ckpt_command(CLI::App& app);
-Command data_command(CLI::App& app);
 Command plan_command(CLI::App& app);
 
 // `lockstep devices [--json] [--watch[=SECONDS]]`: cores, memory, NUMA nodes and GPUs of this host. With

@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "commands.h"
 #include "doctor/devices.h"
 #include "doctor/table.h"
@@ -34,8 +35,8 @@ bool signal_within(double seconds, const sigset_t& signals) {
 
 double checked_seconds(double seconds) {
   if (seconds >= kShortestWatch && seconds <= kLongestWatch) return seconds;
-  throw ArgumentError(
-      fmt::format("--watch={}: the seconds must be in {} .. {}", seconds, kShortestWatch, kLongestWatch));
+  throw_error<ArgumentError>("--watch={}: the seconds must be in {} .. {}", seconds, kShortestWatch,
+                             kLongestWatch);
 }
 
 // With --watch, each JSON document is one line.

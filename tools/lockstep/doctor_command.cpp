@@ -2,11 +2,11 @@
 #include <iostream>
 #include <memory>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "commands.h"
 #include "doctor/checks.h"
 #include "doctor/hosts.h"
@@ -70,7 +70,7 @@ int check_all_hosts(const DoctorOptions& options) {
 int run_doctor(const DoctorOptions& options) {
   const auto& [hosts, ssh, program, port] = options.hosts;
   if (port && (*port < 1 || *port > 65535)) {
-    throw ArgumentError(fmt::format("--port {}: a port must be in 1 .. 65535", *port));
+    throw_error<ArgumentError>("--port {}: a port must be in 1 .. 65535", *port);
   }
   if (hosts.empty() && !(ssh.empty() && program.empty())) {
     throw ArgumentError("--ssh and --program need --hosts");

@@ -12,6 +12,7 @@
 
 #include "base/host.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "commands.h"
 #include "machine/remote_shell.h"
 #include "run_arguments.h"
@@ -36,7 +37,7 @@ Variables environment_for_hosts(const RunArguments& arguments, const Env& env) {
     const auto name = word.substr(0, equals);
     const auto value = equals == std::string::npos ? env.get(name) : word.substr(equals + 1);
     if (name.empty() || !value) {
-      throw ArgumentError(fmt::format("--export {}: the variable is not set here; use NAME=VALUE", word));
+      throw_error<ArgumentError>("--export {}: the variable is not set here; use NAME=VALUE", word);
     }
     variables[name] = *value;
   }
@@ -59,10 +60,10 @@ void enter(const std::string& folder) {
   std::error_code error;
   std::filesystem::current_path(folder, error);
   if (!error) return;
-  throw LaunchError(fmt::format(
+  throw_error<LaunchError>(
       "the folder {}, from which the run was started, cannot be entered on {}: {}; start the run from a "
       "folder that all hosts have",
-      folder, host_name(), error.message()));
+      folder, host_name(), error.message());
 }
 
 int run_order() {

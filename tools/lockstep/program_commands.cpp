@@ -5,11 +5,10 @@
 #include <memory>
 #include <unistd.h>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 
 #include "base/host.h"
+#include "base/throw_error.h"
 #include "commands.h"
 #include "launch/launch.h"
 #include "lockstep_bench/options.h"
@@ -20,10 +19,10 @@ namespace {
 std::string bench_program() {
   const auto program = own_program().replace_filename("lockstep-bench");
   if (std::filesystem::exists(program)) return program.string();
-  throw LaunchError(
-      fmt::format("lockstep bench needs the program {}, which does not exist; build the target "
-                  "lockstep_bench, or install all of Lockstep",
-                  program.string()));
+  throw_error<LaunchError>(
+      "lockstep bench needs the program {}, which does not exist; build the target "
+      "lockstep_bench, or install all of Lockstep",
+      program.string());
 }
 
 // On a terminal the rows of the table show the progress.
@@ -78,10 +77,10 @@ namespace {
   for (auto& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   ::execv(argv.front(), argv.data());
-  throw LaunchError(
-      fmt::format("lockstep {} needs the program {}, which cannot be started: {}; build all "
-                  "targets, or install all of Lockstep",
-                  name, words.front(), errno_text(errno)));
+  throw_error<LaunchError>(
+      "lockstep {} needs the program {}, which cannot be started: {}; build all "
+      "targets, or install all of Lockstep",
+      name, words.front(), errno_text(errno));
 }
 
 // The command `name`, whose words go to the program lockstep-<name>.
@@ -107,10 +106,6 @@ Command ckpt_command(CLI::App& app) {
 Command plan_command(CLI::App& app) {
   return program_command(app, "plan",
                          "Estimate time and memory of meshes: lockstep plan --gpt 12,768,50257,1024");
-}
-
-Command data_command(CLI::App& app) {
-  return program_command(app, "data", "Draw samples of a folder of images: lockstep data show FOLDER");
 }
 
 }  // namespace lockstep::cli

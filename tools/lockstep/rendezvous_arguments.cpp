@@ -3,13 +3,12 @@
 #include <map>
 #include <sstream>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/slurm.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "machine/remote_shell.h"
 #include "run_arguments.h"
 
@@ -32,12 +31,12 @@ NodeCounts parse_nnodes(const std::string& text) {
   const auto max =
       colon == std::string::npos ? min : parse_number<int>(std::string_view(text).substr(colon + 1));
   if (min && max && *min >= 1 && *max >= *min) return {.min = *min, .max = *max};
-  throw ArgumentError(fmt::format("--nnodes {}: use a whole number above 0, or MIN:MAX as in 2:4", text));
+  throw_error<ArgumentError>("--nnodes {}: use a whole number above 0, or MIN:MAX as in 2:4", text);
 }
 
 std::uint16_t checked_port(int port, const char* option) {
   if (port >= 1 && port <= 65535) return static_cast<std::uint16_t>(port);
-  throw ArgumentError(fmt::format("{} {}: a port must be in 1 .. 65535", option, port));
+  throw_error<ArgumentError>("{} {}: a port must be in 1 .. 65535", option, port);
 }
 
 std::string without_brackets(std::string host) {
@@ -54,7 +53,7 @@ launch::Endpoint parse_endpoint(const std::string& text, int default_port) {
   launch::Endpoint endpoint{.host = without_brackets(has_port ? text.substr(0, colon) : text)};
   const auto port = has_port ? parse_number<int>(std::string_view(text).substr(colon + 1)) : default_port;
   if (!port || endpoint.host.empty()) {
-    throw ArgumentError(fmt::format("--rdzv-endpoint {}: use HOST:PORT", text));
+    throw_error<ArgumentError>("--rdzv-endpoint {}: use HOST:PORT", text);
   }
   endpoint.port = checked_port(*port, "--rdzv-endpoint's port");
   return endpoint;
@@ -68,7 +67,7 @@ Settings parse_settings(const std::string& text) {
     std::string name = pair.substr(0, equals);
     std::erase(name, ' ');
     if (equals == std::string::npos || name.empty() || equals + 1 == pair.size()) {
-      throw ArgumentError(fmt::format("--rdzv-conf {}: use settings as in join_timeout=60,is_host=0", text));
+      throw_error<ArgumentError>("--rdzv-conf {}: use settings as in join_timeout=60,is_host=0", text);
     }
     settings[name] = pair.substr(equals + 1);
   }
@@ -86,7 +85,7 @@ class SettingsReader {
     const auto value = parse_number<double>(*text);
     constexpr double max = 1e7;
     if (value && *value > 0 && *value <= max) return value;
-    throw ArgumentError(fmt::format("--rdzv-conf {}={}: use a number above 0", name, *text));
+    throw_error<ArgumentError>("--rdzv-conf {}={}: use a number above 0", name, *text);
   }
 
   std::optional<bool> truth(const std::string& name) {
@@ -98,7 +97,7 @@ class SettingsReader {
     for (const char* no : {"0", "false", "False", "f", "no", "n"}) {
       if (*text == no) return false;
     }
-    throw ArgumentError(fmt::format("--rdzv-conf {}={}: use true or false", name, *text));
+    throw_error<ArgumentError>("--rdzv-conf {}={}: use true or false", name, *text);
   }
 
   std::optional<std::string> take(const std::string& name) {
@@ -108,10 +107,10 @@ class SettingsReader {
 
   void refuse_rest() const {
     if (settings_.empty()) return;
-    throw ArgumentError(
-        fmt::format("--rdzv-conf: {} is not supported; join_timeout, timeout, last_call_timeout, "
-                    "keep_alive_interval, keep_alive_max_attempt, is_host and store_type=tcp are",
-                    settings_.begin()->first));
+    throw_error<ArgumentError>(
+        "--rdzv-conf: {} is not supported; join_timeout, timeout, last_call_timeout, "
+        "keep_alive_interval, keep_alive_max_attempt, is_host and store_type=tcp are",
+        settings_.begin()->first);
   }
 
  private:
@@ -134,7 +133,7 @@ void apply_settings(const std::string& text, launch::NodesOptions& nodes) {
     nodes.silence_limit = in_milliseconds(interval.value_or(5) * attempts.value_or(3));
   nodes.is_host = settings.truth("is_host");
   if (const auto store = settings.take("store_type"); store && *store != "tcp") {
-    throw ArgumentError(fmt::format("--rdzv-conf store_type={}: only tcp is supported", *store));
+    throw_error<ArgumentError>("--rdzv-conf store_type={}: only tcp is supported", *store);
   }
   settings.refuse_rest();
 }
@@ -151,16 +150,15 @@ void warn_about_ignored(const RunArguments& arguments) {
   if (!ignored) return;
   log(LogLevel::warning,
       "--standalone ignores --node-rank, --master-addr, --master-port and --rdzv-endpoint: it means one node "
-      "that finds "
-      "its address and port");
+      "that finds its address and port");
 }
 
 void set_one_node(const RunArguments& arguments, launch::LaunchOptions& options) {
   launch::NodesOptions unused;
   apply_settings(arguments.rdzv_conf, unused);
   if (arguments.node_rank.value_or(0) != 0) {
-    throw ArgumentError(
-        fmt::format("--node-rank {}, but the run has one node: set --nnodes too", *arguments.node_rank));
+    throw_error<ArgumentError>("--node-rank {}, but the run has one node: set --nnodes too",
+                               *arguments.node_rank);
   }
   if (arguments.rdzv_backend == "static" && !arguments.rdzv_endpoint.empty()) {
     const auto endpoint = parse_endpoint(arguments.rdzv_endpoint, kStaticPort);
@@ -179,7 +177,7 @@ int static_node_rank(const RunArguments& arguments, const Env& env) {
   if (!index) return 0;
   const auto rank = parse_number<int>(*index);
   if (rank) return *rank;
-  throw ArgumentError(fmt::format("JOB_COMPLETION_INDEX={} is not a number; set --node-rank", *index));
+  throw_error<ArgumentError>("JOB_COMPLETION_INDEX={} is not a number; set --node-rank", *index);
 }
 
 launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCounts& counts, const Env& env) {
@@ -192,7 +190,7 @@ launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCoun
   }
   nodes.node_rank = static_node_rank(arguments, env);
   if (nodes.is_host && *nodes.is_host != (*nodes.node_rank == 0)) {
-    throw ArgumentError("--rdzv-conf is_host: with --node-rank, node 0 is the host");
+    throw ArgumentError("--rdzv-conf is_host: with --node-rank, node 0 is the host; leave is_host out");
   }
   if (!arguments.rdzv_endpoint.empty()) {
     nodes.endpoint = parse_endpoint(arguments.rdzv_endpoint, kStaticPort);
@@ -218,11 +216,10 @@ launch::NodesOptions nodes_of_step(const RunArguments& arguments, const SlurmNod
 
 void check_backend(const std::string& backend) {
   if (backend == "static" || backend == "c10d") return;
-  throw ArgumentError(
-      fmt::format("--rdzv-backend {} is not supported; use static (each node has its --node-rank) or c10d "
-                  "(nodes are numbered in the "
-                  "order in which they join)",
-                  backend));
+  throw_error<ArgumentError>(
+      "--rdzv-backend {} is not supported; use static (each node has its --node-rank) or c10d (nodes are "
+      "numbered in the order in which they join)",
+      backend);
 }
 
 // For the launcher on one host of --hosts. The secret is in the environment that it was given.
@@ -265,8 +262,8 @@ void set_rendezvous(const RunArguments& arguments, const Env& env, launch::Launc
   options.run_id = unnamed ? random_hex(2) : arguments.rdzv_id;
   if (arguments.standalone) {
     if (counts.max > 1) {
-      throw ArgumentError(
-          fmt::format("--standalone means one node and contradicts --nnodes {}", arguments.nnodes));
+      throw_error<ArgumentError>("--standalone means one node and contradicts --nnodes {}; give one of them",
+                                 arguments.nnodes);
     }
     warn_about_ignored(arguments);
     options.run_id = random_hex(2);

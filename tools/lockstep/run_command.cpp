@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "commands.h"
 #include "launch/launch.h"
 #include "launch/worker_group.h"
@@ -25,15 +26,14 @@ constexpr double kMostSeconds = 24 * 3600;
 
 std::chrono::milliseconds checked_grace(double seconds) {
   if (!(seconds >= 0 && seconds <= kMostSeconds)) {
-    throw ArgumentError(
-        fmt::format("--grace-period {}: the seconds must be in 0 .. {}", seconds, kMostSeconds));
+    throw_error<ArgumentError>("--grace-period {}: the seconds must be in 0 .. {}", seconds, kMostSeconds);
   }
   return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
 
 void check_choice(const char* option, const std::string& value, const Words& allowed) {
   if (std::ranges::find(allowed, value) != allowed.end()) return;
-  throw ArgumentError(fmt::format("{} {}: use {}", option, value, fmt::join(allowed, ", ")));
+  throw_error<ArgumentError>("{} {}: use {}", option, value, fmt::join(allowed, ", "));
 }
 
 // Options of torchrun that have no effect, or that other options replace.
@@ -43,15 +43,14 @@ void check_torchruns_own(const RunArguments& arguments) {
   check_choice("--event-log-handler", arguments.event_log_handler, Words{"null"});
   check_choice("--logs-specs", arguments.logs_specs, Words{"default"});
   if (!(arguments.monitor_interval > 0 && arguments.monitor_interval <= kMostSeconds)) {
-    throw ArgumentError(
-        fmt::format("--monitor-interval {}: use seconds above 0", arguments.monitor_interval));
+    throw_error<ArgumentError>("--monitor-interval {}: use seconds above 0", arguments.monitor_interval);
   }
   if (!arguments.numa_binding.empty()) {
-    throw ArgumentError(
-        fmt::format("--numa-binding {} is not supported; use --bind compact (adjacent cores) or --bind "
-                    "spread (ranks distributed over "
-                    "the NUMA nodes)",
-                    arguments.numa_binding));
+    throw_error<ArgumentError>(
+        "--numa-binding {} is not supported; use --bind compact (adjacent cores) or --bind "
+        "spread (ranks distributed over "
+        "the NUMA nodes)",
+        arguments.numa_binding);
   }
 }
 
@@ -72,7 +71,7 @@ bool needs_python(const RunArguments& arguments) {
 
 void set_command(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   if (arguments.module && arguments.no_python) {
-    throw ArgumentError("--module and --no-python contradict each other");
+    throw ArgumentError("--module and --no-python contradict each other; give one of them");
   }
   options.command = arguments.command;
   if (arguments.command.empty() || !needs_python(arguments)) return;
@@ -88,7 +87,7 @@ std::set<int> parse_ranks(const std::string& text) {
     std::erase(number, ' ');
     const auto rank = parse_number<int>(number);
     if (!rank || *rank < 0) {
-      throw ArgumentError(fmt::format("--local-ranks-filter {}: use local ranks, as in 0,2", text));
+      throw_error<ArgumentError>("--local-ranks-filter {}: use local ranks, as in 0,2", text);
     }
     ranks.insert(*rank);
   }
@@ -152,7 +151,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .grace_period = checked_grace(arguments.grace_period),
                                 .has_host_control = arguments.host_index.has_value()};
   if (arguments.use_env && arguments.pass_local_rank) {
-    throw ArgumentError("--use-env and --pass-local-rank contradict each other");
+    throw ArgumentError("--use-env and --pass-local-rank contradict each other; give one of them");
   }
   set_command(arguments, env, options);
   set_rendezvous(arguments, env, options);
@@ -256,8 +255,7 @@ void add_output_options(CLI::App& run, RunArguments& parsed) {
   add(run, "tee", parsed.tee, "STREAMS", "Write to files and show", "-t")->capture_default_str();
   add(run, "log-line-prefix-template", parsed.log_line_prefix_template, "TEXT",
       "Prefix of lines; may contain ${role_name}, ${local_rank}, ${rank} and ${hostname} (default: [rank N], "
-      "or "
-      "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)");
+      "or TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)");
   add(run, "local-ranks-filter", parsed.local_ranks_filter, "K,...", "Show these local ranks only");
   add(run, "duplicate-stdout-filters", parsed.duplicate_stdout_filters, "TEXT,...",
       "Copy lines with one of these texts to filtered_stdout.log (,, is a comma)");
@@ -308,13 +306,10 @@ CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
     add_some(run, arguments);
   }
   run.footer(
-      "Ranks get torchrun's environment variables, and /dev/null as stdin. Their lines begin with [rank N], "
-      "or\n"
-      "[HOST rank N] with several nodes. Python runs a program whose name ends in .py. An option can also be "
-      "set\n"
-      "in the environment, as PET_NPROC_PER_NODE. The exit code is 0 if all ranks exit with 0, else that of "
-      "the\n"
-      "rank that failed first (128 + signal).");
+      "Ranks get torchrun's environment variables, and /dev/null as stdin. Their lines begin with\n"
+      "[rank N], or [HOST rank N] with several nodes. Python runs a program whose name ends in .py. An\n"
+      "option can also be set in the environment, as PET_NPROC_PER_NODE. The exit code is 0 if all ranks\n"
+      "exit with 0, else that of the rank that failed first (128 + signal).");
   run.prefix_command();
   return run;
 }
@@ -322,7 +317,7 @@ CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
 std::vector<std::string> program_words(const CLI::App& run, const std::vector<std::string>& rest) {
   auto words = run.remaining();
   if (!words.empty() && words.front().starts_with('-')) {
-    throw ArgumentError(fmt::format("unknown option {} (see lockstep run --help)", words.front()));
+    throw_error<ArgumentError>("unknown option {} (see lockstep run --help)", words.front());
   }
   // A "--" before the program ends the options; one after it belongs to the program.
   const bool ours = words.empty() && !rest.empty();

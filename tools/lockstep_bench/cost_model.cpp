@@ -8,11 +8,10 @@
 #include <optional>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 
 #include "backends/hierarchical/host_layout.h"
+#include "base/throw_error.h"
 
 namespace lockstep::bench {
 namespace {
@@ -98,8 +97,7 @@ Terms all_reduce_terms(const std::string& backend, std::size_t bytes, const Clus
   const double ranks = cluster.ranks;
   if (backend == "gloo") return {2 * (ranks - 1), 2 * (ranks - 1) / ranks * n, 0};
   if (backend != "hierarchical") {
-    throw ArgumentError(
-        fmt::format("there is no cost model of the backend {}; use hierarchical or gloo", backend));
+    throw_error<ArgumentError>("there is no cost model of the backend {}; use hierarchical or gloo", backend);
   }
   const bool is_small = n <= static_cast<double>(backends::kSmallBytes);
   const auto chunk = static_cast<double>(backends::chunk_bytes(cluster.hosts));

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::bench {
 namespace {
@@ -21,7 +21,7 @@ template <typename Named>
 const Named& find_in(const std::vector<Named>& all, const std::string& what, const std::string& name) {
   const auto found = std::ranges::find(all, name, &Named::name);
   if (found != all.end()) return *found;
-  throw ArgumentError(fmt::format("\"{}\" is not a {}; choose from {}", name, what, names_of(all)));
+  throw_error<ArgumentError>("\"{}\" is not a {}; choose from {}", name, what, names_of(all));
 }
 
 }  // namespace

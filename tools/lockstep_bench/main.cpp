@@ -17,6 +17,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "base/host.h"
+#include "base/throw_error.h"
 #include "cost_model.h"
 #include "kinds.h"
 #include "measure.h"
@@ -34,9 +35,9 @@ Cluster cluster_of(const Context& context) {
   const auto hosts = context.group().all_gather_object(memory_identity());
   const auto count = static_cast<int>(std::set(hosts.begin(), hosts.end()).size());
   if (count > 1) return {.hosts = count, .ranks = context.world_size()};
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "--nodes needs ranks on several hosts, but all {} are on one; use lockstep bench --hosts a,b",
-      context.world_size()));
+      context.world_size());
 }
 
 class Bench {

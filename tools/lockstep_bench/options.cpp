@@ -7,11 +7,11 @@
 #include <string_view>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "cost_model.h"
 #include "kinds.h"
 
@@ -27,8 +27,8 @@ std::size_t parse_size(const std::string& text) {
   const auto digits = std::string_view(text).substr(0, text.size() - (has_unit ? 1 : 0));
   const auto value = parse_number<std::size_t>(digits).value_or(0);
   if (value == 0 || value > std::numeric_limits<std::int64_t>::max() / bytes) {
-    throw ArgumentError(fmt::format(
-        "--sizes: \"{}\" is not a size; write a positive integer, optionally with K, M or G", text));
+    throw_error<ArgumentError>(
+        "--sizes: \"{}\" is not a size; write a positive integer, optionally with K, M or G", text);
   }
   return value * bytes;
 }
@@ -36,17 +36,17 @@ std::size_t parse_size(const std::string& text) {
 std::vector<std::size_t> parse_range(const std::string& text) {
   const auto parts = split(text, ':');
   if (parts.size() < 2 || parts.size() > 3) {
-    throw ArgumentError(fmt::format("--sizes: \"{}\" is neither first:last nor first:last:factor", text));
+    throw_error<ArgumentError>("--sizes: \"{}\" is neither first:last nor first:last:factor, as in 1K:64M:4",
+                               text);
   }
   const auto first = parse_size(parts[0]);
   const auto last = parse_size(parts[1]);
   const auto factor = parts.size() == 3 ? parse_number<std::size_t>(parts[2]).value_or(0) : 2;
   if (factor < 2) {
-    throw ArgumentError(
-        fmt::format("--sizes: the factor \"{}\" must be a whole number, 2 or more", parts[2]));
+    throw_error<ArgumentError>("--sizes: the factor \"{}\" must be a whole number, 2 or more", parts[2]);
   }
   if (first > last) {
-    throw ArgumentError(fmt::format("--sizes: \"{}\" starts above its end", text));
+    throw_error<ArgumentError>("--sizes: \"{}\" starts above its end; name the smaller size first", text);
   }
   std::vector<std::size_t> sizes{first};
   while (sizes.back() <= last / factor) sizes.push_back(sizes.back() * factor);
@@ -87,10 +87,9 @@ void add_common(CLI::App& app, RawOptions& raw, Options& options) {
   app.footer(
       "1K is 1024 bytes. The size is that of the tensor on each rank for all-reduce, broadcast, reduce and\n"
       "send-recv, and that of all ranks' parts together for the others, as in nccl-tests.\n"
-      "Before each call every rank rewrites its input and waits in a barrier; neither is timed. Ranks of "
-      "one\n"
-      "host with a core each then start at the same time of its clock. The time of a call is that of its\n"
-      "slowest rank. algbw is size / time; busbw is computed as in nccl-tests.");
+      "Before each call every rank rewrites its input and waits in a barrier; neither is timed. Ranks of\n"
+      "one host with a core each then start at the same time of its clock. The time of a call is that of\n"
+      "its slowest rank. algbw is size / time; busbw is computed as in nccl-tests.");
 }
 
 void add_own(CLI::App& app, RawOptions& raw, Options& options) {
@@ -130,7 +129,7 @@ std::vector<std::string> collectives_of(const std::string& raw) {
 void check_memories(const std::vector<std::string>& memories) {
   for (const auto& memory : memories) {
     if (memory == "ordinary" || memory == "zero-copy") continue;
-    throw ArgumentError(fmt::format("--memory: \"{}\" is neither ordinary nor zero-copy", memory));
+    throw_error<ArgumentError>("--memory: \"{}\" is unknown; use ordinary or zero-copy", memory);
   }
 }
 
@@ -151,7 +150,8 @@ void check_nodes(const Options& options) {
 
 std::vector<std::string> names_of(const std::string& list, const char* option) {
   auto names = split(list, ',');
-  if (names.empty()) throw ArgumentError(fmt::format("{} is empty", option));
+  if (names.empty())
+    throw_error<ArgumentError>("{} is empty; give a name, or several separated by commas", option);
   return names;
 }
 
@@ -177,7 +177,9 @@ std::vector<std::size_t> parse_sizes(const std::string& text) {
     const auto more = part.find(':') == std::string::npos ? std::vector{parse_size(part)} : parse_range(part);
     sizes.insert(sizes.end(), more.begin(), more.end());
   }
-  if (sizes.empty()) throw ArgumentError(fmt::format("--sizes: \"{}\" has no size", text));
+  if (sizes.empty())
+    throw_error<ArgumentError>("--sizes: \"{}\" has no size; give sizes as in 4K,1M or a range as in 1K:64M",
+                               text);
   return sizes;
 }
 
@@ -197,7 +199,7 @@ Options parse_options(Tool tool, std::vector<std::string> arguments) {
   } catch (const CLI::CallForHelp&) {
     throw HelpWanted{app.help()};
   } catch (const CLI::ParseError& error) {
-    throw ArgumentError(fmt::format("{} (see {} --help)", error.what(), app.get_name()));
+    throw_error<ArgumentError>("{} (see {} --help)", error.what(), app.get_name());
   }
   options.memory_given = own && app.count("--memory") > 0;
   if (options.nodes && app.count("--backend") == 0) raw.backends = "hierarchical,gloo";

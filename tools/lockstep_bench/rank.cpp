@@ -5,11 +5,10 @@
 #include <chrono>
 #include <sched.h>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 
 #include "base/host.h"
+#include "base/throw_error.h"
 
 namespace lockstep::bench {
 namespace {
@@ -27,8 +26,8 @@ void bind_to_core(int local_rank) {
   CPU_ZERO(&one);
   CPU_SET(cpus[static_cast<std::size_t>(local_rank) % cpus.size()], &one);
   if (::sched_setaffinity(0, sizeof(one), &one) == 0) return;
-  throw Error(fmt::format("cannot bind this rank to a core: sched_setaffinity: {}; use --no-bind",
-                          errno_text(errno)));
+  throw_error<Error>("cannot bind this rank to a core: sched_setaffinity: {}; use --no-bind",
+                     errno_text(errno));
 }
 
 bool can_start_together(int ranks, int local_ranks, int cores) {

@@ -10,9 +10,10 @@
 
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/throw_error.h"
 #include "leaves.h"
 #include "progress.h"
-#include "serialize/errors.h"
+#include "serialize/with_source.h"
 
 namespace lockstep::ckpt {
 namespace {
@@ -78,8 +79,8 @@ void check_folder_to_read(const fs::path& folder) {
   if (fs::exists(folder / kMetadataFile, code)) return;
   const auto newest = newest_in(folder);
   if (newest.empty()) return;
-  throw_error("{}: it is a folder of checkpoints; name one of them, as in {}", folder.string(),
-              (folder / newest).string());
+  throw_error<CheckpointError>("{}: it is a folder of checkpoints; name one of them, as in {}",
+                               folder.string(), (folder / newest).string());
 }
 
 Dict read_folder(const std::filesystem::path& folder, const LoadOptions& options) {
@@ -92,10 +93,9 @@ Dict read_folder(const std::filesystem::path& folder, const LoadOptions& options
 void write_folder(const Value& value, const std::filesystem::path& folder) {
   const auto* dict = value.get_if<Dict>();
   if (dict == nullptr) {
-    throw_error(
-        "{}: the folder of a distributed checkpoint holds a dict; there is no place for {} {}, "
-        "so give the file an "
-        "extension, as in .pt, or choose a dict with --key",
+    throw_error<CheckpointError>(
+        "{}: the folder of a distributed checkpoint holds a dict; there is no place for {} {}, so give the "
+        "file an extension, as in .pt, or choose a dict with --key",
         folder.string(), value.type_name(), repr(value, 60));
   }
   with_source(folder.string(), [&] { distributed_checkpoint::save(*dict, folder); });

@@ -5,11 +5,11 @@
 
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/throw_error.h"
 #include "checkpoint_file.h"
 #include "commands.h"
 #include "leaves.h"
 #include "progress.h"
-#include "serialize/errors.h"
 #include "serialize/zip.h"
 
 namespace lockstep::ckpt {
@@ -21,7 +21,8 @@ void read_whole(const std::string& file) {
   std::vector<char> piece(1 << 20);
   while (in.read(piece.data(), std::ssize(piece))) {
   }
-  if (in.bad() || !in.eof()) throw_error<CheckpointReadError>("{}: cannot be read to its end", file);
+  if (in.bad() || !in.eof())
+    throw_error<CheckpointReadError>("{}: cannot be read to its end; check the disk", file);
 }
 
 // Assembles nothing, so that a folder larger than memory can be verified.

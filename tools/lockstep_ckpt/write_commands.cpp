@@ -12,10 +12,10 @@
 
 #include <lockstep/checkpoint/state_dict.h>
 
+#include "base/throw_error.h"
 #include "checkpoint_file.h"
 #include "commands.h"
 #include "leaves.h"
-#include "serialize/errors.h"
 
 // The subcommands that write a checkpoint: convert, strip-prefix and merge.
 namespace lockstep::ckpt {
@@ -55,7 +55,7 @@ std::string advice(const Value& value) {
 }
 
 [[noreturn]] void fail(const Checkpoint& checkpoint, const std::string& what) {
-  throw_error("{}: {}; {}", checkpoint.file.string(), what, advice(checkpoint.value));
+  throw_error<CheckpointError>("{}: {}; {}", checkpoint.file.string(), what, advice(checkpoint.value));
 }
 
 // Keys may contain dots, so at every level the longest match is tried first.
@@ -138,11 +138,13 @@ Dict stripped(const std::string& file, const Dict& tensors, const std::string& p
   if (result.size() == tensors.size()) return result;
   for (const auto& [key, value] : tensors) {
     if (!key.as_string().starts_with(prefix) && tensors.contains(prefix + key.as_string())) {
-      throw_error("{}: without the prefix {} there would be two entries {}", file, repr(Value(prefix), 200),
-                  repr(key, 200));
+      throw_error<CheckpointError>(
+          "{}: without the prefix {} there would be two entries {}; rename or remove one", file,
+          repr(Value(prefix), 200), repr(key, 200));
     }
   }
-  throw_error("{}: keys collide without the prefix {}", file, repr(Value(prefix), 200));
+  throw_error<CheckpointError>("{}: keys collide without the prefix {}; rename or remove some", file,
+                               repr(Value(prefix), 200));
 }
 
 int strip_prefix(const WriteOptions& options) {
@@ -153,7 +155,7 @@ int strip_prefix(const WriteOptions& options) {
     return item.key.as_string().starts_with(options.prefix);
   });
   if (renamed == 0) {
-    throw_error(
+    throw_error<CheckpointError>(
         "{}: no key starts with {}; {}", options.in, repr(Value(options.prefix), 200),
         tensors.empty() ? "it has none" : fmt::format("the first is {}", repr(tensors.begin()->key, 200)));
   }
@@ -186,8 +188,8 @@ int merge(std::span<const std::string> files, const std::string& out, const std:
         merged.set(name, value);
         sources.emplace(name.as_string(), file);
       } else if (!same(there->as_tensor(), value.as_tensor())) {
-        throw_error("{}: the tensor {} differs from that of {}; rename or remove one", file, repr(name, 200),
-                    sources.at(name.as_string()));
+        throw_error<CheckpointError>("{}: the tensor {} differs from that of {}; rename or remove one", file,
+                                     repr(name, 200), sources.at(name.as_string()));
       }
     }
   }

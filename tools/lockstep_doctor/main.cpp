@@ -18,6 +18,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "backends/registry.h"
+#include "base/throw_error.h"
 
 namespace lockstep::doctor {
 namespace {
@@ -48,7 +49,7 @@ int all_reduce(const std::string& backend) {
   const int ranks = context.world_size();
   const auto expected = static_cast<float>(ranks * (ranks + 1) / 2);
   if (tensor.eq(expected).all().item<bool>()) return 0;
-  throw Error(fmt::format("all_reduce of 1 .. {} gave {}, not {}", ranks, tensor[0].item<float>(), expected));
+  throw_error<Error>("all_reduce of 1 .. {} gave {}, not {}", ranks, tensor[0].item<float>(), expected);
 }
 
 int run(const std::vector<std::string>& words) {

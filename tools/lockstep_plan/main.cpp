@@ -135,7 +135,9 @@ int plan(Options options) {
   auto machine = read_machine(options.machine);
   if (options.hosts > 0) {
     if (options.job.ranks % options.hosts != 0)
-      throw_error<ArgumentError>("--hosts {} do not divide --ranks {}", options.hosts, options.job.ranks);
+      throw_error<ArgumentError>(
+          "--hosts {} do not divide --ranks {}; use a number of ranks that is a multiple of the hosts",
+          options.hosts, options.job.ranks);
     machine.ranks_per_host = options.job.ranks / options.hosts;
   }
   if (options.microbatches > 0) options.job.microbatches = options.microbatches;

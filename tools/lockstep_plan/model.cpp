@@ -33,7 +33,8 @@ Number number_of(const std::string& text) {
   std::istringstream stream(text);
   Number number{};
   stream >> number;
-  if (stream.fail() || !stream.eof() || number < 0) throw_error<ArgumentError>("\"{}\" is no number", text);
+  if (stream.fail() || !stream.eof() || number < 0)
+    throw_error<ArgumentError>("\"{}\" is not a number of 0 or more", text);
   return number;
 }
 
@@ -144,7 +145,7 @@ std::vector<Layer> read_layers(const std::filesystem::path& file) {
       throw_error<ArgumentError>("{}:{}: {}", file.string(), number, error.what());
     }
   }
-  if (layers.empty()) throw_error<ArgumentError>("{} has no layers", file.string());
+  if (layers.empty()) throw_error<ArgumentError>("{} has no layers; give each layer a line", file.string());
   return layers;
 }
 

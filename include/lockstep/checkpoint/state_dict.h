@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <filesystem>
 #include <iosfwd>
 #include <memory>
@@ -16,6 +17,14 @@
 #include <lockstep/serialize/value.h>
 
 namespace lockstep {
+
+/// A base of modules whose `_version` in Python, which `_metadata` holds, is not 1. LibTorch's modules need
+/// none. PyTorch: `Module._version`.
+class VersionedModule {
+ public:
+  virtual ~VersionedModule() = default;
+  virtual std::int64_t version() const = 0;
+};
 
 /// The parameters and buffers of a module by name, in Python's order, as an OrderedDict. Tensors are detached
 /// and share the module's data. `_metadata` is set as in Python. The names of a module inside

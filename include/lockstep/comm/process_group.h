@@ -23,7 +23,6 @@ class ProcessGroup;
 namespace comm {
 class GroupState;
 class Membership;
-GroupState& state_of(const ProcessGroup& group);
 }  // namespace comm
 namespace node {
 class NodeGroup;
@@ -239,7 +238,7 @@ class ProcessGroup {
                                                Where where = Where::current()) const;
 
  private:
-  friend comm::GroupState& comm::state_of(const ProcessGroup& group);
+  friend class comm::GroupState;
 
   std::shared_ptr<comm::GroupState> state_;
 };

@@ -75,9 +75,11 @@ auto collate(const Dataset& dataset, std::vector<SampleOf<Dataset>> samples) {
   }
 }
 
-// Note: the turns of a stream. Each call names the positions of its samples in the stream; it waits until all
-// samples before them are read, so the stream is read in order by whichever worker has the turn. A call
-// always ends its turn, also when the stream throws, because the workers after it wait for that.
+// Note [Turns of a stream]
+//
+// Each call names the positions of its samples in the stream; it waits until all samples before them are
+// read, so the stream is read in order by whichever worker has the turn. A call always ends its turn, even if
+// the stream throws, because the workers after it wait for that.
 template <IterableDataset Dataset>
 class DatasetPass<Dataset> {
  public:
@@ -98,23 +100,23 @@ class DatasetPass<Dataset> {
   }
   /// Ends the stream at these positions, for a worker that cannot read.
   void skip(const at::Tensor& positions) {
-    const Turn turn(*this, positions);
+    const StreamTurn turn(*this, positions);
     ended_ = true;
   }
 
  private:
-  class Turn {
+  class StreamTurn {
    public:
-    Turn(DatasetPass& pass, const at::Tensor& positions)
+    StreamTurn(DatasetPass& pass, const at::Tensor& positions)
         : pass_(pass), lock_(pass.mutex_), end_(positions[0].item<std::int64_t>() + positions.size(0)) {
       pass_.turn_ended_.wait(lock_, [&] { return pass_.next_ == end_ - positions.size(0); });
     }
-    ~Turn() {
+    ~StreamTurn() {
       pass_.next_ = end_;
       pass_.turn_ended_.notify_all();
     }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    StreamTurn(const StreamTurn&) = delete;
+    StreamTurn& operator=(const StreamTurn&) = delete;
 
    private:
     DatasetPass& pass_;
@@ -123,7 +125,7 @@ class DatasetPass<Dataset> {
   };
 
   std::vector<SampleOf<Dataset>> read_samples(const at::Tensor& positions) {
-    const Turn turn(*this, positions);
+    const StreamTurn turn(*this, positions);
     std::vector<SampleOf<Dataset>> samples;
     if (ended_) return samples;
     ended_ = true;  // also after an exception of the stream, as Python's generators end

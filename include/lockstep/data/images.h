@@ -4,13 +4,20 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <string>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/error.h>
+#include <lockstep/data/dataset.h>
+#include <lockstep/data/subset.h>
+#include <lockstep/device/pytree.h>
 #include <lockstep/transforms/transform.h>
 
 namespace lockstep::data {
+
+template <typename Dataset>
+class Loader;
 
 /// The channels of a decoded image. torchvision: io.ImageReadMode.
 enum class ImageReadMode {
@@ -97,5 +104,54 @@ at::Tensor make_grid(const at::Tensor& images, const GridOptions& options = {});
 /// Throws ArgumentError for another extension, DataError with the remedy when the file cannot be written.
 /// torchvision: utils.save_image.
 void save_image(const at::Tensor& images, const std::filesystem::path& file, const GridOptions& options = {});
+
+/// Writes images as save_image() does, and checks that they are a batch: [n, channels, height, width] with 1
+/// to 4 channels, uint8, or floating-point with values in [0, 1]. Set `normalize` to draw images with other
+/// values, such as those of a Normalize. Throws ArgumentError for other shapes, dtypes and values and for
+/// `normalize` with uint8, and the errors of save_image(). torchvision: utils.save_image, which cuts off
+/// values outside [0, 1].
+void save_samples(const at::Tensor& images, const std::filesystem::path& file,
+                  const GridOptions& options = {});
+
+/// Writes the images of a batch: its first tensor, such as Batch::data.
+template <PyTree BatchType>
+  requires(!BatchDataset<BatchType>)
+void save_samples(BatchType batch, const std::filesystem::path& file, const GridOptions& options = {}) {
+  const auto tensors = tensors_of(batch);
+  save_samples(tensors.empty() ? at::Tensor() : tensors.front(), file, options);
+}
+
+namespace detail {
+/// The indices of 32 different samples, or of all where there are fewer.
+at::Tensor random_samples(std::int64_t size);
+}  // namespace detail
+
+/// Draws 32 random samples of a dataset as its transforms return them, or all samples if there are fewer:
+/// `save_samples(train, "grid.png", {.normalize = true})`. Returns them as one batch, whose targets follow
+/// the images row by row. The choice and the transforms draw from LibTorch's default generator; call
+/// torch::manual_seed() to repeat a picture. Throws what get_batch() throws, and ArgumentError for an empty
+/// dataset.
+template <BatchDataset Dataset>
+BatchOf<Dataset> save_samples(const Dataset& dataset, const std::filesystem::path& file,
+                              const GridOptions& options = {}) {
+  auto batch = dataset.get_batch(detail::random_samples(static_cast<std::int64_t>(dataset.size())));
+  save_samples(batch, file, options);
+  return batch;
+}
+
+/// Draws and returns the next batch of a loader:
+/// `save_samples(make_loader(train, {.batch_size = 64, .shuffle = true}), "grid.png")`. A copy of the loader
+/// reads it, so the loader keeps its position; its generator, or LibTorch's default one, advances as in
+/// begin(). Do not call it during a pass. With several ranks, call it on one. Throws what the loader throws,
+/// and ArgumentError when there is no batch.
+template <typename Dataset>
+auto save_samples(Loader<Dataset> loader, const std::filesystem::path& file,
+                  const GridOptions& options = {}) {
+  auto next = loader.begin();
+  if (next == loader.end()) throw ArgumentError("save_samples: the loader yields no batch");
+  auto batch = std::move(*next);
+  save_samples(batch, file, options);
+  return batch;
+}
 
 }  // namespace lockstep::data

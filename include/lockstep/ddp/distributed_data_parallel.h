@@ -16,6 +16,7 @@
 #include <lockstep/ddp/options.h>
 #include <lockstep/device/pytree.h>
 #include <lockstep/nn/wrapped_module.h>
+#include <lockstep/trace/step_times.h>
 
 namespace lockstep {
 
@@ -23,16 +24,6 @@ namespace lockstep {
 struct BucketInfo {
   std::int64_t bytes = 0;
   std::vector<std::string> parameters = {};  ///< names in the wrapped module, in the order of the bucket
-};
-
-/// The times of a step on this rank, in milliseconds. PyTorch: `_get_ddp_logging_data`.
-struct StepTimes {
-  double forward = 0;
-  double backward = 0;  ///< from the end of forward to the last gradient, the loss included
-  /// The wait for reductions after the last gradient: the cost of communication.
-  double communication_exposed = 0;
-  /// From the start of the first reduction to the last gradient: the part that overlaps computation.
-  double communication_hidden = 0;
 };
 
 /// Statistics that DistributedDataParallel always keeps.

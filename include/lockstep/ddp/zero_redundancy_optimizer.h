@@ -8,7 +8,6 @@
 #include <source_location>
 #include <string>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -16,16 +15,18 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/comm/process_group.h>
+#include <lockstep/optim/distributed_states.h>
 
 namespace lockstep {
 
-namespace optim {
-struct GroupEntries;
+namespace modules {
+class ChangeAgreement;
 }
 
 namespace ddp {
 
-class ChangeAgreement;
+struct OwnedParameter;
+class SharedParameters;
 
 /// The ranks of a ZeroRedundancyOptimizer that is under construction.
 struct ZeroStart {
@@ -50,6 +51,9 @@ class ZeroShards {
   /// `step_all` steps every parameter of the optimizer that has a gradient.
   void step(const std::function<void()>& step_all);
   void consolidate(int to, Where where);
+  void consolidate() { consolidate(0, where_); }
+  void check_complete() const;
+  std::optional<optim::DistributedStates::Sharing> sharing_of(const at::Tensor& parameter) const;
   void share_parameters(Where where);
   const std::vector<int>& owners();
 
@@ -57,14 +61,8 @@ class ZeroShards {
   void partition();
   std::string parameters_text(Where where) const;
   void compare_parameters(const std::string& lines, Where where) const;
-  void check_can_share(Where where) const;
   // A parameter, once, however often it is tied.
-  struct Owned {
-    std::size_t index = 0;  // in the parameter groups
-    at::Tensor parameter;
-    int owner = 0;
-  };
-  std::vector<Owned> distinct_parameters();
+  std::vector<OwnedParameter> distinct_parameters();
   // A parameter in the last step.
   struct Seen {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // weak: no other tensor gets the address
@@ -77,27 +75,16 @@ class ZeroShards {
   void note_parameters();
   void agree_on_changes();
   void step_together(const std::function<void()>& step_all);
-  bool is_shared(const at::Tensor& parameter) const;
-  void move_to_shared_memory(Where where);
-  void check_shared();
-  // Calls what the ranks do together in a step. If it fails, shared parameters may have values of two steps.
-  void call_together(const std::function<void()>& call);
   void forget_states_of_others();
-  void set_complete(bool complete);
 
   torch::optim::Optimizer& optimizer_;
   ProcessGroup group_;
   Where where_;
   std::vector<int> owners_;
   std::vector<Seen> seen_;  // [index in the parameter groups]
-  std::unique_ptr<ChangeAgreement> agreement_;
-  // By share_parameters(): where a parameter lies, by its implementation.
-  struct Shared {
-    at::Tensor parameter;
-    const void* memory;
-  };
-  std::unordered_map<const void*, Shared> shared_;
-  std::shared_ptr<optim::GroupEntries> entries_;
+  std::unique_ptr<modules::ChangeAgreement> agreement_;
+  std::unique_ptr<SharedParameters> shared_;  // after share_parameters()
+  bool is_complete_ = false;
 };
 
 }  // namespace ddp
@@ -116,7 +103,7 @@ class ZeroShards {
 /// the same parameters, groups and gradients, e.g. by DistributedDataParallel, and call step() and
 /// consolidate_state_dict() together.
 template <typename Base>
-class ZeroRedundancyOptimizer : public Base {
+class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates {
   static_assert(std::is_base_of_v<torch::optim::Optimizer, Base>, "Base must be an optimizer");
   static_assert(!std::is_base_of_v<torch::optim::LBFGS, Base>,
                 "LBFGS steps all parameters along one direction, so ranks cannot step some of them each");
@@ -177,6 +164,12 @@ class ZeroRedundancyOptimizer : public Base {
   const std::vector<int>& owners() { return shards_.owners(); }
 
  private:
+  void check_complete() const override { shards_.check_complete(); }
+  void consolidate() override { shards_.consolidate(); }
+  std::optional<Sharing> sharing_of(const at::Tensor& parameter) const override {
+    return shards_.sharing_of(parameter);
+  }
+
   template <typename Parameters, typename Options>
   ZeroRedundancyOptimizer(ddp::ZeroStart&& start, Parameters&& params, Options defaults) try
       : Base(std::forward<Parameters>(params), std::move(defaults)), shards_(*this, start) {

@@ -15,12 +15,12 @@
 
 #include <torch/nn/module.h>
 
-#include <lockstep/ddp/distributed_data_parallel.h>
-#include <lockstep/ddp/utils.h>
 #include <lockstep/device/pytree.h>
+#include <lockstep/nn/clip_grad.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/serialize/value.h>
+#include <lockstep/trace/step_times.h>
 
 namespace lockstep {
 
@@ -324,9 +324,9 @@ void to_empty(torch::nn::Module& module, const ToEmptyOptions& options = {});
 
 /// Scales the gradients of all shards of the module so that their norm over all ranks is at most `max_norm`.
 /// Returns the norm before, computed in float64, with the same bits on all ranks. Collective. Ignored
-/// parameters do not count. Experts of all ranks count. See ClipGradNormOptions. To
-/// clamp each element, call `torch::nn::utils::clip_grad_value_(module.parameters(), value)`. PyTorch:
-/// `torch.nn.utils.clip_grad_norm_`.
+/// parameters do not count. Experts of all ranks count. See ClipGradNormOptions. To clamp each element, call
+/// `torch::nn::utils::clip_grad_value_(module.parameters(), value)`.
+/// PyTorch: `torch.nn.utils.clip_grad_norm_`.
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());
 /// Scales the gradients of any module, e.g. one that parallelize_module() changed or with MixtureOfExperts.

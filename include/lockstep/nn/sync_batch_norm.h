@@ -7,11 +7,12 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/comm/process_group.h>
 
 namespace lockstep {
 
-class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormImpl> {
+class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormImpl>, public VersionedModule {
   using Base = torch::nn::BatchNormImplBase<2, SyncBatchNormImpl>;
 
  public:
@@ -27,6 +28,7 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
   at::Tensor forward(const at::Tensor& input);
 
   void pretty_print(std::ostream& stream) const override;
+  std::int64_t version() const override { return 2; }
 
   const std::optional<ProcessGroup>& process_group() const { return group_; }
   void set_process_group(std::optional<ProcessGroup> process_group) { group_ = std::move(process_group); }

@@ -167,8 +167,18 @@ class FusedOptimizer : public torch::optim::Optimizer {
   virtual void check_values(const torch::optim::OptimizerOptions& options) const = 0;
   /// The class name, for messages.
   virtual const char* name() const noexcept = 0;
-  /// Collects and checks the parameters of one group that have gradients. Returns the function that steps
-  /// them; no parameter or state changes before it is called.
+  /// Collects and checks the parameters of `group` that have gradients, and returns the function that steps
+  /// them. step() prepares all groups, without autograd and after update_lr_tensors(), before it calls the
+  /// first of these functions, so that an error in one group leaves every group as it was. `group`:
+  /// param_groups()[index], with options of this class. `index`: for messages.
+  ///
+  /// Throws ArgumentError for a parameter, gradient or state that the kernels do not support. Parameters and
+  /// gradients do not change before the returned function is called. States may be created, with their
+  /// initial values, or converted to their parameter's layout.
+  ///
+  /// The returned function refers to this optimizer and to the options of the group: call it once, before
+  /// groups, options or gradients change. It reads grad_scale() and found_inf(), divides the gradients by
+  /// grad_scale(), and changes the parameters and states unless found_inf() is 1.
   virtual std::function<void()> prepare_group(const torch::optim::OptimizerParamGroup& group,
                                               std::size_t index) = 0;
 

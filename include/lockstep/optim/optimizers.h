@@ -19,6 +19,7 @@
 namespace lockstep::optim {
 
 class Fields;
+struct NamedKind;
 
 /// The state of a parameter by Python's names, such as "exp_avg". PyTorch: `optimizer.state[parameter]`.
 struct NamedParamState : torch::optim::OptimizerCloneableParamState<NamedParamState> {
@@ -50,6 +51,7 @@ class NamedOptions : public torch::optim::OptimizerOptions {
   bool operator==(const NamedOptions& other) const;
 
  private:
+  friend struct NamedKind;
   virtual void visit_fields(Fields& fields) = 0;
 };
 
@@ -98,12 +100,13 @@ class NamedOptimizer : public torch::optim::Optimizer {
   virtual void step_groups(std::vector<std::vector<Member>>& groups) = 0;
 
  private:
+  friend struct NamedKind;
   void check_kind(const torch::optim::OptimizerOptions& options) const;
   void check_kept(const Member& member, std::size_t index, std::size_t group) const;
   std::vector<at::Tensor> checked_parameters(const std::vector<at::Tensor>& given) const;
   std::vector<Member> members_of(std::size_t group);
-  NamedParamState loaded_state(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options,
-                               const Dict& saved, const std::string& where) const;
+  std::unique_ptr<NamedParamState> new_state(const at::Tensor& parameter,
+                                             const torch::optim::OptimizerOptions& options) const;
 };
 
 template <typename Options>

@@ -12,7 +12,6 @@
 #include <c10/core/Device.h>
 
 #include <lockstep/backends/nccl.h>
-#include <lockstep/base/env.h>
 #include <lockstep/base/world.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/runtime/default_group.h>
@@ -85,16 +84,6 @@ struct InitOptions {
   /// launcher, MASTER_ADDR and MASTER_PORT (where rank 0 serves it), or `store`. PyTorch:
   /// `enable_reconfigure`.
   bool enable_reconfigure = false;
-
-  /// The environment variables.
-  Env env = {};
-};
-
-struct GroupOptions {
-  std::string backend = {};  ///< as InitOptions::backend; empty: that of init()
-  std::optional<std::chrono::milliseconds> timeout = std::nullopt;  ///< default: that of the default group
-  std::string group_name = {};                                      ///< for messages; default "group 1", ...
-  std::optional<NcclOptions> nccl = std::nullopt;                   ///< default: those of the default group
 };
 
 namespace rendezvous {
@@ -148,8 +137,8 @@ class [[nodiscard]] Context {
 
  private:
   // Rank 0's side of main_process_first, and the others'.
-  void announce_success() const;
-  void announce_failure(const std::string& reason) const noexcept;
+  void report_success() const;
+  void report_failure(const std::string& reason) const noexcept;
   void await_main() const;
 
   std::unique_ptr<rendezvous::Session> session_;
@@ -198,19 +187,19 @@ auto Context::main_process_first(Action&& action) const {
     try {
       return action();
     } catch (const std::exception& error) {
-      announce_failure(error.what());
+      report_failure(error.what());
       throw;
     } catch (...) {
-      announce_failure("");
+      report_failure("");
       throw;
     }
   };
   if constexpr (std::is_void_v<decltype(action())>) {
     tell_others_when_it_fails();
-    announce_success();
+    report_success();
   } else {
     auto result = tell_others_when_it_fails();
-    announce_success();
+    report_success();
     return result;
   }
 }

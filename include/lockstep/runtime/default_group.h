@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <source_location>
+#include <string>
 #include <vector>
 
+#include <lockstep/backends/nccl.h>
 #include <lockstep/comm/process_group.h>
 
 namespace lockstep {
@@ -21,6 +24,14 @@ int get_local_rank();  ///< on this host; 0 without a context
 bool is_main();        ///< get_rank() == 0
 /// Shorthand for default_group().barrier(). PyTorch: `torch.distributed.barrier`.
 void barrier(std::source_location where = std::source_location::current());
+
+/// Arguments of new_group() and split_group().
+struct GroupOptions {
+  std::string backend = {};  ///< as InitOptions::backend; empty: that of init()
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;  ///< default: that of the default group
+  std::string group_name = {};                                      ///< for messages; default "group 1", ...
+  std::optional<NcclOptions> nccl = std::nullopt;                   ///< default: those of the default group
+};
 
 /// A message of batch_isend_irecv(). PyTorch: `torch.distributed.P2POp`.
 struct P2POp {

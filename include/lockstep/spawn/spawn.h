@@ -12,7 +12,6 @@
 
 #include <c10/core/Device.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
@@ -163,9 +162,6 @@ struct SpawnThreadsOptions {
 
   /// As InitOptions::caching_cpu_allocator.
   bool caching_cpu_allocator = true;
-
-  /// The environment variables.
-  Env env = {};
 };
 
 /// Runs `body` in `world_size` threads of this process and returns when all have ended. Each thread is a rank

@@ -8,6 +8,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
+
 namespace lockstep::backends {
 
 bool is_for_gpus(const std::string& name) { return name == "nccl"; }
@@ -22,13 +24,13 @@ BackendSpec BackendSpec::parse(const std::string& text) {
   for (std::string entry; std::getline(stream, entry, ',');) {
     const auto colon = entry.find(':');
     if (colon == std::string::npos || colon == 0 || colon + 1 == entry.size()) {
-      throw ArgumentError(fmt::format(
+      throw_error<ArgumentError>(
           "backend \"{}\": \"{}\" is not of the form device:backend, as in \"cpu:gloo,cuda:nccl\"", text,
-          entry));
+          entry);
     }
     const auto device = entry.substr(0, colon);
     if (std::ranges::find(entries, device, &std::pair<std::string, std::string>::first) != entries.end()) {
-      throw ArgumentError(fmt::format("backend \"{}\" names two backends for {} tensors", text, device));
+      throw_error<ArgumentError>("backend \"{}\" names two backends for {} tensors", text, device);
     }
     entries.emplace_back(device, entry.substr(colon + 1));
   }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "backends/registry.h"
+#include "node/node_group.h"
 
 namespace lockstep::backends {
 
@@ -36,5 +38,8 @@ BackendHandle stage_through_host(const BackendHandle& host, c10::DeviceType devi
 // its traits; the first is the CPU's. A call goes to the backend of its tensors, a barrier to the CPU's.
 // Threads: as the parts.
 BackendHandle make_device_dispatch(std::vector<BackendHandle> parts);
+
+// Connects the ranks of a group that all run on one host, through the group's store.
+std::shared_ptr<node::NodeGroup> join_node_group(const BackendRequest& request, node::NodeGroup::Part part);
 
 }  // namespace lockstep::backends

@@ -16,8 +16,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr const char* kLostKey = "lost";
-constexpr auto kBetweenLooks = 20ms;
-constexpr int kProcessesOfALook = 8;  // each costs about 20 us
+constexpr auto kFormingPollPeriod = 20ms;
+constexpr int kProcessesOfAPoll = 8;  // each costs about 20 us
 constexpr std::chrono::milliseconds kWaitForReports = 200ms;
 
 }  // namespace
@@ -27,21 +27,21 @@ FormingWatch::FormingWatch(std::vector<node::ProcessIdentity> members, c10::intr
     : members_(std::move(members)),
       store_(std::move(store)),
       threads_(std::move(threads)),
-      next_look_(std::chrono::steady_clock::now() + kBetweenLooks) {}
+      next_poll_(std::chrono::steady_clock::now() + kFormingPollPeriod) {}
 
 std::string FormingWatch::find_lost() {
   const std::lock_guard lock(mutex_);
   const auto now = std::chrono::steady_clock::now();
-  if (!lost_.empty() || now < next_look_) return lost_;
-  next_look_ = now + kBetweenLooks;
-  return look(kProcessesOfALook);
+  if (!lost_.empty() || now < next_poll_) return lost_;
+  next_poll_ = now + kFormingPollPeriod;
+  return poll(kProcessesOfAPoll);
 }
 
 std::string FormingWatch::find_cause() noexcept {
   try {
     const std::lock_guard lock(mutex_);
     const Deadline deadline(kWaitForReports);
-    while (look(static_cast<int>(members_.size())).empty() && !deadline.expired())
+    while (poll(static_cast<int>(members_.size())).empty() && !deadline.expired())
       std::this_thread::sleep_for(1ms);
     return lost_;
   } catch (const std::exception&) {
@@ -58,7 +58,7 @@ void FormingWatch::report(const std::string& text) noexcept {
 }
 
 // The first report counts on all members.
-std::string FormingWatch::look(int most) {
+std::string FormingWatch::poll(int most) {
   if (!lost_.empty()) return lost_;
   // Not get(), which waits: the key may be deleted meanwhile.
   if (store_->check({kLostKey}) && !(lost_ = store_->compareSet(kLostKey, "", "")).empty()) return lost_;

@@ -23,24 +23,24 @@ class FormingWatch {
   FormingWatch(std::vector<node::ProcessIdentity> members, c10::intrusive_ptr<c10d::Store> store,
                std::shared_ptr<node::ThreadExchange> threads);
 
-  // What has happened to a member: "rank 2 (pid 4711 on node7) is dead". Empty if nothing is known. Looks
+  // What has happened to a member: "rank 2 (pid 4711 on node7) is dead". Empty if nothing is known. Polls
   // every 20 ms at most, at some of the processes; so not at all in a forming that takes a few milliseconds.
   std::string find_lost();
-  // What has happened to a member, for after an error that its end may have caused. Looks at all processes,
+  // What has happened to a member, for after an error that its end may have caused. Polls all processes,
   // and waits up to 200 ms for the other members' reports. Empty if nothing is known.
   std::string find_cause() noexcept;
   // Ends the waits of the other members with this text.
   void report(const std::string& text) noexcept;
 
  private:
-  std::string look(int most);
+  std::string poll(int most);
   std::string find_dead(int most);
 
   std::vector<node::ProcessIdentity> members_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<node::ThreadExchange> threads_;
   std::mutex mutex_;
-  std::chrono::steady_clock::time_point next_look_;
+  std::chrono::steady_clock::time_point next_poll_;
   std::size_t next_member_ = 0;
   std::string lost_;
 };

@@ -22,6 +22,7 @@
 #include "backends/shm/connection.h"
 #include "base/deadline.h"
 #include "base/host.h"
+#include "base/throw_error.h"
 #include "node/liveness.h"
 
 namespace lockstep::backends {
@@ -56,10 +57,10 @@ struct Member {
     std::getline(fields, member.process.space, ':');
     std::getline(fields, member.host);
     if (kind == kKind && fields && member.text() == text) return member;
-    throw ArgumentError(
-        fmt::format("reconfigure: \"{}\" is no handle of this version of Lockstep; pass what the members' "
-                    "reconfigure_handle() returned",
-                    text));
+    throw_error<ArgumentError>(
+        "reconfigure: \"{}\" is no handle of this version of Lockstep; pass what the members' "
+        "reconfigure_handle() returned",
+        text);
   }
 };
 
@@ -175,7 +176,7 @@ class GroupMembership final : public comm::Membership {
   BackendRequest request_for(const std::vector<std::string>& handles, const Deadline& deadline) const {
     const auto own = std::ranges::find(handles, self_.text());
     const auto refuse = [&](const std::string& complaint) {
-      throw ArgumentError(fmt::format("reconfigure of group {}: {}", request_.group_name, complaint));
+      throw_error<ArgumentError>("reconfigure of group {}: {}", request_.group_name, complaint);
     };
     if (handles.empty()) refuse("handles is empty; pass one handle for each member");
     if (std::set(handles.begin(), handles.end()).size() < handles.size())
@@ -285,14 +286,14 @@ bool can_be_formed_again(const std::string& backend, const BackendRequest& reque
 BackendHandle create_member(const std::string& name, const Factory& connect, const BackendRequest& request) {
   if (!can_be_formed_again(name, request)) {
     if (!request.enable_reconfigure) return connect(request);
-    throw ArgumentError(
-        fmt::format("enable_reconfigure: a group of backend {} cannot be formed again; use shm, or "
-                    "hierarchical over gloo",
-                    name));
+    throw_error<ArgumentError>(
+        "enable_reconfigure: a group of backend {} cannot be formed again; use shm, or "
+        "hierarchical over gloo",
+        name);
   }
   auto own = request;
   own.enable_reconfigure = false;
-  own.heap = shm::make_heap(own.size);
+  own.shm.heap = shm::make_heap(own.size);
   const auto membership = std::make_shared<GroupMembership>(connect, own);
   auto handle = request.enable_reconfigure ? group_without_members(name, own) : connect(own);
   handle.membership = membership;

@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "base/wait_check.h"
 
 namespace lockstep::backends {
@@ -91,8 +92,8 @@ void MemberStore::wait(const std::vector<std::string>& keys, const std::chrono::
     check_wait();
     if (const auto lost = find_lost(); !lost.empty()) throw RendezvousError(lost);
     if (timeout != kNoTimeout && deadline.expired()) {
-      throw RendezvousError(fmt::format("no rank set {} in the ranks' store within {} ms",
-                                        fmt::join(keys, ", "), timeout.count()));
+      throw_error<RendezvousError>("no rank set {} in the ranks' store within {} ms", fmt::join(keys, ", "),
+                                   timeout.count());
     }
     std::this_thread::sleep_for(pause);
   }

@@ -3,11 +3,10 @@
 
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 
 #include "backends/shm/shm_backend.h"
+#include "base/throw_error.h"
 
 namespace lockstep::backends {
 namespace {
@@ -36,10 +35,10 @@ ReconfigurableBackend::Inner ReconfigurableBackend::find() const {
 
 ReconfigurableBackend::Inner ReconfigurableBackend::require() const {
   if (auto inner = find()) return inner;
-  throw Error(
-      fmt::format("the group of backend {} has no members yet: it was made with enable_reconfigure, so call "
-                  "reconfigure() first",
-                  name_));
+  throw_error<Error>(
+      "the group of backend {} has no members yet: it was made with enable_reconfigure, so call "
+      "reconfigure() first",
+      name_);
 }
 
 const std::string ReconfigurableBackend::getBackendName() const {

@@ -15,6 +15,7 @@
 #include "backends/group_membership.h"
 #ifdef LOCKSTEP_HAS_GLOO
 #include "backends/gloo/route.h"
+#include "base/throw_error.h"
 #endif
 
 namespace lockstep::backends {
@@ -64,9 +65,9 @@ void require_built(const std::string& name) {
   if (factories().contains(name)) return;
   const auto available = fmt::format("this build has: {}", fmt::join(available_backends(), ", "));
   if (const auto missing = missing_backends().find(name); missing != missing_backends().end()) {
-    throw ArgumentError(fmt::format("backend {} {}; {}", name, missing->second, available));
+    throw_error<ArgumentError>("backend {} {}; {}", name, missing->second, available);
   }
-  throw ArgumentError(fmt::format("there is no backend named \"{}\"; {}", name, available));
+  throw_error<ArgumentError>("there is no backend named \"{}\"; {}", name, available);
 }
 
 BackendSpec cpu_and_device(const std::string& cpu, c10::DeviceType device, const std::string& name) {
@@ -103,16 +104,16 @@ BackendChoice best_for(const GroupTopology& ranks) {
 void check_device(const std::string& name, const GroupTopology& ranks) {
   if (!is_for_gpus(name)) return;
   if (!ranks.device.is_cuda()) {
-    throw ArgumentError(fmt::format(
+    throw_error<ArgumentError>(
         "backend {} carries GPU tensors only, and this rank's device is {}; on the CPU use shm (one "
         "host), gloo or \"auto\"",
-        name, ranks.device.str()));
+        name, ranks.device.str());
   }
   if (ranks.share_device) {
-    throw ArgumentError(fmt::format(
+    throw_error<ArgumentError>(
         "backend {} cannot connect ranks that share a GPU; use \"auto\", gloo or shm, with which GPU "
         "tensors go through host memory",
-        name));
+        name);
   }
 }
 
@@ -133,14 +134,14 @@ BackendChoice resolve_entries(const BackendSpec& wanted, const GroupTopology& ra
   const auto device = ranks.device.type();
   const auto own = wanted.find(device);
   if (!own) {
-    throw ArgumentError(fmt::format("backend \"{}\" names no backend for {} tensors", wanted.text(),
-                                    device_type_name(device)));
+    throw_error<ArgumentError>("backend \"{}\" names no backend for {} tensors", wanted.text(),
+                               device_type_name(device));
   }
   require_built(*own);
   check_device(*own, ranks);
   const auto host = wanted.find(c10::kCPU);
   if (host && is_for_gpus(*host)) {
-    throw ArgumentError(fmt::format("backend \"{}\": {} does not carry cpu tensors", wanted.text(), *host));
+    throw_error<ArgumentError>("backend \"{}\": {} does not carry cpu tensors", wanted.text(), *host);
   }
   if (ranks.device.is_cpu() || (!host && is_for_gpus(*own))) return {BackendSpec(*own)};
   if (host) require_built(*host);
@@ -180,7 +181,7 @@ BackendChoice resolve_backend(const BackendSpec& wanted, const GroupTopology& ra
 std::string network_between_hosts(const Env& env) {
   const auto name = env.get(kNetworkVariable).value_or("gloo");
   if (name != "gloo" && name != "mpi")
-    throw ArgumentError(fmt::format("{}={}; it is gloo or mpi", kNetworkVariable, name));
+    throw_error<ArgumentError>("{}={}; it is gloo or mpi", kNetworkVariable, name);
   require_built(name);
   return name;
 }
@@ -203,6 +204,33 @@ BackendHandle create_backend(const BackendSpec& spec, const BackendRequest& requ
   auto host = factories().at(host_name)(part_of(request, "cpu"));
   auto own = device_part(*spec.find(request.device.type()), host_name, host, request);
   return make_device_dispatch({std::move(host), std::move(own)});
+}
+
+std::shared_ptr<node::NodeGroup> join_node_group(const BackendRequest& request, node::NodeGroup::Part part) {
+  constexpr const char* kKey = "host_socket";
+  constexpr const char* kComplaints = "host_complaints";
+  constexpr const char* kComplaint = "host_complaint";
+  const node::ExchangePoint point{
+      .publish = [&](const std::string& name) { request.store->set(kKey, name); },
+      .lookup =
+          [&] {
+            request.store->wait({kKey}, request.timeout);
+            return request.store->get_to_str(kKey);
+          },
+      .complain =
+          [&](const std::string& text) {
+            if (request.store->add(kComplaints, 1) == 1) request.store->set(kComplaint, text);
+          },
+      .complaint =
+          [&] {
+            if (auto lost = request.find_lost ? request.find_lost() : ""; !lost.empty()) return lost;
+            return request.store->check({kComplaint}) ? request.store->get_to_str(kComplaint) : std::string();
+          },
+      .threads = request.threads,
+      .group = request.key,
+  };
+  return node::NodeGroup::meet(request.rank, request.size, part, request.group_name, point,
+                               Deadline(request.timeout));
 }
 
 }  // namespace lockstep::backends

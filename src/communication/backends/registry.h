@@ -26,6 +26,25 @@ class Heap;
 
 namespace lockstep::backends {
 
+struct ShmRequest {
+  std::shared_ptr<shm::Heap> heap = {};  // of this rank, where it has one already
+  bool has_network = false;              // each rank also has a network's thread, which needs a core
+};
+
+struct GlooRequest {
+  bool connect_on_use = false;  // two ranks connect when they first exchange data
+};
+
+struct MpiRequest {
+  bool can_end_calls = false;  // errors end blocking calls too
+};
+
+// gloo and nccl, where other ranks run PyTorch.
+struct PythonRequest {
+  bool only_c10d_keys = false;  // they do not know our keys in the store
+  std::string group_name = {};  // PyTorch's
+};
+
 // What a backend needs to connect this rank with the others.
 struct BackendRequest {
   c10::intrusive_ptr<c10d::Store> store = {};  // private to the group, after store_barrier()
@@ -33,23 +52,21 @@ struct BackendRequest {
   int size = 1;
   std::chrono::milliseconds timeout{1'800'000};
   std::string group_name = "default";
-  std::string master_host = "127.0.0.1";  // an address that all ranks can reach
-  bool one_host = true;                   // all ranks are known to run on this host
-  std::vector<int> hosts = {};            // [rank]: number of its host
-  bool connect_on_use = false;            // gloo: two ranks connect when they first exchange data
-  bool can_end_calls = false;             // mpi: errors end blocking calls too
-  bool has_network = false;               // shm: each rank also has a network's thread, which needs a core
-  bool only_c10d_keys = false;            // gloo, nccl: other ranks run c10d's own, without our keys
-  std::string c10d_name = {};             // with only_c10d_keys: PyTorch's name of the group
-  Env env = {};                           // environment variables of the backend
+  std::string master_host = "127.0.0.1";               // an address that all ranks can reach
+  bool one_host = true;                                // all ranks are known to run on this host
+  std::vector<int> hosts = {};                         // [rank]: number of its host
+  Env env = {};                                        // environment variables of the backend
   std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process
   std::string key = {};                                // unique in the run
   bool enable_reconfigure = false;                     // the ranks connect at the first reconfigure()
   // Where a group is formed again: what has happened to a member that cannot connect; empty: nothing known.
   std::function<std::string()> find_lost = {};
-  std::shared_ptr<shm::Heap> heap = {};  // shm: of this rank, where it has one already
-  c10::Device device{c10::kCPU};         // of this rank
+  c10::Device device{c10::kCPU};  // of this rank
+  ShmRequest shm = {};
+  GlooRequest gloo = {};
+  MpiRequest mpi = {};
   NcclOptions nccl = {};
+  PythonRequest python = {};
 };
 
 using comm::BackendHandle;

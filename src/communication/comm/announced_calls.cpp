@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "comm/group_state.h"
 
 namespace lockstep::comm {
@@ -72,9 +73,8 @@ Announcement await_announcement(const ProcessGroup& group, c10::Device device) {
   const auto highest = host[0].item<std::int64_t>();
   const auto lowest = -host[1].item<std::int64_t>();
   if (highest != lowest) {
-    throw DesyncError(fmt::format("{}: Join: the ranks that have data make different calls: {} and {}",
-                                  state_of(group).whoami(), text_of(decoded(lowest)),
-                                  text_of(decoded(highest))));
+    throw_error<DesyncError>("{}: Join: the ranks that have data make different calls: {} and {}",
+                             state_of(group).whoami(), text_of(decoded(lowest)), text_of(decoded(highest)));
   }
   return decoded(highest);
 }

@@ -10,6 +10,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "comm/memory_overlap.h"
 
 namespace lockstep::comm {
@@ -68,7 +69,7 @@ CallRules::CallRules(int rank, int size, std::string whoami, std::string backend
 
 void CallRules::refuse(CallKind kind, const std::source_location& where, std::string_view complaint) const {
   const CallRecord record{.kind = kind, .where = where};
-  throw ArgumentError(fmt::format("{}: {}: {}", whoami_, record.describe(), complaint));
+  throw_error<ArgumentError>("{}: {}: {}", whoami_, record.describe(), complaint);
 }
 
 // The checks of one call, by kind.
@@ -371,10 +372,10 @@ class CallCheck {
 
 void CallRules::check(const Call& call) const {
   if (mark_.is_in_child()) {
-    throw Error(
-        fmt::format("{}: {}: process {} was forked off this rank and must not use its group: create a "
-                    "group in the child, or start the child with spawn",
-                    whoami_, name_of(call.kind), ::getpid()));
+    throw_error<Error>(
+        "{}: {}: process {} was forked off this rank and must not use its group: create a "
+        "group in the child, or start the child with spawn",
+        whoami_, name_of(call.kind), ::getpid());
   }
   CallCheck(*this, call).run();
 }

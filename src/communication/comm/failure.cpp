@@ -12,6 +12,8 @@
 #include <lockstep/base/error.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
+#include "comm/peer_check.h"
 
 namespace lockstep::comm {
 namespace {
@@ -64,17 +66,17 @@ struct FailedCall {
 };
 
 [[noreturn]] void throw_lost(const FailedCall& failed, const std::string& reason) {
-  throw PeerLost(fmt::format(
+  throw_error<PeerLost>(
       "{} failed because another rank is gone: {}. Look for the first error among the other ranks; "
       "this one is its consequence{}",
-      failed.begin(), reason, failed.end()));
+      failed.begin(), reason, failed.end());
 }
 
 [[noreturn]] void throw_late(const FailedCall& failed, const std::string& reason) {
-  throw TimeoutError(
-      fmt::format("{} did not finish in time: {}. Some rank did not make the matching call; compare what "
-                  "each rank was doing, or raise InitOptions::timeout{}",
-                  failed.begin(), reason, failed.end()));
+  throw_error<TimeoutError>(
+      "{} did not finish in time: {}. Some rank did not make the matching call; compare what "
+      "each rank was doing, or raise InitOptions::timeout{}",
+      failed.begin(), reason, failed.end());
 }
 
 // A rank's descriptor may be visible a moment before its rank status.
@@ -86,62 +88,50 @@ void await_notes(const FailedCall& failed) {
   while (!others->have_all_issued(failed.call.number) && !deadline.expired()) std::this_thread::yield();
 }
 
-// A connection may break a moment before the process is detected as dead.
-int dead_rank_soon(const std::shared_ptr<node::NodeGroup>& group) {
-  if (group == nullptr) return -1;
-  const Deadline deadline(kDeathLimit);
-  int dead = group->find_dead();
-  while (dead < 0 && !deadline.expired()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    dead = group->find_dead();
-  }
-  return dead;
-}
-
 [[noreturn]] void throw_by_text(const FailedCall& failed, const std::string& reason) {
   // Peer signs first: Gloo's text for a closed connection may also mention the timeout that was set.
   if (mentions(reason, kPeerSigns)) {
-    const int dead = dead_rank_soon(failed.group.node_group());
-    throw_lost(failed, dead < 0
-                           ? reason
-                           : fmt::format("{} died ({})", failed.group.node_group()->name_of(dead), reason));
+    const auto others = failed.group.node_group();
+    const int dead = find_dead_soon(others.get(), kDeathLimit);
+    throw_lost(failed, dead < 0 ? reason : fmt::format("{} died ({})", others->name_of(dead), reason));
   }
   if (mentions(reason, kTimeoutSigns)) throw_late(failed, reason);
-  throw Error(fmt::format("{} failed: {}", failed.begin(), reason));
+  throw_error<Error>("{} failed: {}", failed.begin(), reason);
 }
-
-}  // namespace
 
 void throw_if_refused(const GroupState& group, const CallRecord& call) {
   const auto others = group.node_group();
   const auto reasons = others ? others->refusals() : std::string();
   if (!reasons.empty()) {
-    throw DesyncError(fmt::format("{}: other ranks aborted {}:{}", group.whoami(), call.describe(), reasons));
+    throw_error<DesyncError>("{}: other ranks aborted {}:{}", group.whoami(), call.describe(), reasons);
   }
 }
 
+}  // namespace
+
 void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group, const CallRecord& call) {
+  throw_if_refused(group, call);
   const FailedCall failed{group, call};
   try {
     std::rethrow_exception(cause);
   } catch (const ArgumentError& error) {
-    throw ArgumentError(fmt::format("{}: {}", failed.begin(), error.what()));
+    throw_error<ArgumentError>("{}: {}", failed.begin(), error.what());
   } catch (const PeerLost& error) {
     throw_lost(failed, error.what());
   } catch (const TimeoutError& error) {
     throw_late(failed, error.what());
   } catch (const DesyncError& error) {
     await_notes(failed);
-    throw DesyncError(fmt::format("{}: {}. Every rank has to make the same calls in the same order{}",
-                                  failed.begin(), error.what(), failed.end()));
+    throw_error<DesyncError>("{}: {}. Every rank has to make the same calls in the same order{}",
+                             failed.begin(), error.what(), failed.end());
   } catch (const Error& error) {
-    throw Error(fmt::format("{} failed: {}", failed.begin(), error.what()));
+    throw_error<Error>("{} failed: {}", failed.begin(), error.what());
   } catch (const c10::NotImplementedError& error) {
-    throw ArgumentError(fmt::format("{}: {}", failed.begin(), first_line(error.what_without_backtrace())));
+    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line(error.what_without_backtrace()));
   } catch (const c10::ValueError& error) {
-    throw ArgumentError(fmt::format("{}: {}", failed.begin(), first_line(error.what_without_backtrace())));
+    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line(error.what_without_backtrace()));
   } catch (const std::invalid_argument& error) {
-    throw ArgumentError(fmt::format("{}: {}", failed.begin(), first_line(error.what())));
+    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line(error.what()));
   } catch (const c10::Error& error) {
     throw_by_text(failed, first_line(error.what_without_backtrace()));
   } catch (const std::exception& error) {

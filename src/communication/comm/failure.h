@@ -8,12 +8,10 @@
 namespace lockstep::comm {
 
 // Rethrows the failure of one call as the matching type: TimeoutError, PeerLost, DesyncError, ArgumentError
-// or Error. The message names the rank, the call and the event and, if all ranks run on one host, what each
+// or Error; as DesyncError with their reasons if other ranks refuse the call, see Note [Dead, refused or
+// late?]. The message names the rank, the call and the event and, if all ranks run on one host, what each
 // other rank is doing.
 [[noreturn]] void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group,
                                   const CallRecord& call);
-
-// Throws DesyncError with the other ranks' reasons if they reject the call.
-void throw_if_refused(const GroupState& group, const CallRecord& call);
 
 }  // namespace lockstep::comm

@@ -12,6 +12,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -212,7 +214,7 @@ void compare_calls(c10d::Backend& backend, const GroupState& group, const Call& 
   std::string all;
   for (std::size_t rank = 0; rank < size; ++rank)
     all += fmt::format("{}rank {}: {}", rank == 0 ? "" : "; ", rank, ranks[rank].text);
-  throw DesyncError(fmt::format("the ranks make different calls: {}. They differ in {}", all, what));
+  throw_error<DesyncError>("the ranks make different calls: {}. They differ in {}", all, what);
 }
 
 }  // namespace lockstep::comm

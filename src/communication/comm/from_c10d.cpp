@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <mutex>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,68 +10,19 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/throw_error.h"
 #include "comm/composed_operations.h"
 #include "comm/inference_tensors.h"
 #include "comm/message_order.h"
-#include "comm/missing_ranks.h"
-#include "comm/operation_futures.h"
+#include "comm/operation_work.h"
+#include "comm/peer_check.h"
 #include "comm/profiler_event.h"
-#include "device/libtorch_versions.h"
+#include "comm/sparse_sum.h"
 
 namespace lockstep::comm {
 namespace {
 
 using Tensors = FromC10d::Tensors;
 using WorkPtr = FromC10d::WorkPtr;
-
-// c10d's view of an operation; null: a call that is complete.
-class OperationWork : public libtorch::Work {
- public:
-  OperationWork(int rank, c10d::OpType op, OperationPtr operation, Tensors outputs, std::uint64_t number,
-                std::chrono::milliseconds timeout, std::shared_ptr<OperationFutures> futures)
-      : Work(rank, op),
-        operation_(std::move(operation)),
-        outputs_(std::move(outputs)),
-        number_(number),
-        timeout_(timeout),
-        futures_(std::move(futures)) {}
-
-  bool isCompleted() override { return !operation_ || operation_->is_completed(); }
-  bool isSuccess() const override {
-    return !operation_ || (operation_->is_completed() && exception() == nullptr);
-  }
-  std::exception_ptr exception() const override {
-    if (!operation_ || !operation_->is_completed()) return nullptr;
-    try {
-      operation_->wait(timeout_);  // returns or throws at once
-    } catch (...) {
-      return std::current_exception();
-    }
-    return nullptr;
-  }
-  bool wait(std::chrono::milliseconds timeout) override {
-    if (operation_) operation_->wait(timeout);
-    return true;
-  }
-  int sourceRank() const override { return operation_ ? operation_->source_rank() : -1; }
-  std::uint64_t getSequencenumber() const override { return number_; }
-  std::chrono::milliseconds getTimeout() const override { return timeout_; }
-  Tensors result() override { return outputs_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    const std::lock_guard lock(mutex_);
-    if (!future_) future_ = futures_->future_of(operation_, outputs_, timeout_);
-    return future_;
-  }
-
- private:
-  OperationPtr operation_;
-  Tensors outputs_;
-  std::uint64_t number_;
-  std::chrono::milliseconds timeout_;
-  std::shared_ptr<OperationFutures> futures_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
 
 at::Tensor flatten(const Tensors& tensors) {
   if (tensors.empty()) throw ArgumentError("a coalesced call needs at least one tensor");
@@ -90,14 +40,13 @@ void check_same_parts(const std::vector<Tensors>& lists, const Tensors& inputs) 
   };
   for (std::size_t rank = 0; rank < lists.size(); ++rank) {
     if (lists[rank].size() != inputs.size()) {
-      throw ArgumentError(fmt::format("outputs[{}] has {} tensors, inputs {}; one for each input is needed",
-                                      rank, lists[rank].size(), inputs.size()));
+      throw_error<ArgumentError>("outputs[{}] has {} tensors, inputs {}; one for each input is needed", rank,
+                                 lists[rank].size(), inputs.size());
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (lists[rank][i].sizes() == inputs[i].sizes()) continue;
-      throw ArgumentError(
-          fmt::format("outputs[{}][{}] is {} but inputs[{}] is {}; their shapes must be the same", rank, i,
-                      describe(lists[rank][i]), i, describe(inputs[i])));
+      throw_error<ArgumentError>("outputs[{}][{}] is {} but inputs[{}] is {}; their shapes must be the same",
+                                 rank, i, describe(lists[rank][i]), i, describe(inputs[i]));
     }
   }
 }
@@ -135,59 +84,14 @@ std::string reached_text(int rank, const TimeoutError& error) {
 // c10d passes lists where a rank has one tensor.
 at::TensorList only(const Tensors& tensors, const char* what) {
   if (tensors.size() == 1) return tensors;
-  throw ArgumentError(fmt::format("one tensor is needed as {}, not {}", what, tensors.size()));
+  throw_error<ArgumentError>("one tensor is needed as {}, not {}", what, tensors.size());
 }
 
 // The list of the only device; empty where this rank passes none.
 at::TensorList only(const std::vector<Tensors>& lists, const char* what) {
   if (lists.empty()) return {};
   if (lists.size() == 1) return lists.front();
-  throw ArgumentError(fmt::format("one list is needed as {}, not {}", what, lists.size()));
-}
-
-// The greatest number of dimensions of a sparse tensor that is all-reduced.
-constexpr std::int64_t kSparseDims = 16;
-
-// What ranks tell each other of a sparse tensor: the number of entries, whether it is summed, and then what
-// must be equal: dtype, sparse dimensions, dimensions, and sizes.
-at::Tensor sparse_shape(const at::Tensor& tensor, ReduceOp op) {
-  std::vector<std::int64_t> numbers{tensor._nnz(), op == ReduceOp::SUM ? 1 : 0,
-                                    static_cast<std::int64_t>(tensor.scalar_type()), tensor.sparse_dim(),
-                                    tensor.dim()};
-  const auto sizes = tensor.sizes().slice(0, static_cast<std::size_t>(std::min(tensor.dim(), kSparseDims)));
-  numbers.insert(numbers.end(), sizes.begin(), sizes.end());
-  numbers.resize(5 + kSparseDims);
-  return at::tensor(numbers, at::kLong);
-}
-
-std::string describe_sparse(const std::int64_t* numbers) {
-  return fmt::format("{} [{}] with {} sparse dimensions",
-                     c10::toString(static_cast<at::ScalarType>(numbers[2])),
-                     fmt::join(numbers + 5, numbers + 5 + numbers[4], ", "), numbers[3]);
-}
-
-// What one rank cannot reduce is an error on all.
-void check_sparse_shapes(const std::vector<at::Tensor>& shapes, int rank) {
-  std::string expected;
-  for (std::size_t other = 0; other < shapes.size(); ++other) {
-    const auto* const numbers = shapes[other].const_data_ptr<std::int64_t>();
-    if (numbers[1] == 0) {
-      throw_error<ArgumentError>("rank {} of {}: a sparse tensor can be all-reduced with SUM only (rank {})",
-                                 rank, shapes.size(), other);
-    }
-    if (numbers[4] > kSparseDims) {
-      throw_error<ArgumentError>(
-          "rank {} of {}: a sparse tensor of {} dimensions cannot be all-reduced; {} are the most (rank {})",
-          rank, shapes.size(), numbers[4], kSparseDims, other);
-    }
-    const auto found = describe_sparse(numbers);
-    if (other == 0) expected = found;
-    if (found == expected) continue;
-    throw_error<DesyncError>(
-        "rank {} of {}: all_reduce of a sparse tensor: rank 0 has {}, rank {} has {}; give tensors of one "
-        "shape and type on all ranks",
-        rank, shapes.size(), expected, other, found);
-  }
+  throw_error<ArgumentError>("one list is needed as {}, not {}", what, lists.size());
 }
 
 }  // namespace
@@ -210,10 +114,10 @@ void FromC10d::change_members(int rank, int size, BackendTraits traits) {
 WorkPtr FromC10d::finished_work() { return work_of(c10d::OpType::UNKNOWN, nullptr, {}, {}); }
 
 std::string FromC10d::get_reconfigure_handle() const {
-  throw ArgumentError(
-      fmt::format("the group of backend {} cannot be formed again: reconfigure is for shm, and for "
-                  "hierarchical over gloo, as the group's only backend",
-                  getBackendName()));
+  throw_error<ArgumentError>(
+      "the group of backend {} cannot be formed again: reconfigure is for shm, and for "
+      "hierarchical over gloo, as the group's only backend",
+      getBackendName());
 }
 
 WorkPtr FromC10d::reconfigure(const libtorch::ReconfigureOptions& /*options*/) {
@@ -269,8 +173,8 @@ WorkPtr FromC10d::run(c10d::OpType op, const Call& call, Tensors outputs, std::f
 
 WorkPtr FromC10d::run_each(c10d::OpType op, Call call, const Tensors& outputs, const Tensors& inputs) {
   if (outputs.size() != inputs.size()) {
-    throw ArgumentError(fmt::format("a coalesced call needs as many outputs as inputs, not {} and {}",
-                                    outputs.size(), inputs.size()));
+    throw_error<ArgumentError>("a coalesced call needs as many outputs as inputs, not {} and {}",
+                               outputs.size(), inputs.size());
   }
   const auto for_each = [&](auto action) {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -311,42 +215,14 @@ WorkPtr FromC10d::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoa
              tensors, [flat, tensors] { unflatten(flat, tensors); });
 }
 
-// Every rank gathers the others' entries and sums them itself, so the call ends before it returns.
 WorkPtr FromC10d::allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOptions& options) {
   const ProfilerEvent event([this] { return getBackendName() + ":sparse_all_reduce"; });
-  const at::NoGradGuard no_grad;
-  const auto own = tensor.coalesce();
   const auto gather = [&](const at::Tensor& input, const Tensors& outputs) {
     const Call call{
         .kind = CallKind::all_gather, .inputs = input, .outputs = outputs, .timeout = limit(options.timeout)};
     if (const auto operation = begin(call)) operation->wait(call.timeout);
   };
-  const auto like = [&](const at::Tensor& input) {
-    Tensors outputs;
-    for (int rank = 0; rank < getSize(); ++rank) outputs.push_back(at::empty_like(input));
-    return outputs;
-  };
-  const auto shape_here = sparse_shape(own, reduce_op(options.reduceOp));
-  const auto shapes = like(shape_here);
-  gather(shape_here, shapes);
-  check_sparse_shapes(shapes, getRank());
-  std::vector<std::int64_t> counts;
-  for (const auto& each : shapes) counts.push_back(each[0].item<std::int64_t>());
-  const auto most = std::ranges::max(counts);
-  // With as many rows as the longest: not every backend gathers inputs of several sizes.
-  const auto all_rows_of = [&](const at::Tensor& rows) {
-    auto shape = rows.sizes().vec();
-    shape[0] = most;
-    const auto padded = at::zeros(shape, rows.options());
-    padded.narrow(0, 0, rows.size(0)).copy_(rows);
-    auto all = like(padded);
-    gather(padded, all);
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = all[i].narrow(0, 0, counts[i]);
-    return at::cat(all);
-  };
-  const auto indices = all_rows_of(own.indices().t());
-  const auto sum = at::sparse_coo_tensor(indices.t(), all_rows_of(own.values()), tensor.sizes());
-  tensor.copy_(sum.coalesce());
+  sum_sparse(tensor, reduce_op(options.reduceOp), getRank(), getSize(), gather);
   return work_of(c10d::OpType::_ALLREDUCE_SPARSE, nullptr, {tensor}, {.timeout = limit(options.timeout)});
 }
 
@@ -502,7 +378,7 @@ void FromC10d::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_a
   rules_.check(call);
   // Zero means no limit in our calls.
   if (options.timeout == std::chrono::milliseconds(0)) {
-    throw TimeoutError(fmt::format("Rank {} timed out in monitoredBarrier after 0 ms", rank));
+    throw_error<TimeoutError>("Rank {} timed out in monitoredBarrier after 0 ms", rank);
   }
   try {
     if (const auto operation = start(call, [](CallStage) {})) operation->wait(call.timeout);

@@ -10,6 +10,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "comm/membership.h"
 #include "comm/to_c10d.h"
@@ -19,8 +20,7 @@ namespace {
 
 constexpr const char* kClosed =
     "the process group has been closed; keep the context that lockstep::init() returned alive for as long as "
-    "its "
-    "groups are used";
+    "its groups are used";
 
 constexpr const char* kFormedAgain =
     "the process group has been formed again with other members; use the group that reconfigure() returned";
@@ -53,8 +53,8 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       closed_(kClosed),
       backend_(std::move(backend)) {
   if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {
-    throw ArgumentError(fmt::format("{}: ProcessGroupInfo::global_ranks has {} entries", whoami(),
-                                    info_.global_ranks.size()));
+    throw_error<ArgumentError>("{}: ProcessGroupInfo::global_ranks has {} entries", whoami(),
+                               info_.global_ranks.size());
   }
   if (const auto* streams = dynamic_cast<const StreamBackend*>(backend_.get())) {
     watch_ = std::make_shared<StreamWatch>(*this, *streams, [this] { abort_backend(); });
@@ -66,12 +66,12 @@ GroupState::~GroupState() { close(); }
 
 c10::intrusive_ptr<c10d::Backend> GroupState::backend() const {
   const std::lock_guard lock(mutex_);
-  if (!backend_) throw Error(fmt::format("{}: {}", whoami(), closed_.load()));
+  if (!backend_) throw_error<Error>("{}: {}", whoami(), closed_.load());
   return backend_;
 }
 
 void GroupState::throw_closed(const CallRecord& call) const {
-  throw Error(fmt::format("{}: {}: {}", whoami(), call.describe(), closed_.load()));
+  throw_error<Error>("{}: {}: {}", whoami(), call.describe(), closed_.load());
 }
 
 std::shared_ptr<node::NodeGroup> GroupState::node_group() const {
@@ -130,7 +130,7 @@ bool GroupState::end_watch() {
 void GroupState::close() {
   const bool broken_off = !end_watch();
   {
-    const node::FlightRecorder::Turn turn(log_);  // no call starts after it
+    const node::FlightRecorder::RecorderLock lock(log_);  // no call starts after it
     calls_.reset();
   }
   const std::lock_guard lock(mutex_);
@@ -150,7 +150,7 @@ void GroupState::close() {
 void GroupState::break_off() {
   std::shared_ptr<CallBackend> calls;
   {
-    const node::FlightRecorder::Turn turn(log_);
+    const node::FlightRecorder::RecorderLock lock(log_);
     calls = calls_;
   }
   if (calls) calls->break_off();
@@ -166,10 +166,10 @@ std::shared_ptr<Membership> GroupState::membership() const {
 std::shared_ptr<Membership> GroupState::required_membership() const {
   (void)backend();  // throws if the group is closed
   if (auto membership = this->membership()) return membership;
-  throw ArgumentError(
-      fmt::format("{}: the group cannot be formed again: reconfigure() is for shm, and for hierarchical over "
-                  "gloo, as the group's only backend",
-                  whoami()));
+  throw_error<ArgumentError>(
+      "{}: the group cannot be formed again: reconfigure() is for shm, and for hierarchical over "
+      "gloo, as the group's only backend",
+      whoami());
 }
 
 ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
@@ -207,8 +207,8 @@ void GroupState::abort_backend() noexcept {
 
 void refuse_with_python(const GroupState& group, const std::string& what, const std::string& remedy) {
   if (!group.info().with_python) return;
-  throw ArgumentError(
-      fmt::format("{}: {} cannot be used together with Python ranks; {}", group.whoami(), what, remedy));
+  throw_error<ArgumentError>("{}: {} cannot be used together with Python ranks; {}", group.whoami(), what,
+                             remedy);
 }
 
 }  // namespace lockstep::comm

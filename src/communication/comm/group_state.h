@@ -28,6 +28,7 @@ class GroupState {
   ~GroupState();
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
+  static GroupState& of(const ProcessGroup& group) { return *group.state_; }
 
   // Throws Error when the group is closed.
   c10::intrusive_ptr<c10d::Backend> backend() const;
@@ -43,10 +44,10 @@ class GroupState {
   void set_job(std::weak_ptr<node::NodeGroup> job) { job_ = std::move(job); }
   std::shared_ptr<node::NodeGroup> job() const { return job_.lock(); }
   const CallRules& rules() const { return rules_; }
-  // The backend of the group's calls; nullptr when the group is closed. Valid until the turn ends or pauses.
-  CallBackend* calls(const node::FlightRecorder::Turn&) const { return calls_.get(); }
+  // The backend of the group's calls; nullptr when the group is closed. Valid until the lock ends or pauses.
+  CallBackend* calls(const node::FlightRecorder::RecorderLock&) const { return calls_.get(); }
   // The same, valid as long as the result.
-  std::shared_ptr<CallBackend> keep_calls(const node::FlightRecorder::Turn&) const { return calls_; }
+  std::shared_ptr<CallBackend> keep_calls(const node::FlightRecorder::RecorderLock&) const { return calls_; }
   // A number for objects that all ranks create on the group in the same order: 1, 2, ...
   std::uint64_t next_scope() { return ++scopes_; }
   // The watch if calls end on a device's stream, otherwise nullptr.
@@ -86,7 +87,7 @@ class GroupState {
   std::string whoami_;
   std::weak_ptr<node::NodeGroup> job_;
   CallRules rules_;
-  std::shared_ptr<CallBackend> calls_;  // changes during a turn of the flight recorder only
+  std::shared_ptr<CallBackend> calls_;  // changes only under the lock of the flight recorder
   node::FlightRecorder log_;
   std::atomic<std::uint64_t> scopes_{0};
   std::atomic<const char*> closed_;  // what errors of later calls say
@@ -98,6 +99,8 @@ class GroupState {
   std::shared_ptr<StreamWatch> watch_;
   std::jthread revoking_;  // graphs, while the backend is aborted
 };
+
+inline GroupState& state_of(const ProcessGroup& group) { return GroupState::of(group); }
 
 // A device for small tensors of Lockstep's own: the CPU if the group's backend supports it.
 c10::Device device_for_objects(const ProcessGroup& group);

@@ -49,21 +49,22 @@ void refuse_to_be_captured(const GroupState& group, const Call& call) {
                   "make it outside of the step, or use NCCL and tensors on the GPU");
 }
 
-// One call from its number to the backend's result, in one turn of the flight recorder.
+// One call from its number to the backend's result, under one lock of the flight recorder, which it may
+// pause.
 class Issue {
  public:
   // Gives the call its number.
   Issue(GroupState& group, Call& call)
-      : group_(group), call_(call), draft_(draft_of(call)), turn_(group.log()) {}
+      : group_(group), call_(call), draft_(draft_of(call)), recorder_lock_(group.log()) {}
 
   // The operation to wait for; nullptr if the call is complete.
   OperationPtr start() {
-    auto* const calls = group_.calls(turn_);
+    auto* const calls = group_.calls(recorder_lock_);
     if (calls == nullptr) {
-      turn_.end();
+      recorder_lock_.end();
       group_.throw_closed(record_of(call_));
     }
-    call_.number = turn_.begin(draft_);
+    call_.number = recorder_lock_.begin(draft_);
     try {
       if (group_.info().check_calls) compare();
       return finish(calls->start(call_, [this](CallStage stage) { report(stage); }));
@@ -71,8 +72,8 @@ class Issue {
       in_call_.reset();
       write();
       keep_record();
-      turn_.resume();
-      turn_.end();
+      recorder_lock_.resume();
+      recorder_lock_.end();
       fail();
     }
   }
@@ -88,20 +89,20 @@ class Issue {
     if (stage == CallStage::posted || kept_) return;
     // Another call may overwrite the record, and another thread may close the group.
     keep_record();
-    kept_ = group_.keep_calls(turn_);
-    turn_.pause();
+    kept_ = group_.keep_calls(recorder_lock_);
+    recorder_lock_.pause();
     if (stage == CallStage::cannot_end) in_call_.emplace(group_, record_, call_.timeout);
   }
 
   void write() {
     if (std::exchange(is_written_, true)) return;
-    turn_.note(call_.number, draft_);
-    if (call_.blocking) turn_.await(call_.number);
+    recorder_lock_.note(call_.number, draft_);
+    if (call_.blocking) recorder_lock_.await(call_.number);
   }
 
   // A copy costs memory, so a call that completes immediately has none.
   void keep_record() {
-    if (record_.number == 0) record_ = turn_.record(call_.number);
+    if (record_.number == 0) record_ = recorder_lock_.record(call_.number);
   }
 
   void compare() {
@@ -111,11 +112,11 @@ class Issue {
 
   OperationPtr finish(OperationPtr operation) {
     in_call_.reset();
-    turn_.resume();
+    recorder_lock_.resume();
     write();
     if (operation || !call_.blocking) keep_record();
-    if (!operation) turn_.complete(call_.number);
-    turn_.end();
+    if (!operation) recorder_lock_.complete(call_.number);
+    recorder_lock_.end();
     if (operation) watch(operation);
     return operation;
   }
@@ -131,7 +132,6 @@ class Issue {
 
   [[noreturn]] void fail() {
     group_.log().set_state(call_.number, CallState::failed);
-    throw_if_refused(group_, record_);
     rethrow_as_ours(std::current_exception(), group_, record_);
   }
 
@@ -139,7 +139,7 @@ class Issue {
   Call& call_;
   CallDraft draft_;
   std::shared_ptr<CallBackend> kept_;
-  node::FlightRecorder::Turn turn_;
+  node::FlightRecorder::RecorderLock recorder_lock_;
   CallRecord record_;
   std::optional<UnendableCall> in_call_;
   bool is_written_ = false;

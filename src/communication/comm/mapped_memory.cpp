@@ -6,9 +6,10 @@
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -38,7 +39,7 @@ std::vector<at::Tensor> map_on_all_ranks(const ProcessGroup& group, const std::v
   if (failed) std::rethrow_exception(failed);
   for (const auto owner : owners) {
     if (places[owner].item<std::int64_t>() == kNoPlace)
-      throw Error(fmt::format("rank {} has no shared memory for {} bytes; its error says why", owner, bytes));
+      throw_error<Error>("rank {} has no shared memory for {} bytes; its error says why", owner, bytes);
   }
   std::vector<at::Tensor> blocks;
   for (const auto owner : owners)

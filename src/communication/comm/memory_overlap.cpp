@@ -212,8 +212,7 @@ std::string overlap_complaint(const Call& call, int rank) {
   if (!overlap->is_input) {
     return fmt::format(
         "{} and output[{}] share memory; each output needs memory of its own. Make a tensor for each: a copy "
-        "of an "
-        "at::Tensor refers to the same memory",
+        "of an at::Tensor refers to the same memory",
         output, overlap->other);
   }
   const auto input = name_of("input", has_input_list(call.kind), overlap->other);

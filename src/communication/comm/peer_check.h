@@ -1,26 +1,118 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <exception>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "node/node_group.h"
+#include <lockstep/base/error.h>
+
+// Needs no LibTorch, because shm's core includes it.
+namespace lockstep::node {
+class NodeGroup;
+}
 
 namespace lockstep::comm {
 
 // Note [Dead, refused or late?]
 //
-// A wait for other ranks can fail for several reasons at once. All waits report the first one of:
+// A wait for other ranks can fail for several reasons at once, because each causes the next ones: a rank that
+// refuses a call leaves, the ranks that it leaves fail and end, and all others wait until their limit. Every
+// wait therefore reports the first one of:
 //
-//   1. another rank refuses the call (DesyncError). It knows the cause, and leaves, so it is soon gone too.
+//   1. another rank refuses the call (DesyncError): it knows the cause
 //   2. another rank is dead (PeerLost)
-//   3. the limit has passed (TimeoutError), which says nothing about the cause
+//   3. a rank that the call needs has left, or the launcher ends the ranks (PeerLost)
+//   4. the limit has passed (TimeoutError), which says nothing about the cause
 //
-// A wait looks for 1 and 2 at least once a period, and once more before it reports 3. shm's core does not
-// know LibTorch; Engine::look_around() has the same order.
+// A rank publishes its part of a call before it leaves or dies. So a wait first looks for 1 to 4, then
+// whether its call has ended, and fails only if it has not.
+//
+// check_peers() is the only place with this order. Waits call it once every kPeerCheckPeriod, and at their
+// limit.
 
 inline constexpr std::chrono::milliseconds kPeerCheckPeriod{20};
 
-// Throws for 1 and 2. nullptr: ranks of several hosts, of which nothing is known.
-void check_peers(const node::NodeGroup* others);
+enum class PeerFault { none, refused, dead, left, late };
+
+struct PeerVerdict {
+  PeerFault fault = PeerFault::none;
+  int rank = -1;  // the dead one
+};
+
+// `wait`: is_refused(), find_dead() (a rank or -1), has_left(), is_late() and is_done().
+template <class Wait>
+PeerVerdict check_peers(const Wait& wait) {
+  const auto found = [&]() -> PeerVerdict {
+    if (wait.is_refused()) return {PeerFault::refused};
+    if (const int dead = wait.find_dead(); dead >= 0) return {PeerFault::dead, dead};
+    if (wait.has_left()) return {PeerFault::left};
+    return {wait.is_late() ? PeerFault::late : PeerFault::none};
+  }();
+  if (found.fault == PeerFault::none || wait.is_done()) return {};
+  // The call may have advanced, so that it does not need that rank any more.
+  return found.fault == PeerFault::left && !wait.has_left() ? PeerVerdict{} : found;
+}
+
+// When a wait has to call check_peers(). Safe from any thread: a check is due for one of them.
+class PeerCheckTimer {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  bool is_due(Clock::time_point now = Clock::now()) {
+    auto next = next_.load(std::memory_order_relaxed);
+    return now >= next && next_.compare_exchange_strong(next, now + kPeerCheckPeriod);
+  }
+
+ private:
+  std::atomic<Clock::time_point> next_{Clock::now() + kPeerCheckPeriod};
+};
+
+// A wait for ranks of one host over a backend that does not look at them.
+class NodeWait {
+ public:
+  // `others`: nullptr: ranks of several hosts, of which nothing is known. `late`: what the wait throws, if
+  // its limit has passed. `is_ending`: the launcher ends the ranks.
+  NodeWait(const node::NodeGroup* others, std::function<bool()> is_done, std::exception_ptr late,
+           bool is_ending = false)
+      : others_(others), is_done_(std::move(is_done)), late_(std::move(late)), is_ending_(is_ending) {}
+
+  bool is_refused() const;
+  int find_dead() const;
+  bool has_left() const { return is_ending_; }
+  bool is_late() const { return late_ != nullptr; }
+  bool is_done() const { return is_done_(); }
+  // Throws what check_peers() finds.
+  void check() const;
+
+ private:
+  const node::NodeGroup* others_;
+  std::function<bool()> is_done_;
+  std::exception_ptr late_;
+  bool is_ending_;
+};
+
+// "it has not ended on the device after 500 ms"; nullptr unless the wait is late.
+std::exception_ptr late_error(bool is_late, std::chrono::milliseconds timeout, const std::string& where = "");
+
+// A rank that is dead, or -1 if none is seen to be within `limit`: other effects of a death may be seen
+// first.
+int find_dead_soon(const node::NodeGroup* others, std::chrono::milliseconds limit);
+
+// A timeout whose culprits the backend knows.
+class MissingRanks : public TimeoutError {
+ public:
+  MissingRanks(const std::string& text, std::vector<int> ranks)
+      : TimeoutError(text), ranks_(std::move(ranks)) {}
+
+  const std::vector<int>& ranks() const { return ranks_; }
+
+ private:
+  std::vector<int> ranks_;
+};
 
 }  // namespace lockstep::comm

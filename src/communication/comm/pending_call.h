@@ -37,6 +37,7 @@ class PendingCall {
   void await_device(std::chrono::milliseconds timeout) const;
   void wait_for_backend(std::chrono::milliseconds timeout);
   void wait_watching(std::chrono::milliseconds timeout);
+  void check(const std::exception_ptr& late) const;
 
   std::shared_ptr<GroupState> group_;
   CallRecord record_;

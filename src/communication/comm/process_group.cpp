@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 
+#include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/issue.h"
 #include "comm/membership.h"
@@ -13,11 +13,9 @@ namespace lockstep {
 using comm::Call;
 
 ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info) {
-  if (!backend) throw ArgumentError(fmt::format("ProcessGroup {}: its backend is a null pointer", info.name));
+  if (!backend) throw_error<ArgumentError>("ProcessGroup {}: its backend is a null pointer", info.name);
   state_ = std::make_shared<comm::GroupState>(std::move(backend), std::move(info));
 }
-
-comm::GroupState& comm::state_of(const ProcessGroup& group) { return *group.state_; }
 
 int ProcessGroup::rank() const { return state_->rank(); }
 int ProcessGroup::size() const { return state_->size(); }
@@ -35,7 +33,7 @@ void ProcessGroup::close() const { state_->close(); }
 
 int ProcessGroup::global_rank(int group_rank) const {
   if (group_rank < 0 || group_rank >= size()) {
-    throw ArgumentError(fmt::format("{}: there is no group rank {}", state_->whoami(), group_rank));
+    throw_error<ArgumentError>("{}: there is no group rank {}", state_->whoami(), group_rank);
   }
   const auto& ranks = state_->info().global_ranks;
   return ranks.empty() ? group_rank : ranks[static_cast<std::size_t>(group_rank)];

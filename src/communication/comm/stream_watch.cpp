@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "comm/failure.h"
 #include "comm/group_state.h"
 #include "comm/peer_check.h"
@@ -34,7 +35,6 @@ std::string text_of(const std::exception_ptr& failure) {
 // The failure of one call, with the type and text that a wait on the host would have thrown.
 std::exception_ptr as_ours(const std::exception_ptr& cause, const GroupState& group, const CallRecord& call) {
   try {
-    throw_if_refused(group, call);
     rethrow_as_ours(cause, group, call);
   } catch (...) {
     return std::current_exception();
@@ -181,11 +181,13 @@ void StreamWatch::drop_ended() {
 }
 
 void StreamWatch::look_at(const Entry& oldest) {
-  check_peers(group_.node_group().get());
-  const auto age = std::chrono::steady_clock::now() - oldest.record.issued_at;
-  if (age < group_.info().timeout) return;
-  throw TimeoutError(
-      fmt::format("it has not ended on the device after {} ms", group_.info().timeout.count()));
+  const auto timeout = group_.info().timeout;
+  const bool is_late = std::chrono::steady_clock::now() - oldest.record.issued_at >= timeout;
+  const auto others = group_.node_group();
+  NodeWait(
+      others.get(), [&] { return oldest.observer->isCompleted(); },
+      late_error(is_late, timeout, " on the device"))
+      .check();
 }
 
 void StreamWatch::fail(const Entry& entry, const std::exception_ptr& cause) {

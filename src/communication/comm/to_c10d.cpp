@@ -11,8 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 
-#include "comm/divide.h"
-#include "comm/ordered_bits.h"
+#include "comm/emulated_reductions.h"
 
 namespace lockstep::comm {
 namespace {

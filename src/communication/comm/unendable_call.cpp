@@ -15,7 +15,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "base/deadline.h"
 #include "comm/failure.h"
 #include "comm/peer_check.h"
 
@@ -26,7 +25,6 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kTimeToThrow = 500ms;  // of a wait for a call that can be ended, after SIGTERM
-constexpr auto kTimeToDie = 100ms;    // of the rank because of which SIGTERM was sent
 
 std::atomic<bool> terminated{false};
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<pid_t>::is_always_lock_free);
@@ -39,12 +37,6 @@ void note_termination(int) {
   // A forked process has no watching thread.
   std::signal(SIGTERM, SIG_DFL);
   ::raise(SIGTERM);
-}
-
-// Throws what rethrow_as_ours() makes of `error`.
-template <class Failure>
-[[noreturn]] void fail(const GroupState& group, const CallRecord& call, const std::string& reason) {
-  rethrow_as_ours(std::make_exception_ptr(Failure(reason)), group, call);
 }
 
 // The calls of this process, and the thread that watches them.
@@ -93,27 +85,17 @@ class Watch {
   }
 
   void look(const std::stop_token& stop) {
-    if (terminated) terminate(stop);
-    // The calls cannot return meanwhile, so what they refer to stays.
-    const std::lock_guard lock(mutex_);
-    try {
-      for (const auto* call : calls_) call->check();
-    } catch (const std::exception& error) {
-      end_process(error);
-    }
-  }
-
-  void terminate(const std::stop_token& stop) {
+    const bool ends = terminated;
     {
+      // The calls cannot return meanwhile, so what they refer to stays.
       const std::lock_guard lock(mutex_);
-      if (!calls_.empty()) {
-        try {
-          calls_.front()->throw_terminated();
-        } catch (const std::exception& error) {
-          end_process(error);
-        }
+      try {
+        for (const auto* call : calls_) call->check();
+      } catch (const std::exception& error) {
+        end_process(error);
       }
     }
+    if (!ends) return;
     sleep(stop, kTimeToThrow);
     if (stop.stop_requested()) return;  // the program has ended by itself
     std::signal(SIGTERM, SIG_DFL);
@@ -141,32 +123,19 @@ UnendableCall::UnendableCall(const GroupState& group, const CallRecord& call,
 UnendableCall::~UnendableCall() { Watch::get().remove(this); }
 
 void UnendableCall::check() const {
-  throw_if_refused(group_, call_);
+  const auto late = late_error(Clock::now() - call_.issued_at >= timeout_, timeout_);
+  const auto others = group_.node_group();
   try {
-    check_peers(group_.node_group().get());
+    NodeWait(
+        others.get(), [] { return false; }, late, terminated)
+        .check();
   } catch (const Error&) {
     rethrow_as_ours(std::current_exception(), group_, call_);
   }
-  if (Clock::now() - call_.issued_at < timeout_) return;
-  fail<TimeoutError>(group_, call_, fmt::format("it has not ended after {} ms", timeout_.count()));
-}
-
-void UnendableCall::throw_terminated() const {
-  fail<PeerLost>(group_, call_, reason_of_termination(group_.node_group().get()));
 }
 
 void watch_termination() { Watch::get(); }
 
 bool is_terminated() { return terminated; }
-
-std::string reason_of_termination(const node::NodeGroup* others) {
-  const Deadline deadline(kTimeToDie);
-  while (others != nullptr) {
-    if (const int dead = others->find_dead(); dead >= 0) return others->name_of(dead) + " died";
-    if (deadline.expired()) break;
-    std::this_thread::sleep_for(1ms);
-  }
-  return "SIGTERM came, which mpirun sends to all ranks when one of them fails";
-}
 
 }  // namespace lockstep::comm

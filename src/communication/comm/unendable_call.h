@@ -25,9 +25,6 @@ inline constexpr int kLostExitCode = 1;
 void watch_termination();
 // Whether it has seen SIGTERM.
 bool is_terminated();
-// Why waits end then. Names the rank of `others` that has died, if it is seen within 100 ms. `others` may be
-// null.
-std::string reason_of_termination(const node::NodeGroup* others);
 
 // While it lives, the calling thread is in a call that cannot be ended. `group` and `call` outlive it.
 class UnendableCall {
@@ -39,8 +36,6 @@ class UnendableCall {
 
   // Throws the call's error if it cannot succeed any more.
   void check() const;
-  // Throws the error of a process that others want to end.
-  [[noreturn]] void throw_terminated() const;
 
  private:
   const GroupState& group_;

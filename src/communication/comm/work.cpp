@@ -3,12 +3,11 @@
 #include <exception>
 #include <thread>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/failure.h"
 #include "comm/peer_check.h"
 #include "comm/pending_call.h"
@@ -39,7 +38,6 @@ void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
     operation_->wait(kNoTimeout);
   } catch (...) {
     if (const auto watch = group_->watch()) watch->throw_if_failed();
-    throw_if_refused(*group_, record_);
     rethrow_as_ours(std::current_exception(), *group_, record_);
   }
 }
@@ -48,11 +46,10 @@ void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
 void PendingCall::await_device(std::chrono::milliseconds timeout) const {
   refuse_in_graph("a wait with a limit", "wait without one");
   const Deadline deadline(timeout);
+  PeerCheckTimer timer;
   while (!operation_->is_completed()) {
-    if (deadline.expired()) {
-      check_peers(group_->node_group().get());
-      throw TimeoutError(fmt::format("it has not ended on the device after {} ms", timeout.count()));
-    }
+    const bool is_late = deadline.expired();
+    if (is_late || timer.is_due()) check(late_error(is_late, timeout, " on the device"));
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   // Works of some releases do not say that they were aborted.
@@ -65,7 +62,6 @@ void PendingCall::wait_on_host(std::chrono::milliseconds timeout) {
     wait_for_backend(timeout);
   } catch (...) {
     group_->log().set_state(record_.number, CallState::failed);
-    throw_if_refused(*group_, record_);
     rethrow_as_ours(std::current_exception(), *group_, record_);
   }
   group_->log().set_state(record_.number, CallState::completed);
@@ -93,16 +89,22 @@ void PendingCall::wait_watching(std::chrono::milliseconds timeout) {
     } catch (const std::exception&) {
       failure = std::current_exception();
     }
+    check(deadline.expired() ? failure : nullptr);
     // The call may have ended just after the slice: then this returns, or throws the actual failure.
     if (operation_->is_completed()) return operation_->wait(kNoTimeout);
-    check_peers(group_->node_group().get());
-    if (deadline.expired()) std::rethrow_exception(failure);
   }
+}
+
+void PendingCall::check(const std::exception_ptr& late) const {
+  const auto others = group_->node_group();
+  NodeWait(
+      others.get(), [this] { return operation_->is_completed(); }, late)
+      .check();
 }
 
 int PendingCall::source_rank() const {
   if (record_.kind != CallKind::recv) {
-    throw ArgumentError(fmt::format("{}: only a receive has a source rank", record_.describe()));
+    throw_error<ArgumentError>("{}: only a receive has a source rank", record_.describe());
   }
   return operation_ == nullptr ? -1 : operation_->source_rank();
 }
@@ -115,7 +117,7 @@ void Work::wait() {
 
 void Work::wait(std::chrono::milliseconds timeout) {
   if (timeout.count() <= 0) {
-    throw ArgumentError(fmt::format("Work::wait: a timeout of {} ms; it must be positive", timeout.count()));
+    throw_error<ArgumentError>("Work::wait: a timeout of {} ms; it must be positive", timeout.count());
   }
   if (call_) call_->wait(timeout);
 }

@@ -99,13 +99,13 @@ void FlightRecorder::set_state(std::uint64_t number, CallState state) {
 }
 
 // Overwrites the record of an earlier call and reuses its memory for the shape.
-std::uint64_t FlightRecorder::Turn::begin(const CallDraft& draft) {
+std::uint64_t FlightRecorder::RecorderLock::begin(const CallDraft& draft) {
   const auto number = log_.last_number_ + 1;
   log_.ring_[number % kKept].shape.reserve(draft.shape.size());
   return log_.last_number_ = number;
 }
 
-void FlightRecorder::Turn::note(std::uint64_t number, const CallDraft& draft) {
+void FlightRecorder::RecorderLock::note(std::uint64_t number, const CallDraft& draft) {
   auto& record = log_.ring_[number % kKept];
   record.number = number;
   record.kind = draft.kind;
@@ -117,11 +117,11 @@ void FlightRecorder::Turn::note(std::uint64_t number, const CallDraft& draft) {
   log_.note(record);
 }
 
-void FlightRecorder::Turn::await(std::uint64_t number) {
+void FlightRecorder::RecorderLock::await(std::uint64_t number) {
   if (log_.status_ != nullptr) log_.status_->awaited.store(number, std::memory_order_release);
 }
 
-void FlightRecorder::Turn::complete(std::uint64_t number) {
+void FlightRecorder::RecorderLock::complete(std::uint64_t number) {
   auto& record = log_.ring_[number % kKept];
   if (record.number == number) record.state = CallState::completed;  // else overwritten during a pause
   log_.note_completed(number);

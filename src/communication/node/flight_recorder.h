@@ -29,7 +29,7 @@ class FlightRecorder {
   static constexpr std::size_t kKept = 128;
 
   // With a rank status, other ranks can read what this rank is doing.
-  explicit FlightRecorder(RankStatus* board = nullptr) : status_(board) {}
+  explicit FlightRecorder(RankStatus* status = nullptr) : status_(status) {}
 
   // Fills in number and time, keeps a copy and returns it.
   CallRecord add(CallRecord record);
@@ -44,9 +44,9 @@ class FlightRecorder {
   std::vector<CallRecord> recent() const;
 
   // Records a call that usually completes immediately, and locks the recorder only once.
-  class Turn {
+  class RecorderLock {
    public:
-    explicit Turn(FlightRecorder& log) : log_(log), lock_(log.mutex_) {}
+    explicit RecorderLock(FlightRecorder& log) : log_(log), lock_(log.mutex_) {}
 
     // Takes the call's number. note() writes its record without allocating memory.
     std::uint64_t begin(const CallDraft& draft);
@@ -56,7 +56,7 @@ class FlightRecorder {
     // Shows the other ranks that this rank waits for the call, until it is complete.
     void await(std::uint64_t number);
     void complete(std::uint64_t number);
-    // The record of a call that note() wrote in this turn. Before the first pause.
+    // The record of a call that note() wrote under this lock. Before the first pause.
     CallRecord record(std::uint64_t number) const { return log_.ring_[number % kKept]; }
     // Between the two, other threads may use the recorder.
     void pause() {

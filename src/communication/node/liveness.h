@@ -21,6 +21,10 @@ bool is_exiting(int pid);
 // The same for the thread that a line of /proc/<pid>/stat describes.
 bool is_thread_exiting(const std::string& stat);
 
+// What the kernel reports about a thread of any process: "running", "stopped by a signal", "sleeping in
+// futex_wait, called from libfoo.so+0x1234". Contains only what this process may see.
+std::string describe_thread(int tid);
+
 // A process among all processes ever.
 struct ProcessIdentity {
   std::string space = {};   // the boot of the kernel and the pid namespace; without colons

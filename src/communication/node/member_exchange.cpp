@@ -13,11 +13,12 @@
 #include <lockstep/base/error.h>
 
 #include "base/fd_passing.h"
+#include "base/throw_error.h"
 
 namespace lockstep::node {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr auto kAcceptPollPeriod = std::chrono::milliseconds(50);
 // For ranks that have read where to connect, once the store is gone.
 constexpr auto kAfterStore = std::chrono::seconds(1);
 
@@ -67,7 +68,7 @@ NodeMember member_from(FdMessage message, const NodeMember& own, int rank, const
 UniqueFd accept_rank(const LocalListener& listener, const ExchangePoint& point, const Deadline& deadline) {
   std::optional<Deadline> without_store;
   while (!deadline.expired()) {
-    auto connection = accept_local(listener, Deadline(std::min(kLook, deadline.remaining())));
+    auto connection = accept_local(listener, Deadline(std::min(kAcceptPollPeriod, deadline.remaining())));
     if (connection) return connection;
     if (without_store && without_store->expired())
       throw Error("the process that serves the ranks' store has ended");
@@ -95,9 +96,9 @@ void collect_at_zero(std::vector<NodeMember>& members, const ExchangePoint& poin
     auto connection = accept_rank(listener, point, deadline);
     if (!connection) {
       const auto missing = ranks_missing(members);
-      throw RendezvousError(fmt::format("rank 0 of {}: {} {} did not arrive to share memory within {} ms",
-                                        members.size(), missing.size() == 1 ? "rank" : "ranks",
-                                        fmt::join(missing, ", "), deadline.timeout().count()));
+      throw_error<RendezvousError>("rank 0 of {}: {} {} did not arrive to share memory within {} ms",
+                                   members.size(), missing.size() == 1 ? "rank" : "ranks",
+                                   fmt::join(missing, ", "), deadline.timeout().count());
     }
     auto message = receive_fds(connection.get(), deadline);
     const std::size_t rank = message.number;
@@ -167,9 +168,8 @@ std::vector<NodeMember> exchange_members(int rank, int size, RankMemory own, con
   } catch (const std::exception& error) {
     decline(rank, point, error.what());
     const auto complaint = complaint_at(point);
-    throw RendezvousError(fmt::format("rank {} of {}: the ranks of this host could not share memory: {}",
-                                      rank, size,
-                                      complaint.value_or("").empty() ? error.what() : *complaint));
+    throw_error<RendezvousError>("rank {} of {}: the ranks of this host could not share memory: {}", rank,
+                                 size, complaint.value_or("").empty() ? error.what() : *complaint);
   }
   return members;
 }

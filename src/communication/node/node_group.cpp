@@ -12,8 +12,8 @@
 #include <lockstep/base/error.h>
 
 #include "base/host.h"
+#include "base/throw_error.h"
 #include "node/liveness.h"
-#include "node/thread_state.h"
 
 namespace lockstep::node {
 namespace {
@@ -23,17 +23,17 @@ constexpr std::size_t kHugePage = 2 * 1024 * 1024;
 // A reason is read again if it changed meanwhile; its rank may have been stopped while it wrote.
 constexpr int kTries = 1000;
 // Processes that one search for a dead rank inspects; each costs about 10 us.
-constexpr int kLooks = 8;
+constexpr int kPolls = 8;
 static_assert(sizeof(RankStatus) < kHugePage);
 
-void introduce(RankStatus& board) {
-  board.pid = ::getpid();
-  board.thread = ::gettid();
+void introduce(RankStatus& status) {
+  status.pid = ::getpid();
+  status.thread = ::gettid();
   const auto host = host_name();
-  std::copy_n(host.begin(), std::min(host.size(), board.host.size() - 1), board.host.begin());
+  std::copy_n(host.begin(), std::min(host.size(), status.host.size() - 1), status.host.begin());
   for (const int core : affinity_cpus()) {
     const auto index = static_cast<std::size_t>(core);
-    if (index / 64 < board.cores.size()) board.cores[index / 64] |= std::uint64_t{1} << index % 64;
+    if (index / 64 < status.cores.size()) status.cores[index / 64] |= std::uint64_t{1} << index % 64;
   }
 }
 
@@ -62,9 +62,8 @@ std::shared_ptr<NodeGroup> NodeGroup::meet(int rank, int size, Part part, const 
   auto members = exchange_members(rank, size, own_memory(rank, part, name, point), point, deadline);
   for (const auto& member : members) {
     if (member.memory.segment->size() == backend_offset() + part.bytes) continue;
-    throw RendezvousError(
-        fmt::format("rank {} of {}: the ranks share memory of different sizes; do all run the same program?",
-                    rank, size));
+    throw_error<RendezvousError>(
+        "rank {} of {}: the ranks share memory of different sizes; do all run the same program?", rank, size);
   }
   return std::shared_ptr<NodeGroup>(new NodeGroup(rank, std::move(members), point.threads ? ::gettid() : 0));
 }
@@ -80,9 +79,9 @@ NodeGroup::NodeGroup(int rank, std::vector<NodeMember> members, int owner)
 
 int NodeGroup::ranks_on_own_cores() const {
   const auto& own = own_status().cores;
-  return static_cast<int>(std::ranges::count_if(statuses_, [&](const RankStatus* board) {
+  return static_cast<int>(std::ranges::count_if(statuses_, [&](const RankStatus* status) {
     for (std::size_t i = 0; i < own.size(); ++i) {
-      if ((board->cores[i] & ~own[i]) != 0) return false;
+      if ((status->cores[i] & ~own[i]) != 0) return false;
     }
     return true;
   }));
@@ -119,8 +118,8 @@ int NodeGroup::find_dead() const {
     const auto dead = std::ranges::find_if(entries, [](const pollfd& entry) { return entry.revents != 0; });
     return static_cast<int>(dead - entries.begin());
   }
-  for (int look = 0; look < std::min(kLooks, size()); ++look) {
-    const auto rank = static_cast<int>(next_look_.fetch_add(1) % static_cast<unsigned>(size()));
+  for (int poll = 0; poll < std::min(kPolls, size()); ++poll) {
+    const auto rank = static_cast<int>(next_poll_.fetch_add(1) % static_cast<unsigned>(size()));
     if (rank != rank_ && is_exiting(rank)) return rank;
   }
   return -1;
@@ -128,7 +127,7 @@ int NodeGroup::find_dead() const {
 
 std::string NodeGroup::name_of(int rank) const {
   const auto index = static_cast<std::size_t>(rank);
-  const auto& other = board(rank);
+  const auto& other = status(rank);
   return fmt::format("rank {} ({}{}pid {} on {})", shown_ranks_.empty() ? rank : shown_ranks_[index],
                      global_ranks_.empty() ? "" : fmt::format("global rank {}, ", global_ranks_[index]),
                      other.thread == other.pid ? "" : fmt::format("thread {} of ", other.thread), other.pid,
@@ -136,7 +135,7 @@ std::string NodeGroup::name_of(int rank) const {
 }
 
 std::string NodeGroup::describe_rank(int rank) const {
-  const auto& other = board(rank);
+  const auto& other = status(rank);
   const auto issued = other.issued.load(std::memory_order_acquire);
   const auto completed = other.completed.load(std::memory_order_acquire);
   const auto awaited = other.awaited.load(std::memory_order_acquire);
@@ -162,7 +161,7 @@ int NodeGroup::last_to_issue(std::uint64_t number) const {
   int last = -1;
   std::int64_t latest = 0;
   for (int other = 0; other < size(); ++other) {
-    const auto issued = issue_time_of_entry(board(other), number);
+    const auto issued = issue_time_of_entry(status(other), number);
     if (issued == 0) return -1;
     if (issued > latest) {
       latest = issued;
@@ -174,7 +173,7 @@ int NodeGroup::last_to_issue(std::uint64_t number) const {
 
 bool NodeGroup::have_all_issued(std::uint64_t number) const {
   for (int other = 0; other < size(); ++other) {
-    if (board(other).issued.load(std::memory_order_acquire) < number) return false;
+    if (status(other).issued.load(std::memory_order_acquire) < number) return false;
   }
   return true;
 }
@@ -193,11 +192,11 @@ void NodeGroup::refuse(std::uint64_t scope, const std::string& reason, bool is_f
 }
 
 bool NodeGroup::refuses(int rank, std::uint64_t scope) const {
-  return scope != 0 && board(rank).refusal.scope.load(std::memory_order_acquire) == scope;
+  return scope != 0 && status(rank).refusal.scope.load(std::memory_order_acquire) == scope;
 }
 
 std::string NodeGroup::reason_of(int rank) const {
-  const auto& refusal = board(rank).refusal;
+  const auto& refusal = status(rank).refusal;
   std::string reason;
   for (int tries = 0; tries < kTries; ++tries) {
     const auto before = refusal.changes.load(std::memory_order_acquire);
@@ -214,7 +213,7 @@ std::string NodeGroup::refusals() const {
   std::string text;
   for (int other = 0; other < size(); ++other) {
     if (other == rank_ || !refuses(other, scope)) continue;
-    const bool counts = !here || board(other).refusal.is_final.load(std::memory_order_relaxed);
+    const bool counts = !here || status(other).refusal.is_final.load(std::memory_order_relaxed);
     if (counts) text += fmt::format("\n  {}: {}", name_of(other), reason_of(other));
   }
   return text;

@@ -35,7 +35,7 @@ class NodeGroup {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
   RankStatus& own_status() const { return *statuses_[static_cast<std::size_t>(rank_)]; }
-  const RankStatus& board(int rank) const { return *statuses_[static_cast<std::size_t>(rank)]; }
+  const RankStatus& status(int rank) const { return *statuses_[static_cast<std::size_t>(rank)]; }
 
   // The number of ranks, this one included, all of whose cores this rank may use too.
   int ranks_on_own_cores() const;
@@ -90,7 +90,7 @@ class NodeGroup {
   std::vector<NodeMember> members_;
   std::vector<RankStatus*> statuses_;
   std::vector<int> processes_;  // [rank] its pid if it is another, visible process, otherwise 0
-  mutable std::atomic<unsigned> next_look_{0};
+  mutable std::atomic<unsigned> next_poll_{0};
 };
 
 }  // namespace lockstep::node

@@ -13,8 +13,8 @@ namespace {
 
 std::string_view base_name(std::string_view path) { return path.substr(path.find_last_of('/') + 1); }
 
-const StatusEntry* find_note(const RankStatus& board, std::uint64_t number) {
-  const auto& note = board.notes[number % RankStatus::kNotes];
+const StatusEntry* find_note(const RankStatus& status, std::uint64_t number) {
+  const auto& note = status.notes[number % RankStatus::kNotes];
   return note.number.load(std::memory_order_acquire) == number ? &note : nullptr;
 }
 
@@ -30,8 +30,8 @@ const std::array<char, 61>& FileName::name_of(const char* path) {
   return name_;
 }
 
-void write_entry(RankStatus& board, const CallRecord& record, FileName& file) {
-  auto& note = board.notes[record.number % RankStatus::kNotes];
+void write_entry(RankStatus& status, const CallRecord& record, FileName& file) {
+  auto& note = status.notes[record.number % RankStatus::kNotes];
   note.number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   note.issued_at = std::chrono::nanoseconds(record.issued_at.time_since_epoch()).count();
@@ -42,11 +42,11 @@ void write_entry(RankStatus& board, const CallRecord& record, FileName& file) {
   note.line = record.where.line();
   note.file = file.name_of(record.where.file_name());
   note.number.store(record.number, std::memory_order_release);
-  board.issued.store(record.number, std::memory_order_release);
+  status.issued.store(record.number, std::memory_order_release);
 }
 
-std::string describe_entry(const RankStatus& board, std::uint64_t number) {
-  const auto* note = find_note(board, number);
+std::string describe_entry(const RankStatus& status, std::uint64_t number) {
+  const auto* note = find_note(status, number);
   if (note == nullptr) return fmt::format("call #{}", number);
   std::string text = fmt::format("{} #{}", name_of(note->kind), number);
   if (note->dtype != c10::ScalarType::Undefined) {
@@ -59,13 +59,13 @@ std::string describe_entry(const RankStatus& board, std::uint64_t number) {
   return text + fmt::format(" at {}:{}", note->file.data(), note->line);
 }
 
-std::int64_t issue_time_of_entry(const RankStatus& board, std::uint64_t number) {
-  const auto* note = find_note(board, number);
+std::int64_t issue_time_of_entry(const RankStatus& status, std::uint64_t number) {
+  const auto* note = find_note(status, number);
   return note == nullptr ? 0 : note->issued_at;
 }
 
-std::chrono::milliseconds age_of_entry(const RankStatus& board, std::uint64_t number) {
-  const auto* note = find_note(board, number);
+std::chrono::milliseconds age_of_entry(const RankStatus& status, std::uint64_t number) {
+  const auto* note = find_note(status, number);
   if (note == nullptr) return {};
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::milliseconds>(now -

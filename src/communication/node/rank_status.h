@@ -45,7 +45,7 @@ struct RankStatus {
   std::atomic<std::uint64_t> completed{0};           // of the last call known to be complete,
   std::atomic<std::uint64_t> awaited{0};             // and of the one that is waited for, or 0
   std::array<StatusEntry, kNotes> notes = {};
-  // How far the rank has come with each object that makes steps on the group, see ddp::StepAbort.
+  // How far the rank has come with each object that makes steps on the group, see modules::StepAbort.
   static constexpr std::size_t kProgress = 64;
   std::array<std::atomic<std::uint64_t>, kProgress> progress = {};
   // While the rank waits for a step that others may abandon: its number, equal on all ranks. Otherwise 0.
@@ -64,15 +64,15 @@ class FileName {
   std::array<char, 61> name_ = {};
 };
 
-void write_entry(RankStatus& board, const CallRecord& record, FileName& file);
+void write_entry(RankStatus& status, const CallRecord& record, FileName& file);
 
 // "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"; only the number if the record has been overwritten.
-std::string describe_entry(const RankStatus& board, std::uint64_t number);
+std::string describe_entry(const RankStatus& status, std::uint64_t number);
 
 // When the call was issued, in nanoseconds of the steady clock; 0 if this is not known any more.
-std::int64_t issue_time_of_entry(const RankStatus& board, std::uint64_t number);
+std::int64_t issue_time_of_entry(const RankStatus& status, std::uint64_t number);
 
 // How long ago the call was issued; zero if this is not known any more.
-std::chrono::milliseconds age_of_entry(const RankStatus& board, std::uint64_t number);
+std::chrono::milliseconds age_of_entry(const RankStatus& status, std::uint64_t number);
 
 }  // namespace lockstep::node

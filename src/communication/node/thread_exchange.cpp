@@ -8,6 +8,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
+
 namespace lockstep::node {
 namespace {
 
@@ -33,9 +35,9 @@ std::vector<RankMemory> ThreadExchange::exchange(const std::string& group, int r
   };
   changed_.wait_for(lock, deadline.remaining(), [&] { return given_up_ || complete(); });
   if (!complete()) {
-    throw RendezvousError(fmt::format(
+    throw_error<RendezvousError>(
         "rank {} of {}: threads of ranks {} {}", rank, size, fmt::join(ranks_missing(table.members), ", "),
-        given_up_ ? "failed or were stopped before they arrived" : "did not arrive to share memory in time"));
+        given_up_ ? "failed or were stopped before they arrived" : "did not arrive to share memory in time");
   }
   auto all = table.members;
   if (++table.seen == size) tables_.erase(group);

@@ -14,6 +14,7 @@
 #include <lockstep/device/device.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -31,7 +32,7 @@ std::string device_key(int rank) { return fmt::format("devices/{}", rank); }
 c10::Device cuda(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
 
 [[noreturn]] void refuse_device(const World& world, const std::string& error) {
-  throw ArgumentError(fmt::format("rank {} of {}: {}", world.rank, world.size, error));
+  throw_error<ArgumentError>("rank {} of {}: {}", world.rank, world.size, error);
 }
 
 c10::Device cuda_of_rank(const DeviceRequest& request, const World& world) {
@@ -75,10 +76,8 @@ std::string cpu_warning(const DeviceRequest& request, const backends::BackendSpe
   if (!backend.is_for_cpu_only() || !request.for_cpu || request.wanted || request.count == 0) return "";
   return fmt::format(
       "backend {}: training uses the CPU, although {} GPU{} visible. To train on the GPU{}, use backend "
-      "\"auto\" or "
-      "\"cpu:{},cuda:nccl\". To keep {}, set InitOptions::device to torch::kCUDA (GPU tensors go through "
-      "host "
-      "memory). To train on the CPU without this warning, set it to torch::kCPU",
+      "\"auto\" or \"cpu:{},cuda:nccl\". To keep {}, set InitOptions::device to torch::kCUDA (GPU tensors go "
+      "through host memory). To train on the CPU without this warning, set it to torch::kCPU",
       backend.text(), request.count, request.count == 1 ? " is" : "s are", request.count == 1 ? "" : "s",
       backend.names().front(), backend.names().front());
 }

@@ -18,6 +18,7 @@
 #include "base/host.h"
 #include "base/sockets.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -37,8 +38,8 @@ void write_whole(const std::string& path, const std::string& text) {
     const bool was_removed = error.code() == std::errc::no_such_file_or_directory;
     std::error_code ignored;
     if (was_removed && fs::is_directory(fs::path(path).parent_path(), ignored)) return;
-    throw RendezvousError(
-        fmt::format("the rendezvous file {} cannot be written: {}", path, error.code().message()));
+    throw_error<RendezvousError>("the rendezvous file {} cannot be written: {}", path,
+                                 error.code().message());
   }
 }
 
@@ -77,8 +78,8 @@ FileRendezvous::FileRendezvous(std::string path, int rank, int world_size)
   const auto folder = fs::path(path_).parent_path();
   std::error_code code;
   if (!fs::is_directory(folder, code)) {
-    throw RendezvousError(fmt::format("the folder {} of the rendezvous file does not exist{}{}",
-                                      folder.string(), code ? ": " : "", code ? code.message() : ""));
+    throw_error<RendezvousError>("the folder {} of the rendezvous file does not exist{}{}", folder.string(),
+                                 code ? ": " : "", code ? code.message() : "");
   }
   if (rank_ != 0) return;
   remove_leftovers();
@@ -95,12 +96,12 @@ void FileRendezvous::remove_leftovers() const {
     if (!other.starts_with(name) || !is_rendezvous_file(other.substr(name.size()))) continue;
     fs::remove(entry->path(), code);
     if (!code) continue;
-    throw RendezvousError(fmt::format("{}, a file of an earlier run, cannot be removed: {}",
-                                      entry->path().string(), code.message()));
+    throw_error<RendezvousError>("{}, a file of an earlier run, cannot be removed: {}",
+                                 entry->path().string(), code.message());
   }
   if (code) {
-    throw RendezvousError(fmt::format("the folder {} of the rendezvous file cannot be read: {}",
-                                      folder.string(), code.message()));
+    throw_error<RendezvousError>("the folder {} of the rendezvous file cannot be read: {}", folder.string(),
+                                 code.message());
   }
 }
 
@@ -123,8 +124,8 @@ bool FileRendezvous::all_there() {
     std::error_code code;
     const bool is_there = fs::exists(rank_path(rank), code);
     if (code) {
-      throw RendezvousError(
-          fmt::format("the rendezvous file {} cannot be read: {}", rank_path(rank), code.message()));
+      throw_error<RendezvousError>("the rendezvous file {} cannot be read: {}", rank_path(rank),
+                                   code.message());
     }
     if (is_there) never_seen_.erase(rank);
     all = all && is_there;
@@ -132,7 +133,7 @@ bool FileRendezvous::all_there() {
   return all;
 }
 
-void FileRendezvous::announce(int port, const Deadline& deadline) {
+void FileRendezvous::publish(int port, const Deadline& deadline) {
   write_ticket();
   while (!all_there()) {
     if (deadline.expired()) give_up(deadline);
@@ -155,13 +156,11 @@ Endpoint FileRendezvous::find(const Deadline& deadline) {
 }
 
 void FileRendezvous::give_up(const Deadline& deadline) const {
-  throw RendezvousError(fmt::format(
+  throw_error<RendezvousError>(
       "rank {} of {}: the ranks did not meet at {} within {} ms; missing: {}. Were all ranks started, with "
-      "the "
-      "same path?",
+      "the same path?",
       rank_, world_size_, path_, deadline.timeout().count(),
-      never_seen_.empty() ? "none, but some gave up early"
-                          : fmt::format("{}", fmt::join(never_seen_, ", "))));
+      never_seen_.empty() ? "none, but some gave up early" : fmt::format("{}", fmt::join(never_seen_, ", ")));
 }
 
 std::optional<Endpoint> FileRendezvous::server_of_this_run() const {

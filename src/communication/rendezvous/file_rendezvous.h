@@ -24,7 +24,7 @@ class FileRendezvous {
   FileRendezvous& operator=(const FileRendezvous&) = delete;
 
   // Rank 0: waits for the others and publishes its address.
-  void announce(int port, const Deadline& deadline);
+  void publish(int port, const Deadline& deadline);
   // The other ranks: waits for that address. Both throw RendezvousError naming the missing ranks.
   Endpoint find(const Deadline& deadline);
 

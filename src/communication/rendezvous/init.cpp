@@ -12,6 +12,7 @@
 
 #include "backends/registry.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "rendezvous/file_rendezvous.h"
 #include "rendezvous/python_group.h"
 #include "rendezvous/rank_info.h"
@@ -26,18 +27,16 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-void check_options(const InitOptions& options, const InitMethod& method) {
+void check_options(const SessionOptions& options, const InitMethod& method) {
   if (options.timeout.count() <= 0) {
-    throw ArgumentError(
-        fmt::format("InitOptions::timeout is {} ms; it must be positive", options.timeout.count()));
+    throw_error<ArgumentError>("InitOptions::timeout is {} ms; it must be positive", options.timeout.count());
   }
   if (options.store && method.kind != InitMethod::Kind::none) {
     throw ArgumentError("InitOptions: set store or init_method, not both");
   }
   if (options.rank.has_value() != options.world_size.has_value() && method.kind == InitMethod::Kind::none) {
-    throw ArgumentError(fmt::format("InitOptions: {} is given but {} is not; set both or neither",
-                                    options.rank ? "rank" : "world_size",
-                                    options.rank ? "world_size" : "rank"));
+    throw_error<ArgumentError>("InitOptions: {} is given but {} is not; set both or neither",
+                               options.rank ? "rank" : "world_size", options.rank ? "world_size" : "rank");
   }
   if (options.store && !options.rank) {
     throw ArgumentError("InitOptions: store needs rank and world_size");
@@ -50,12 +49,12 @@ int pick(const std::optional<int>& option, const std::optional<int>& query, cons
   if (option) return *option;
   if (query) return *query;
   if (env.has(variable)) return Variables(env, "the environment", {variable}).number(variable);
-  throw RendezvousError(fmt::format(
+  throw_error<RendezvousError>(
       "init_method needs InitOptions::{0}, \"?{0}=\" in the method, or {1} in the environment; none is set",
-      option_name, variable));
+      option_name, variable);
 }
 
-RankInfo explicit_rank_info(const InitOptions& options, const InitMethod& method) {
+RankInfo explicit_rank_info(const SessionOptions& options, const InitMethod& method) {
   const Variables numbers(options.env, "the environment", {});
   return {.rank = pick(options.rank, method.rank, options.env, "rank", "RANK"),
           .world_size = pick(options.world_size, method.world_size, options.env, "world_size", "WORLD_SIZE"),
@@ -67,7 +66,7 @@ RankInfo explicit_rank_info(const InitOptions& options, const InitMethod& method
 }
 
 // Rank and size from the options or the query, the address of rank 0 from the environment.
-RankInfo rank_info_with_numbers(const InitOptions& options, const InitMethod& method) {
+RankInfo rank_info_with_numbers(const SessionOptions& options, const InitMethod& method) {
   const Variables master(options.env, "the launcher's environment", {"MASTER_ADDR", "MASTER_PORT"},
                          {"RANK", "WORLD_SIZE"});
   RankInfo rank_info = explicit_rank_info(options, method);
@@ -79,7 +78,7 @@ RankInfo rank_info_with_numbers(const InitOptions& options, const InitMethod& me
   return rank_info;
 }
 
-RankInfo place(const InitOptions& options, const InitMethod& method) {
+RankInfo place(const SessionOptions& options, const InitMethod& method) {
   using Kind = InitMethod::Kind;
   if (method.kind == Kind::tcp || method.kind == Kind::file) return explicit_rank_info(options, method);
   if (options.rank || options.world_size || method.rank || method.world_size) {
@@ -107,25 +106,25 @@ bool has_ended(c10d::Store& store, bool joins_later) {
 }
 
 StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const Deadline& deadline,
-                         const InitOptions& options) {
+                         const SessionOptions& options) {
   while (true) {
     const auto store = join_store(server, place.rank, place.world_size, deadline, options.with_python);
     if (!has_ended(*store, options.enable_reconfigure)) return store;
     if (deadline.expired()) {
-      throw RendezvousError(
-          fmt::format("rank {} of {}: rank 0 has not arrived: at {}:{} an earlier run still ends after {} ms",
-                      place.rank, place.world_size, server.host, server.port, deadline.timeout().count()));
+      throw_error<RendezvousError>(
+          "rank {} of {}: rank 0 has not arrived: at {}:{} an earlier run still ends after {} ms", place.rank,
+          place.world_size, server.host, server.port, deadline.timeout().count());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }
 
-bool meets_at_agent(const InitMethod& method, const InitOptions& options) {
+bool meets_at_agent(const InitMethod& method, const SessionOptions& options) {
   return method.kind != InitMethod::Kind::tcp && is_served_by_agent(options.env);
 }
 
 StorePtr store_over_tcp(const RankInfo& place, const Deadline& deadline, bool by_agent,
-                        const InitOptions& options) {
+                        const SessionOptions& options) {
   if (place.rank == 0 && !by_agent) {
     return serve_store(listen_on(place.master_port, place.master_addr), place.master_addr, place.world_size,
                        deadline);
@@ -140,7 +139,7 @@ StorePtr store_by_file(RankInfo& place, const std::string& path, const Deadline&
     auto listener = listen_on(0, place.master_addr);
     place.master_port = listener.port;
     auto store = serve_store(std::move(listener), place.master_addr, place.world_size, deadline);
-    meeting.announce(place.master_port, deadline);
+    meeting.publish(place.master_port, deadline);
     store_barrier(*store, place.rank, place.world_size, deadline);
     return store;
   }
@@ -161,7 +160,7 @@ StorePtr store_of_run(const StorePtr& store, const std::string& group_name, int 
   return c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", prefix, run), store);
 }
 
-StorePtr find_store(RankInfo& place, const InitMethod& method, const InitOptions& options,
+StorePtr find_store(RankInfo& place, const InitMethod& method, const SessionOptions& options,
                     const Deadline& deadline) {
   if (options.store)
     return store_of_run(options.store, options.group_name, place.world_size, options.enable_reconfigure);
@@ -172,13 +171,13 @@ StorePtr find_store(RankInfo& place, const InitMethod& method, const InitOptions
 
 // What store_barrier() looks for in the store of find_store().
 std::function<void()> find_strangers(const StorePtr& store, const RankInfo& place, const InitMethod& method,
-                                     const InitOptions& options) {
+                                     const SessionOptions& options) {
   if (options.store || method.kind == InitMethod::Kind::file || place.world_size == 1) return {};
   return refuse_python_ranks(store, place.rank, place.world_size, meets_at_agent(method, options));
 }
 
 // A rank may still fail, and the store ends with rank 0.
-std::unique_ptr<Session> open_session(const InitOptions& options, const backends::BackendSpec& backend,
+std::unique_ptr<Session> open_session(const SessionOptions& options, const backends::BackendSpec& backend,
                                       const RankInfo& rank_info, const StorePtr& store) {
   try {
     return Session::connect(options, backend, rank_info, store);
@@ -186,14 +185,14 @@ std::unique_ptr<Session> open_session(const InitOptions& options, const backends
     throw;
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw RendezvousError(fmt::format(
+    throw_error<RendezvousError>(
         "rank {} of {}: rank 0 gave up or died while the ranks were connecting ({}). Look for its error",
-        rank_info.rank, rank_info.world_size, text.substr(0, text.find('\n'))));
+        rank_info.rank, rank_info.world_size, text.substr(0, text.find('\n')));
   }
 }
 
 // With the fake backend this process is the only one of the run.
-std::unique_ptr<Session> join_fake(const InitOptions& options, const backends::BackendSpec& backend,
+std::unique_ptr<Session> join_fake(const SessionOptions& options, const backends::BackendSpec& backend,
                                    const InitMethod& method) {
   auto own = options;
   if (own.rank && method.kind == InitMethod::Kind::none) own.store = c10::make_intrusive<c10d::HashStore>();
@@ -204,7 +203,7 @@ std::unique_ptr<Session> join_fake(const InitOptions& options, const backends::B
   return open_session(own, backend, rank_info, store);
 }
 
-void check_reconfigurable(const InitOptions& options, const InitMethod& method) {
+void check_reconfigurable(const SessionOptions& options, const InitMethod& method) {
   const auto refuse = [](const std::string& what) {
     throw ArgumentError("InitOptions: enable_reconfigure cannot be combined with " + what);
   };
@@ -212,7 +211,7 @@ void check_reconfigurable(const InitOptions& options, const InitMethod& method) 
   if (method.kind == InitMethod::Kind::file) refuse("a file:// init_method, whose ranks wait for each other");
 }
 
-void check_with_python(const InitOptions& options, const backends::BackendSpec& backend,
+void check_with_python(const SessionOptions& options, const backends::BackendSpec& backend,
                        const InitMethod& method) {
   const auto refuse = [](const std::string& what) {
     throw ArgumentError("InitOptions: with_python cannot be combined with " + what);
@@ -229,7 +228,7 @@ void check_with_python(const InitOptions& options, const backends::BackendSpec& 
     refuse("TORCH_DIST_INIT_BARRIER=1, for which PyTorch waits for C++ ranks in a barrier of its own");
 }
 
-std::unique_ptr<Session> join_with_python(const InitOptions& options, const backends::BackendSpec& backend,
+std::unique_ptr<Session> join_with_python(const SessionOptions& options, const backends::BackendSpec& backend,
                                           const RankInfo& rank_info) {
   const Deadline deadline(options.timeout);
   auto ignored = std::make_unique<IgnoreSigpipe>();
@@ -241,7 +240,7 @@ std::unique_ptr<Session> join_with_python(const InitOptions& options, const back
   return session;
 }
 
-std::unique_ptr<Session> join(const InitOptions& options) {
+std::unique_ptr<Session> join(const SessionOptions& options) {
   if (is_initialized()) {
     throw ArgumentError(
         "lockstep::init: this process is in a run already; end the first context before a second");
@@ -272,9 +271,12 @@ std::unique_ptr<Session> join(const InitOptions& options) {
 }
 
 }  // namespace
+
+Context init(const SessionOptions& options) { return Context(join(options)); }
+
 }  // namespace rendezvous
 
-Context init(const InitOptions& options) { return Context(rendezvous::join(options)); }
+Context init(const InitOptions& options) { return rendezvous::init({options}); }
 
 Context::Context(std::unique_ptr<rendezvous::Session> session) : session_(std::move(session)) {}
 Context::~Context() = default;
@@ -296,9 +298,9 @@ std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks,
   return session_->new_group(ranks, options);
 }
 
-void Context::announce_success() const { group().broadcast_object("", 0); }
+void Context::report_success() const { group().broadcast_object("", 0); }
 
-void Context::announce_failure(const std::string& reason) const noexcept {
+void Context::report_failure(const std::string& reason) const noexcept {
   try {
     group().broadcast_object(reason.empty() ? "no reason given" : reason, 0);
   } catch (const std::exception& error) {
@@ -310,20 +312,18 @@ void Context::announce_failure(const std::string& reason) const noexcept {
 void Context::await_main() const {
   const std::string failure = group().broadcast_object("", 0);
   if (!failure.empty()) {
-    throw Error(fmt::format("rank {}: main_process_first: rank 0 failed: {}", rank(), failure));
+    throw_error<Error>("rank {}: main_process_first: rank 0 failed: {}", rank(), failure);
   }
 }
 
 std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options) {
-  auto& run = runtime::require_run("lockstep::new_group");
-  return dynamic_cast<rendezvous::Session&>(run).new_group(ranks, options);
+  return runtime::require_run("lockstep::new_group").new_group(ranks, options);
 }
 
 std::optional<ProcessGroup> split_group(const ProcessGroup& parent_pg,
                                         const std::vector<std::vector<int>>& split_ranks,
                                         const GroupOptions& options) {
-  auto& run = runtime::require_run("lockstep::split_group");
-  return dynamic_cast<rendezvous::Session&>(run).split_group(parent_pg, split_ranks, options);
+  return runtime::require_run("lockstep::split_group").split_group(parent_pg, split_ranks, options);
 }
 
 }  // namespace lockstep

@@ -16,6 +16,7 @@
 #include "backends/group_membership.h"
 #include "backends/reconfigurable_backend.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "device/libtorch_versions.h"
 #include "rendezvous/store_barrier.h"
@@ -50,10 +51,10 @@ std::string gloo_key(int rank) { return fmt::format("0/{}", rank); }
 void check_backend_with_python(const backends::BackendSpec& backend, const std::string& what) {
   const auto name = backend.text();
   if (name == "gloo" || name == "shm" || name == "hierarchical" || name == "nccl") return;
-  throw ArgumentError(
-      fmt::format("{} cannot be combined with the backend {}; name the one of the Python ranks: gloo, shm, "
-                  "hierarchical or nccl",
-                  what, name));
+  throw_error<ArgumentError>(
+      "{} cannot be combined with the backend {}; name the one of the Python ranks: gloo, shm, "
+      "hierarchical or nccl",
+      what, name);
 }
 
 bool python_splits_default_group(const backends::BackendSpec& default_group,
@@ -75,21 +76,21 @@ void agree_on_backend(c10d::Store& cpu_store, const std::string& backend, int ra
   const auto own = is_ours ? fmt::format("{} of Lockstep {}", backend, LOCKSTEP_VERSION) : backend;
   const auto theirs = cpu_store.compareSet("backend", "", own);
   if (theirs == own) return;
-  throw RendezvousError(
-      fmt::format("rank {} of {}: the backend is {} here and {} on another rank; give all ranks of the group "
-                  "the same backend{}",
-                  rank, size, own, theirs,
-                  is_ours ? " and version of Lockstep, and each group a store or port of its own" : ""));
+  throw_error<RendezvousError>(
+      "rank {} of {}: the backend is {} here and {} on another rank; give all ranks of the group "
+      "the same backend{}",
+      rank, size, own, theirs,
+      is_ours ? " and version of Lockstep, and each group a store or port of its own" : "");
 }
 
 std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                                           bool shared) {
   const auto refuse = [rank, world_size] {
-    throw RendezvousError(
-        fmt::format("rank {} of {}: Python ranks, or C++ ranks with InitOptions::with_python, use the store "
-                    "of this run. If they are its "
-                    "ranks, set with_python on all C++ ranks; otherwise choose another MASTER_PORT",
-                    rank, world_size));
+    throw_error<RendezvousError>(
+        "rank {} of {}: Python ranks, or C++ ranks with InitOptions::with_python, use the store "
+        "of this run. If they are its "
+        "ranks, set with_python on all C++ ranks; otherwise choose another MASTER_PORT",
+        rank, world_size);
   };
   if (!shared) {
     return [store, refuse, looks = StrangeKeys(world_size)]() mutable {
@@ -114,15 +115,15 @@ backends::BackendHandle connect_under_keys_of_python(const std::string& backend,
   request.enable_reconfigure = request.enable_reconfigure && backends::can_be_formed_again(backend, request);
   request.master_host = request.env.get("MASTER_ADDR").value_or(request.master_host);
   if (backend == "gloo" || backend == "nccl") {
-    request.only_c10d_keys = true;
+    request.python.only_c10d_keys = true;
   } else if (!request.enable_reconfigure) {
     const int next = (request.rank + 1) % request.size;
     store_barrier(*request.store, request.rank, request.size, Deadline(request.timeout), [&] {
       if (!request.store->check({gloo_key(next)})) return;
-      throw RendezvousError(
-          fmt::format("rank {} of {}: the backend is {} here and gloo on rank {}; give all ranks of the "
-                      "group the same backend",
-                      request.rank, request.size, backend, next));
+      throw_error<RendezvousError>(
+          "rank {} of {}: the backend is {} here and gloo on rank {}; give all ranks of the "
+          "group the same backend",
+          request.rank, request.size, backend, next);
     });
     const auto map = read_host_map(*request.store);
     std::vector<int> ranks(static_cast<std::size_t>(request.size));

@@ -14,6 +14,7 @@
 
 #include "base/slurm.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -61,7 +62,7 @@ std::optional<RankInfo> from_environment(const Env& env) {
 void check(const RankInfo& rank_info) {
   const auto& p = rank_info;
   const auto refuse = [&](const std::string& error) {
-    throw RendezvousError(fmt::format("{} contradicts itself: {}", p.source, error));
+    throw_error<RendezvousError>("{} contradicts itself: {}", p.source, error);
   };
   if (p.world_size < 1) refuse(fmt::format("a world size of {}", p.world_size));
   if (p.rank < 0 || p.rank >= p.world_size) {
@@ -100,12 +101,11 @@ RankInfo with_master(RankInfo rank_info, const Env& env) {
   }
   const auto address = env.get("MASTER_ADDR");
   if (!address || !port) {
-    throw RendezvousError(
-        fmt::format("{} spans several hosts, and MPI does not provide the address of rank 0: missing {}{}{}. "
-                    "Export them to "
-                    "all ranks (Open MPI: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>)",
-                    rank_info.source, address ? "" : "MASTER_ADDR", !address && !port ? ", " : "",
-                    port ? "" : "MASTER_PORT"));
+    throw_error<RendezvousError>(
+        "{} spans several hosts, and MPI does not provide the address of rank 0: missing {}{}{}. Export them "
+        "to all ranks (Open MPI: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>)",
+        rank_info.source, address ? "" : "MASTER_ADDR", !address && !port ? ", " : "",
+        port ? "" : "MASTER_PORT");
   }
   rank_info.master_addr = *address;
   rank_info.master_port = checked_port(*port, "MASTER_PORT");
@@ -150,9 +150,9 @@ std::optional<int> local_size(const Env& env, const Variables& own, std::size_t 
   const auto node = own.optional_number("SLURM_NODEID");
   if (counts.empty() || !node) return std::nullopt;
   if (*node >= static_cast<int>(counts.size())) {
-    throw RendezvousError(
-        fmt::format("SLURM's environment contradicts itself: SLURM_NODEID={}, but tasks on {} node{} only",
-                    *node, counts.size(), counts.size() == 1 ? "" : "s"));
+    throw_error<RendezvousError>(
+        "SLURM's environment contradicts itself: SLURM_NODEID={}, but tasks on {} node{} only", *node,
+        counts.size(), counts.size() == 1 ? "" : "s");
   }
   return counts[static_cast<std::size_t>(*node)];
 }
@@ -181,7 +181,7 @@ namespace {
 
 int to_int(std::int64_t value, const std::string& name) {
   if (value < 0 || value > std::numeric_limits<int>::max()) {
-    throw RendezvousError(fmt::format("environment variable {}={} is not a count of ranks", name, value));
+    throw_error<RendezvousError>("environment variable {}={} is not a count of ranks", name, value);
   }
   return static_cast<int>(value);
 }
@@ -213,15 +213,15 @@ void Variables::require_all() const {
     if (!env_.has(name)) missing.push_back(name);
   }
   if (missing.empty()) return;
-  throw RendezvousError(
-      fmt::format("{} is incomplete: seen {}; missing {}. Set all of them, or unset them all to "
-                  "run as one process; `lockstep run` sets them for you",
-                  source_, seen(), fmt::join(missing, ", ")));
+  throw_error<RendezvousError>(
+      "{} is incomplete: seen {}; missing {}. Set all of them, or unset them all to "
+      "run as one process; `lockstep run` sets them for you",
+      source_, seen(), fmt::join(missing, ", "));
 }
 
 int Variables::number(const std::string& name) const {
   if (const auto value = optional_number(name)) return *value;
-  throw RendezvousError(fmt::format("{}: {} is missing; seen {}", source_, name, seen()));
+  throw_error<RendezvousError>("{}: {} is missing; seen {}", source_, name, seen());
 }
 
 std::optional<int> Variables::optional_number(const std::string& name) const {
@@ -235,7 +235,7 @@ std::optional<int> Variables::optional_number(const std::string& name) const {
 
 int checked_port(std::int64_t port, const std::string& name) {
   if (port >= 1 && port <= 65535) return static_cast<int>(port);
-  throw RendezvousError(fmt::format("{}={} is not a TCP port; 1 to 65535 are", name, port));
+  throw_error<RendezvousError>("{}={} is not a TCP port; 1 to 65535 are", name, port);
 }
 
 namespace {
@@ -264,7 +264,7 @@ class Parser {
 
  private:
   [[noreturn]] void refuse(const std::string& error) const {
-    throw ArgumentError(fmt::format("init_method \"{}\": {}", text_, error));
+    throw_error<ArgumentError>("init_method \"{}\": {}", text_, error);
   }
 
   int number(const std::string& digits, const std::string& name) const {

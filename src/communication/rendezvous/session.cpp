@@ -19,6 +19,7 @@
 #include <lockstep/device/device.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/membership.h"
 #include "rendezvous/device_choice.h"
@@ -36,7 +37,7 @@ void throw_failure_of(const ProcessGroup& group) {
   if (const auto watch = comm::state_of(group).watch()) watch->throw_if_failed();
 }
 
-DeviceRequest device_request(const InitOptions& options, const backends::BackendSpec& backend) {
+DeviceRequest device_request(const SessionOptions& options, const backends::BackendSpec& backend) {
   const auto built = backends::available_backends();
   return {.wanted = options.device,
           .for_cpu = !options.share_devices && (backend.is_for_cpu_only() || backend.name() == "fake"),
@@ -80,31 +81,30 @@ void check_split(const ProcessGroup& parent, const std::vector<std::vector<int>>
       valid = valid && rank >= 0 && rank < parent.size() && seen.insert(rank).second;
   }
   if (valid) return;
-  throw ArgumentError(
-      fmt::format("split_group: split_ranks is {} for group {}; it must list one or more parts without "
-                  "common ranks, each "
-                  "of one or more group ranks in 0 to {}",
-                  split_ranks, parent.name(), parent.size() - 1));
+  throw_error<ArgumentError>(
+      "split_group: split_ranks is {} for group {}; it must list one or more parts without common ranks, "
+      "each of one or more group ranks in 0 to {}",
+      split_ranks, parent.name(), parent.size() - 1);
 }
 
 }  // namespace
 
 bool is_served_by_agent(const Env& env) { return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"; }
 
-bool checks_calls(const InitOptions& options) {
+bool checks_calls(const SessionOptions& options) {
   if (options.check_calls) return *options.check_calls;
   auto level = options.env.get("TORCH_DISTRIBUTED_DEBUG").value_or("");
   std::ranges::transform(level, level.begin(), [](unsigned char letter) { return std::toupper(letter); });
   return level == "DETAIL";
 }
 
-c10::Device expected_device(const InitOptions& options, const backends::BackendSpec& backend) {
+c10::Device expected_device(const SessionOptions& options, const backends::BackendSpec& backend) {
   auto request = device_request(options, backend);
   request.share = true;  // which rank has which device is not known yet
   return choose_device(request, {});
 }
 
-std::unique_ptr<Session> Session::connect(const InitOptions& options, const backends::BackendSpec& backend,
+std::unique_ptr<Session> Session::connect(const SessionOptions& options, const backends::BackendSpec& backend,
                                           const RankInfo& rank_info, c10::intrusive_ptr<c10d::Store> store,
                                           std::shared_ptr<node::ThreadExchange> threads) {
   const bool with_python = options.with_python;
@@ -150,7 +150,7 @@ Session::~Session() {
   if (group_) group_->close();
 }
 
-void Session::connect_default_group(const InitOptions& options) {
+void Session::connect_default_group(const SessionOptions& options) {
   const auto& world = config_.world;
   Members members{.ranks = std::vector<int>(static_cast<std::size_t>(world.size)), .own = world.rank};
   std::iota(members.ranks.begin(), members.ranks.end(), 0);
@@ -161,25 +161,26 @@ void Session::connect_default_group(const InitOptions& options) {
   }
   group_ = connect_group("default", choice.spec, members, config_.nccl,
                          {.name = options.group_name, .timeout = options.timeout});
-  origins_.emplace(&comm::state_of(*group_),
-                   Origin{.key = "default", .backend = config_.backend, .nccl = config_.nccl});
+  recipes_.emplace(&comm::state_of(*group_),
+                   GroupRecipe{.key = "default", .backend = config_.backend, .nccl = config_.nccl});
 }
 
 ProcessGroup Session::connect_group(const std::string& key, const backends::BackendSpec& spec,
                                     const Members& members, const NcclOptions& nccl, ProcessGroupInfo info) {
-  backends::BackendRequest request{.rank = members.own,
-                                   .size = static_cast<int>(members.ranks.size()),
-                                   .timeout = info.timeout,
-                                   .group_name = info.name,
-                                   .master_host = config_.master_host,
-                                   .one_host = config_.hosts.all_on_one_host(members.ranks),
-                                   .hosts = config_.hosts.hosts_of(members.ranks),
-                                   .env = config_.env,
-                                   .threads = config_.threads,
-                                   .key = key,
-                                   .enable_reconfigure = config_.enable_reconfigure,
-                                   .device = config_.device,
-                                   .nccl = nccl};
+  backends::BackendRequest request;
+  request.rank = members.own;
+  request.size = static_cast<int>(members.ranks.size());
+  request.timeout = info.timeout;
+  request.group_name = info.name;
+  request.master_host = config_.master_host;
+  request.one_host = config_.hosts.all_on_one_host(members.ranks);
+  request.hosts = config_.hosts.hosts_of(members.ranks);
+  request.env = config_.env;
+  request.threads = config_.threads;
+  request.key = key;
+  request.enable_reconfigure = config_.enable_reconfigure;
+  request.device = config_.device;
+  request.nccl = nccl;
   backends::BackendHandle handle;
   if (config_.with_python) {
     const auto python_key = key == "default" ? "" : key;
@@ -187,7 +188,7 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
     agree_on_backend(*for_cpu, spec.name(), request.rank, request.size);
     request.store =
         backends::is_for_gpus(spec.name()) ? store_of_python(config_.store, python_key, "cuda") : for_cpu;
-    request.c10d_name = python_key.empty() ? "0" : python_key;
+    request.python.group_name = python_key.empty() ? "0" : python_key;
     handle = splits_default_group(spec)
                  ? backends::BackendHandle{.backend = split_default_group(request.store, members.ranks, info),
                                            .traits = comm::state_of(*group_).info().traits}
@@ -216,11 +217,11 @@ c10::intrusive_ptr<c10d::Backend> Session::split_default_group(const c10::intrus
   return comm::state_of(*group_).backend()->split(store, ranks, options);
 }
 
-std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, const std::vector<int>& ranks,
-                                                      ProcessGroupInfo info) {
-  auto choice = backends::resolve_backend(origin.backend, topology(ranks));
+std::optional<ProcessGroup> Session::connect_subgroup(const GroupRecipe& recipe,
+                                                      const std::vector<int>& ranks, ProcessGroupInfo info) {
+  auto choice = backends::resolve_backend(recipe.backend, topology(ranks));
   // Without a backend for the GPU of this rank beside it: the Python ranks have none.
-  if (config_.with_python) choice.spec = origin.backend;
+  if (config_.with_python) choice.spec = recipe.backend;
   const auto own = std::ranges::find(ranks, config_.world.rank);
   if (own == ranks.end()) {
     if (splits_default_group(choice.spec)) split_default_group(config_.store, {}, info);
@@ -228,23 +229,23 @@ std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, cons
   }
   info.global_ranks = ranks;
   const auto group =
-      connect_group(origin.key, choice.spec, {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
-                    origin.nccl, std::move(info));
+      connect_group(recipe.key, choice.spec, {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
+                    recipe.nccl, std::move(info));
   if (const auto node = comm::state_of(group).node_group()) node->set_global_ranks(ranks);
   comm::state_of(group).set_job(comm::state_of(*group_).node_group());
   subgroups_.push_back(group);
-  origins_.emplace(&comm::state_of(group), origin);
+  recipes_.emplace(&comm::state_of(group), recipe);
   return group;
 }
 
 // The groups of the members before are gone, and their keys must not meet those of the groups to come.
 void Session::reconfigure(const ReconfigureOptions& options) {
   const std::lock_guard lock(reconfiguring_);
-  const auto origin = origins_.at(&comm::state_of(*group_));
+  const auto recipe = recipes_.at(&comm::state_of(*group_));
   group_ = group_->reconfigure(options);
   for (const auto& group : subgroups_) group.close();
   subgroups_.clear();
-  origins_ = {{&comm::state_of(*group_), origin}};
+  recipes_ = {{&comm::state_of(*group_), recipe}};
   groups_made_ = 0;
   config_.enable_reconfigure = false;
   if (formed_store_) formed_store_->delete_own_keys();
@@ -283,9 +284,8 @@ void Session::check_members(const std::vector<int>& ranks) const {
   const std::set<int> distinct(ranks.begin(), ranks.end());
   const bool in_range = !ranks.empty() && *distinct.begin() >= 0 && *distinct.rbegin() < world.size;
   if (distinct.size() == ranks.size() && in_range) return;
-  throw ArgumentError(
-      fmt::format("rank {}: new_group([{}]) needs one or more distinct ranks, each in 0 to {}", world.rank,
-                  fmt::join(ranks, ", "), world.size - 1));
+  throw_error<ArgumentError>("rank {}: new_group([{}]) needs one or more distinct ranks, each in 0 to {}",
+                             world.rank, fmt::join(ranks, ", "), world.size - 1);
 }
 
 std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const GroupOptions& options) {
@@ -298,8 +298,7 @@ std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const Gro
     if (options.nccl && splits_default_group(wanted)) {
       throw ArgumentError(
           "new_group: with Python ranks a group over nccl is a part of the default group and has its "
-          "settings; "
-          "set InitOptions::nccl instead of GroupOptions::nccl");
+          "settings; set InitOptions::nccl instead of GroupOptions::nccl");
     }
   }
   // Counted on every rank, members or not, so that keys agree.
@@ -314,28 +313,28 @@ std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const Gro
 std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
                                                  const std::vector<std::vector<int>>& split_ranks,
                                                  const GroupOptions& options) {
-  const auto found = origins_.find(&comm::state_of(parent));
-  if (found == origins_.end()) {
-    throw ArgumentError(fmt::format("split_group: group {} is not one of this run", parent.name()));
+  const auto found = recipes_.find(&comm::state_of(parent));
+  if (found == recipes_.end()) {
+    throw_error<ArgumentError>("split_group: group {} is not one of this run", parent.name());
   }
   if (config_.with_python) {
     throw ArgumentError("split_group: a run with Python ranks cannot split groups; use new_group()");
   }
   check_split(parent, split_ranks);
-  auto origin = found->second;
+  auto recipe = found->second;
   const auto number = comm::state_of(parent).next_scope();
-  if (!options.backend.empty()) origin.backend = backends::BackendSpec::parse(options.backend);
-  if (options.nccl) origin.nccl = *options.nccl;
+  if (!options.backend.empty()) recipe.backend = backends::BackendSpec::parse(options.backend);
+  if (options.nccl) recipe.nccl = *options.nccl;
   ProcessGroupInfo info{.name = options.group_name.empty() ? fmt::format("{}:split:{}", parent.name(), number)
                                                            : options.group_name,
                         .timeout = options.timeout.value_or(parent.timeout())};
   const auto own = std::ranges::find_if(
       split_ranks, [&](const auto& part) { return std::ranges::find(part, parent.rank()) != part.end(); });
   if (own == split_ranks.end()) return std::nullopt;
-  origin.key = fmt::format("{}/split {}/{}", origin.key, number, own - split_ranks.begin());
+  recipe.key = fmt::format("{}/split {}/{}", recipe.key, number, own - split_ranks.begin());
   auto ranks = *own;
   for (auto& rank : ranks) rank = parent.global_rank(rank);
-  return connect_subgroup(origin, ranks, std::move(info));
+  return connect_subgroup(recipe, ranks, std::move(info));
 }
 
 void Session::wait_for_others_to_leave() {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/world.h>
 #include <lockstep/rendezvous/init.h>
 
@@ -36,13 +37,20 @@ class IgnoreSigpipe {
   bool was_default_ = false;
 };
 
+struct SessionOptions : InitOptions {
+  Env env = {};  // the environment variables, which tests replace
+};
+
+// lockstep::init().
+Context init(const SessionOptions& options);
+
 // What a Context owns: the store, the default group and the groups made from it.
 class Session : public runtime::Run {
  public:
   // Selects this rank's device, connects the default group, and becomes the current run. Every rank calls it
   // after store_barrier(), or with_python, where each rank only has the store. `threads`: of ranks that are
   // threads of this process.
-  static std::unique_ptr<Session> connect(const InitOptions& options, const backends::BackendSpec& backend,
+  static std::unique_ptr<Session> connect(const SessionOptions& options, const backends::BackendSpec& backend,
                                           const RankInfo& rank_info, c10::intrusive_ptr<c10d::Store> store,
                                           std::shared_ptr<node::ThreadExchange> threads = {});
   // Unless an exception ends it, rank 0 waits for the other ranks to leave, because it serves their store.
@@ -53,20 +61,13 @@ class Session : public runtime::Run {
   const ProcessGroup& group() const override { return *group_; }
   void synchronize() const;
   void keep(std::unique_ptr<IgnoreSigpipe> ignored) { ignore_sigpipe_ = std::move(ignored); }
-  std::optional<ProcessGroup> new_group(std::vector<int> ranks, const GroupOptions& options);
-  std::optional<ProcessGroup> subgroup(const std::vector<int>& ranks, const std::string& backend,
-                                       const std::string& name) override {
-    return new_group(ranks, {.backend = backend, .group_name = name});
-  }
+  std::optional<ProcessGroup> new_group(std::vector<int> ranks, const GroupOptions& options) override;
   // As Context::reconfigure().
   void reconfigure(const ReconfigureOptions& options);
   std::vector<int> hosts_of(const ProcessGroup& group) const override;
-  ProcessGroup split(const ProcessGroup& parent, const std::vector<std::vector<int>>& split_ranks) override {
-    return split_group(parent, split_ranks, {}).value();
-  }
   std::optional<ProcessGroup> split_group(const ProcessGroup& parent,
                                           const std::vector<std::vector<int>>& split_ranks,
-                                          const GroupOptions& options);
+                                          const GroupOptions& options) override;
 
  private:
   struct Config {
@@ -92,7 +93,7 @@ class Session : public runtime::Run {
     int own;
   };
   // What a group was made of, for the groups that it is split into.
-  struct Origin {
+  struct GroupRecipe {
     std::string key;
     backends::BackendSpec backend;  // as requested
     NcclOptions nccl;
@@ -101,10 +102,10 @@ class Session : public runtime::Run {
   explicit Session(Config config)
       : config_(std::move(config)), uncaught_at_start_(std::uncaught_exceptions()) {}
 
-  void connect_default_group(const InitOptions& options);
+  void connect_default_group(const SessionOptions& options);
   ProcessGroup connect_group(const std::string& key, const backends::BackendSpec& spec,
                              const Members& members, const NcclOptions& nccl, ProcessGroupInfo info);
-  std::optional<ProcessGroup> connect_subgroup(const Origin& origin, const std::vector<int>& ranks,
+  std::optional<ProcessGroup> connect_subgroup(const GroupRecipe& recipe, const std::vector<int>& ranks,
                                                ProcessGroupInfo info);
   // With Python ranks: see python_splits_default_group().
   bool splits_default_group(const backends::BackendSpec& spec) const;
@@ -124,16 +125,16 @@ class Session : public runtime::Run {
   c10::intrusive_ptr<backends::MemberStore> formed_store_;  // since the last reconfigure()
   std::optional<ProcessGroup> group_;
   std::vector<ProcessGroup> subgroups_;
-  std::map<const comm::GroupState*, Origin> origins_;
+  std::map<const comm::GroupState*, GroupRecipe> recipes_;
 };
 
 // Whether the agent of torchrun or `lockstep run` serves the store at the address of rank 0.
 bool is_served_by_agent(const Env& env);
 
 // Whether the ranks compare their calls. c10d reads its variable so, in upper or lower case.
-bool checks_calls(const InitOptions& options);
+bool checks_calls(const SessionOptions& options);
 
 // The device that this rank will probably have, for checks before the ranks connect.
-c10::Device expected_device(const InitOptions& options, const backends::BackendSpec& backend);
+c10::Device expected_device(const SessionOptions& options, const backends::BackendSpec& backend);
 
 }  // namespace lockstep::rendezvous

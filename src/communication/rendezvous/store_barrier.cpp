@@ -15,6 +15,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/host.h"
+#include "base/throw_error.h"
 #include "base/wait_check.h"
 
 namespace lockstep::rendezvous {
@@ -39,7 +40,7 @@ std::vector<std::string> keys_of(int begin, int end) {
   return keys;
 }
 
-void announce(c10d::Store& store, int rank, int world_size) {
+void register_rank(c10d::Store& store, int rank, int world_size) {
   store.set(arrival_key(rank), memory_identity());
   // At least: a rank may have arrived twice, so ranks after the last one check as well.
   if (store.add(kCountKey, 1) < world_size) return;
@@ -99,8 +100,8 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
       throw;
     } catch (const std::exception& error) {
       const std::string text = error.what();
-      throw RendezvousError(fmt::format("rank {} of {}: rank 0 gave up or died while {} had not arrived ({})",
-                                        rank, world_size, missing, text.substr(0, text.find('\n'))));
+      throw_error<RendezvousError>("rank {} of {}: rank 0 gave up or died while {} had not arrived ({})",
+                                   rank, world_size, missing, text.substr(0, text.find('\n')));
     }
   };
   // c10d logs a warning when a short wait ends, and its wait does not end for a signal.
@@ -125,7 +126,7 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
   // all ranks.
   auto wait_limit = std::min<milliseconds>(kLogWaitingAfter, deadline.remaining() / 2);
   bool said = false;
-  ask_store([&] { announce(store, rank, world_size); });
+  ask_store([&] { register_rank(store, rank, world_size); });
   while (!deadline.expired()) {
     if (have_come(std::min(wait_limit, deadline.remaining()))) return;
     if (find_strangers && !polls) ask_store(find_strangers);
@@ -136,10 +137,10 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
     }
     wait_limit *= 2;
   }
-  throw RendezvousError(
-      fmt::format("rank {} of {}: {} did not arrive within {} ms. Were they started, with the same "
-                  "MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
-                  rank, world_size, missing, deadline.timeout().count()));
+  throw_error<RendezvousError>(
+      "rank {} of {}: {} did not arrive within {} ms. Were they started, with the same "
+      "MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
+      rank, world_size, missing, deadline.timeout().count());
 }
 
 bool StrangeKeys::found(c10d::Store& store) {
@@ -173,9 +174,9 @@ World world_of(const HostMap& hosts, const RankInfo& rank_info) {
 namespace {
 
 [[noreturn]] void refuse_text(std::string_view text) {
-  throw RendezvousError(fmt::format(
+  throw_error<RendezvousError>(
       "the ranks' store has a malformed host map, \"{}\"; do all ranks run the same version of Lockstep?",
-      text));
+      text);
 }
 
 // Removes a number and its terminator from the front.

@@ -45,7 +45,7 @@ inline constexpr const char* kLeftKey = "left";
 // and come again, where groups are formed again.
 inline constexpr const char* kServerLeftKey = "server_left";
 
-// Announces this rank in the store and waits for all others. Throws RendezvousError naming the ranks that
+// Registers this rank in the store and waits for all others. Throws RendezvousError naming the ranks that
 // have not arrived by the deadline. Three requests per rank; the last rank makes three more. PyTorch:
 // _store_based_barrier.
 // While ranks are missing, calls `find_strangers` each second, or in pauses from 10 s for more than 64 ranks;
@@ -53,7 +53,7 @@ inline constexpr const char* kServerLeftKey = "server_left";
 void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline& deadline,
                    const std::function<void()>& find_strangers = {});
 
-// Announces `rank` in the store of store_barrier().
+// Registers `rank` in the store of store_barrier().
 std::string arrival_key(int rank);
 
 // Looks for keys that no rank of store_barrier() has set, in a store that serves one run alone.

@@ -14,6 +14,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/sockets.h"
+#include "base/throw_error.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -66,17 +67,16 @@ void allow_connections(int world_size) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
   if (limit.rlim_max < needed) {
-    throw RendezvousError(fmt::format(
+    throw_error<RendezvousError>(
         "rank 0 serves the connections of {} ranks and may need {} file descriptors, but its hard "
         "limit is {}; raise it (ulimit -Hn {}, LimitNOFILE= of a systemd unit, --ulimit nofile= of "
         "a container)",
-        world_size, needed, limit.rlim_max, needed));
+        world_size, needed, limit.rlim_max, needed);
   }
   limit.rlim_cur = limit.rlim_max;
   if (::setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
-  throw RendezvousError(
-      fmt::format("rank 0 cannot raise its limit of file descriptors to {} for {} ranks: {}", limit.rlim_max,
-                  world_size, errno_text(errno)));
+  throw_error<RendezvousError>("rank 0 cannot raise its limit of file descriptors to {} for {} ranks: {}",
+                               limit.rlim_max, world_size, errno_text(errno));
 }
 
 c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStoreOptions options,
@@ -86,8 +86,8 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
     return c10::make_intrusive<c10d::TCPStore>(server.host, options);
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw RendezvousError(fmt::format("{}: the store at {}:{} cannot be used: {}", who, server.host,
-                                      server.port, text.substr(0, text.find('\n'))));
+    throw_error<RendezvousError>("{}: the store at {}:{} cannot be used: {}", who, server.host, server.port,
+                                 text.substr(0, text.find('\n')));
   }
 }
 
@@ -100,8 +100,7 @@ Listener listen_on(int port, const std::string& host) {
         errno == EACCES
             ? "Permission denied; choose a MASTER_PORT above 1023"
             : "Another program uses it; choose another MASTER_PORT, or let `lockstep run` choose a free one";
-    throw RendezvousError(
-        fmt::format("rank 0 cannot listen on port {}: {}. {}", port, errno_text(errno), advice));
+    throw_error<RendezvousError>("rank 0 cannot listen on port {}: {}. {}", port, errno_text(errno), advice);
   }
   listener.port = bound_port(listener.socket.get());
   return listener;
@@ -113,10 +112,10 @@ c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string
   const Endpoint server{host, listener.port};
   const std::string reason = wait_for_server(server, 0, Deadline(std::min(kOwnLimit, deadline.remaining())));
   if (!reason.empty()) {
-    throw RendezvousError(
-        fmt::format("rank 0 listens on port {} but cannot reach itself at {}:{} ({}); MASTER_ADDR "
-                    "must be an address of the host that rank 0 runs on",
-                    server.port, host, server.port, reason));
+    throw_error<RendezvousError>(
+        "rank 0 listens on port {} but cannot reach itself at {}:{} ({}); MASTER_ADDR "
+        "must be an address of the host that rank 0 runs on",
+        server.port, host, server.port, reason);
   }
   c10d::TCPStoreOptions options;
   options.isServer = true;
@@ -131,10 +130,10 @@ c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int
                                            const Deadline& deadline, bool with_python) {
   const std::string reason = wait_for_server(server, rank, deadline);
   if (!reason.empty()) {
-    throw RendezvousError(
-        fmt::format("rank {} of {}: rank 0 has not arrived: nobody listens at {}:{} ({}) within {} "
-                    "ms. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same for all?",
-                    rank, world_size, server.host, server.port, reason, deadline.timeout().count()));
+    throw_error<RendezvousError>(
+        "rank {} of {}: rank 0 has not arrived: nobody listens at {}:{} ({}) within {} "
+        "ms. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same for all?",
+        rank, world_size, server.host, server.port, reason, deadline.timeout().count());
   }
   c10d::TCPStoreOptions options;
   options.waitWorkers = with_python;

@@ -5,6 +5,7 @@
 #include <ostream>
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -18,7 +19,11 @@ namespace lockstep {
 namespace {
 
 using runtime::joined_shape;
+using runtime::MeshRanks;
 using runtime::parts_of;
+using runtime::to_vector;
+using runtime::with_parts;
+using Axis = MeshRanks::Axis;
 using Names = std::vector<std::string>;
 using Sizes = std::vector<std::int64_t>;
 
@@ -41,7 +46,7 @@ void check_order(const at::Tensor& ranks, const Axes& axes, const Names& names) 
 
 }  // namespace
 
-DeviceMesh::DeviceMesh(std::shared_ptr<runtime::MeshRanks> ranks, std::vector<Axis> axes)
+DeviceMesh::DeviceMesh(std::shared_ptr<MeshRanks> ranks, std::vector<Axis> axes)
     : ranks_(std::move(ranks)), axes_(std::move(axes)) {}
 
 DeviceMesh::DeviceMesh(const at::Tensor& mesh, const DeviceMeshOptions& options) {
@@ -57,7 +62,7 @@ DeviceMesh::DeviceMesh(const at::Tensor& mesh, const DeviceMeshOptions& options)
     axes_.push_back(std::move(axis));
   }
   const bool contains_own = ranks.eq(run.world().rank).any().item<bool>();
-  ranks_ = std::make_shared<runtime::MeshRanks>(runtime::MeshRanks{
+  ranks_ = std::make_shared<MeshRanks>(MeshRanks{
       .ranks = std::move(ranks), .own = run.world().rank, .contains_own = contains_own, .dimensions = axes_});
 }
 
@@ -87,7 +92,7 @@ DeviceMesh DeviceMesh::operator[](const std::string& mesh_dim_name) const {
 DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string> mesh_dim_names) const {
   return (*this)[std::vector(mesh_dim_names)];
 }
-DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
+DeviceMesh DeviceMesh::operator[](const Names& names) const {
   if (mesh_dim_names().empty()) {
     throw_error<ArgumentError>("DeviceMesh({}): a slice by ({}) needs a mesh with mesh_dim_names",
                                joined_shape(*this), fmt::join(names, ", "));
@@ -174,10 +179,10 @@ std::int64_t DeviceMesh::size(const MeshDim& dim) const {
 }
 
 std::int64_t DeviceMesh::ndim() const { return static_cast<std::int64_t>(axes_.size()); }
-std::vector<std::int64_t> DeviceMesh::shape() const { return parts().sizes().slice(1).vec(); }
+Sizes DeviceMesh::shape() const { return parts().sizes().slice(1).vec(); }
 
-std::vector<std::string> DeviceMesh::mesh_dim_names() const {
-  std::vector<std::string> names;
+Names DeviceMesh::mesh_dim_names() const {
+  Names names;
   for (const auto& axis : axes_)
     if (!axis.name.empty()) names.push_back(axis.name);
   return names;
@@ -193,14 +198,135 @@ at::Tensor DeviceMesh::mesh() const {
                              joined_shape(*this), ranks_->own, all.size(0));
 }
 
-std::optional<std::vector<std::int64_t>> DeviceMesh::get_coordinate() const {
+std::optional<Sizes> DeviceMesh::get_coordinate() const {
   if (!ranks_->contains_own) return std::nullopt;
   const auto position = mesh().eq(ranks_->own).nonzero()[0].contiguous();
   return std::vector(position.const_data_ptr<std::int64_t>(),
                      position.const_data_ptr<std::int64_t>() + position.numel());
 }
 
-DeviceMesh init_device_mesh(const std::vector<std::int64_t>& mesh_shape, const DeviceMeshOptions& options) {
+namespace {
+
+std::vector<int> global_ranks_of(const ProcessGroup& group) {
+  std::vector<int> ranks;
+  for (int i = 0; i < group.size(); ++i) ranks.push_back(group.global_rank(i));
+  return ranks;
+}
+
+// The row of this rank in the dimension.
+std::vector<int> own_row(const at::Tensor& ranks, const Axis& axis, int own) {
+  const auto rows = parts_of(ranks, {axis});
+  return to_vector(rows[rows.eq(own).nonzero()[0][0].item<std::int64_t>()]);
+}
+
+void check_ranks_of(const ProcessGroup& group, std::vector<int> row, std::size_t dim) {
+  auto ranks = global_ranks_of(group);
+  std::ranges::sort(ranks);
+  std::ranges::sort(row);
+  if (ranks == row) return;
+  throw_error<ArgumentError>(
+      "DeviceMesh::from_group: group {} has the ranks {}, but dimension {} of the mesh has {} there; pass "
+      "one group for each dimension, in their order",
+      group.name(), fmt::join(ranks, ", "), dim, fmt::join(row, ", "));
+}
+
+Names names_of(const std::vector<Axis>& axes) {
+  Names names;
+  for (const auto& axis : axes) names.push_back(axis.name);
+  return names;
+}
+
+void check_sizes(const DeviceMesh& mesh, std::int64_t size, const Sizes& sizes, const Names& names) {
+  const auto product = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
+  const bool positive = std::ranges::all_of(sizes, [](auto each) { return each > 0; });
+  if (sizes.empty() || !positive || product != size || sizes.size() != names.size()) {
+    throw_error<ArgumentError>(
+        "DeviceMesh({}): unflatten(): mesh_sizes ({}) and mesh_dim_names ({}) for a dimension of {} ranks; "
+        "give as many names as sizes, whose product is {}",
+        joined_shape(mesh), fmt::join(sizes, ", "), fmt::join(names, ", "), size, size);
+  }
+}
+
+}  // namespace
+
+DeviceMesh DeviceMesh::from_group(const ProcessGroup& group, const std::optional<at::Tensor>& mesh,
+                                  const Names& mesh_dim_names) {
+  const auto ranks = global_ranks_of(group);
+  if (mesh && (mesh->dim() != 1 || to_vector(mesh->to(at::kInt)) != ranks)) {
+    throw_error<ArgumentError>(
+        "DeviceMesh::from_group: the mesh is not that of group {}, which has the ranks {}", group.name(),
+        fmt::join(ranks, ", "));
+  }
+  return from_group(std::vector{group}, at::tensor(ranks, at::kInt), mesh_dim_names);
+}
+
+DeviceMesh DeviceMesh::from_group(const std::vector<ProcessGroup>& groups, const at::Tensor& mesh,
+                                  const Names& mesh_dim_names) {
+  const auto& world = runtime::require_run("DeviceMesh::from_group").world();
+  const auto ranks = runtime::checked_ranks(mesh, world.size);
+  if (groups.empty() || std::ssize(groups) != ranks.dim()) {
+    throw_error<ArgumentError>(
+        "DeviceMesh::from_group: {} groups for a mesh of {} dimensions; pass one for each", groups.size(),
+        ranks.dim());
+  }
+  runtime::check_mesh_dim_names(mesh_dim_names, ranks.dim());
+  if (!ranks.eq(world.rank).any().item<bool>()) {
+    throw_error<ArgumentError>(
+        "DeviceMesh::from_group: rank {} is not in the mesh of the ranks {}; only these call it", world.rank,
+        fmt::join(to_vector(ranks), ", "));
+  }
+  std::vector<Axis> axes;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    Axis axis{.name = mesh_dim_names.empty() ? "" : mesh_dim_names[i],
+              .dims = {static_cast<std::int64_t>(i)},
+              .group = groups[i]};
+    check_ranks_of(groups[i], own_row(ranks, axis, world.rank), i);
+    axes.push_back(std::move(axis));
+  }
+  return {std::make_shared<MeshRanks>(
+              MeshRanks{.ranks = ranks, .own = world.rank, .contains_own = true, .dimensions = axes}),
+          axes};
+}
+
+DeviceMesh DeviceMesh::unflatten(const MeshDim& dim, const Sizes& mesh_sizes, const Names& mesh_dim_names,
+                                 const std::map<MeshDim, std::string>& backend_override) const {
+  if (this->mesh_dim_names().empty()) {
+    throw_error<ArgumentError>("DeviceMesh({}): unflatten() needs a mesh with mesh_dim_names",
+                               joined_shape(*this));
+  }
+  const auto& old = axis(dim);
+  const auto place = std::ranges::find(ranks_->dimensions, old.dims, &Axis::dims);
+  if (place == ranks_->dimensions.end() || old.name != place->name) {
+    throw_error<ArgumentError>(
+        "DeviceMesh({}): unflatten(): \"{}\" is made by flatten(); unflatten a dimension of the mesh itself",
+        joined_shape(*this), old.name);
+  }
+  check_sizes(*this, size(dim), mesh_sizes, mesh_dim_names);
+  const auto first = old.dims.front();
+  auto shape = ranks_->ranks.sizes().vec();
+  shape.insert(shape.erase(shape.begin() + first), mesh_sizes.begin(), mesh_sizes.end());
+  std::vector<Axis> parts;
+  for (std::size_t i = 0; i < mesh_sizes.size(); ++i)
+    parts.push_back(
+        {.name = mesh_dim_names[i], .dims = {first + static_cast<std::int64_t>(i)}, .group = std::nullopt});
+  MeshRanks whole{.ranks = ranks_->ranks.view(shape),
+                  .own = ranks_->own,
+                  .contains_own = ranks_->contains_own,
+                  .dimensions = with_parts(ranks_->dimensions, old, parts),
+                  .flattened = with_parts(ranks_->flattened, old, parts)};
+  auto names = names_of(whole.dimensions);
+  std::ranges::copy(names_of(whole.flattened), std::back_inserter(names));
+  runtime::check_mesh_dim_names(names, std::ssize(names));
+  const auto backends =
+      runtime::backends_of({.mesh_dim_names = mesh_dim_names, .backend_override = backend_override},
+                           static_cast<int>(parts.size()));
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    parts[i].group = runtime::make_group(whole.ranks, parts[i], backends[i]);
+  whole.dimensions = with_parts(ranks_->dimensions, old, parts);
+  return {std::make_shared<MeshRanks>(std::move(whole)), with_parts(axes_, old, parts)};
+}
+
+DeviceMesh init_device_mesh(const Sizes& mesh_shape, const DeviceMeshOptions& options) {
   const bool positive = std::ranges::all_of(mesh_shape, [](auto size) { return size > 0; });
   if (mesh_shape.empty() || !positive) {
     throw_error<ArgumentError>("init_device_mesh: mesh_shape ({}) needs one or more positive sizes",

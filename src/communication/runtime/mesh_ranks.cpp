@@ -110,9 +110,32 @@ std::optional<ProcessGroup> make_group(const at::Tensor& ranks, const MeshRanks:
   for (std::int64_t i = 0; i < rows.size(0); ++i) {
     auto members = to_vector(rows[i]);
     std::ranges::sort(members);
-    if (auto group = run.subgroup(members, backend, "mesh_" + label)) own = std::move(group);
+    if (auto group = run.new_group(members, {.backend = backend, .group_name = "mesh_" + label}))
+      own = std::move(group);
   }
   return own;
+}
+
+std::vector<MeshRanks::Axis> with_parts(const std::vector<MeshRanks::Axis>& axes,
+                                        const MeshRanks::Axis& old_axis,
+                                        const std::vector<MeshRanks::Axis>& parts) {
+  const auto dim = old_axis.dims.front();
+  const auto more = std::ssize(parts) - 1;
+  std::vector<MeshRanks::Axis> changed;
+  for (auto axis : axes) {
+    if (axis.name == old_axis.name) {
+      changed.insert(changed.end(), parts.begin(), parts.end());
+      continue;
+    }
+    Sizes dims;
+    for (const auto old : axis.dims) {
+      if (old != dim) dims.push_back(old < dim ? old : old + more);
+      for (std::int64_t i = 0; old == dim && i <= more; ++i) dims.push_back(dim + i);
+    }
+    axis.dims = std::move(dims);
+    changed.push_back(std::move(axis));
+  }
+  return changed;
 }
 
 std::string joined_shape(const DeviceMesh& mesh) {

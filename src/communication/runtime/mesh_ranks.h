@@ -34,6 +34,11 @@ at::Tensor parts_of(const at::Tensor& ranks, const std::vector<MeshRanks::Axis>&
 std::optional<ProcessGroup> make_group(const at::Tensor& ranks, const MeshRanks::Axis& axis,
                                        const std::string& backend = {});
 
+// Replaces `old_axis`, a dimension of the whole mesh, and counts the later dimensions on.
+std::vector<MeshRanks::Axis> with_parts(const std::vector<MeshRanks::Axis>& axes,
+                                        const MeshRanks::Axis& old_axis,
+                                        const std::vector<MeshRanks::Axis>& parts);
+
 std::vector<int> to_vector(const at::Tensor& ranks);
 // "dp=2, tp=4"
 std::string joined_shape(const DeviceMesh& mesh);

@@ -6,7 +6,7 @@
 
 #include <lockstep/runtime/random.h>
 
-#include "device/thread_generator.h"
+#include "intercept/thread_defaults.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -20,12 +20,12 @@ void seed_generator(at::Generator generator, std::uint64_t seed) {
 }  // namespace
 
 at::Generator default_generator() {
-  if (auto own = device::ThreadGenerator::current()) return *own;
+  if (auto own = intercept::ThreadGenerator::current()) return *own;
   return at::detail::getDefaultCPUGenerator();
 }
 
 void manual_seed(std::uint64_t seed) {
-  const auto own = device::ThreadGenerator::current();
+  const auto own = intercept::ThreadGenerator::current();
   if (!own) {
     at::manual_seed(seed);
     return;

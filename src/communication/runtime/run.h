@@ -2,13 +2,13 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <c10/core/Device.h>
 
 #include <lockstep/base/world.h>
 #include <lockstep/comm/process_group.h>
+#include <lockstep/runtime/default_group.h>
 
 namespace lockstep::runtime {
 
@@ -23,14 +23,18 @@ class Run {
   virtual const ProcessGroup& group() const = 0;
   virtual const World& world() const = 0;
   virtual c10::Device device() const = 0;
-  // As Context::new_group; "" is the backend of init(), and `name` is for messages.
-  virtual std::optional<ProcessGroup> subgroup(const std::vector<int>& ranks, const std::string& backend,
-                                               const std::string& name) = 0;
+  // As Context::new_group().
+  virtual std::optional<ProcessGroup> new_group(std::vector<int> ranks, const GroupOptions& options) = 0;
   // [rank of `group`]: number of its host.
   virtual std::vector<int> hosts_of(const ProcessGroup& group) const = 0;
-  // As split_group(), with this rank in one of the parts.
-  virtual ProcessGroup split(const ProcessGroup& parent,
-                             const std::vector<std::vector<int>>& split_ranks) = 0;
+  // As lockstep::split_group().
+  virtual std::optional<ProcessGroup> split_group(const ProcessGroup& parent,
+                                                  const std::vector<std::vector<int>>& split_ranks,
+                                                  const GroupOptions& options) = 0;
+  // The same, with this rank in one of the parts.
+  ProcessGroup split(const ProcessGroup& parent, const std::vector<std::vector<int>>& split_ranks) {
+    return split_group(parent, split_ranks, {}).value();
+  }
 };
 
 // The run of this process or, in a thread rank, of this thread; nullptr without one.

@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "spawn/fork_check.h"
+
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <string>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
 #include <lockstep/runtime/default_group.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "runtime/intra_op_threads.h"
-#include "spawn/spawn_processes.h"
 
 namespace lockstep::spawning {
 namespace {
@@ -52,37 +57,37 @@ void refuse_threads() {
     names = foreign_threads();
   }
   if (names.empty()) return;
-  throw ArgumentError(
-      fmt::format("spawn: this process has {} other thread{}, which do not exist in a forked rank; it could "
-                  "deadlock on their locks: {}. "
-                  "End their owner (a loader, a store, a thread pool) before spawn(), call spawn() earlier, "
-                  "or start the program "
-                  "with `lockstep run`",
-                  names.size(), names.size() == 1 ? "" : "s", fmt::join(names, ", ")));
+  throw_error<ArgumentError>(
+      "spawn: this process has {} other thread{}, which do not exist in a forked rank; it could deadlock on "
+      "their locks: {}. End their owner (a loader, a store, a thread pool) before spawn(), call spawn() "
+      "earlier, or start the program with `lockstep run`",
+      names.size(), names.size() == 1 ? "" : "s", fmt::join(names, ", "));
 }
 
-void refuse_ranks(const Env& env) {
-  if (is_thread_rank()) throw ArgumentError("spawn: this thread is already a rank of spawn_threads()");
+void refuse_ranks() {
+  const Env env;
+  if (is_thread_rank())
+    throw ArgumentError(
+        "spawn: this thread is a rank of spawn_threads(), and ranks cannot start ranks; call spawn() outside "
+        "of them");
   if (is_initialized()) {
     throw ArgumentError(
         "spawn: this process has a default process group, whose connections a forked rank must not use; end "
-        "its Context before "
-        "spawn(), and call init() in the ranks");
+        "its Context before spawn(), and call init() in the ranks");
   }
   if (!env.has("RANK") || !env.has("TORCHELASTIC_RUN_ID")) return;
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "spawn: this process is rank {} of a run already (RANK and TORCHELASTIC_RUN_ID are set by spawn(), "
-      "`lockstep run` or "
-      "torchrun), and ranks cannot start ranks; do not call spawn(), or start the program without a launcher",
-      env.get("RANK").value_or("")));
+      "`lockstep run` or torchrun), and ranks cannot start ranks; do not call spawn(), or start the program "
+      "without a launcher",
+      env.get("RANK").value_or(""));
 }
 
 void refuse_cuda() {
   if (!has_cuda_open("/proc/self/fd")) return;
   throw ArgumentError(
       "spawn: CUDA is initialized in this process, so a forked rank cannot use it; use CUDA only in the "
-      "ranks (gpu_count() "
-      "counts GPUs without initializing CUDA), or start the program with `lockstep run`");
+      "ranks (gpu_count() counts GPUs without initializing CUDA), or start the program with `lockstep run`");
 }
 
 }  // namespace
@@ -96,8 +101,8 @@ bool has_cuda_open(const fs::path& folder) {
   return false;
 }
 
-void prepare_to_fork(const Env& env) {
-  refuse_ranks(env);
+void prepare_to_fork() {
+  refuse_ranks();
   refuse_cuda();
   runtime::release_all_idle_threads();
   refuse_threads();

@@ -10,9 +10,11 @@
 
 #include "base/deadline.h"
 #include "base/sockets.h"
+#include "base/throw_error.h"
 #include "launch/failure_report.h"
 #include "machine/gpu.h"
-#include "spawn/spawn_processes.h"
+#include "spawn/fork_check.h"
+#include "spawn/spawn_guard.h"
 
 namespace lockstep {
 namespace spawning {
@@ -20,18 +22,19 @@ namespace {
 
 void check_spawn_options(const SpawnOptions& options) {
   if (options.nprocs < 1) {
-    throw ArgumentError(fmt::format("spawn: nprocs is {}; it must be at least 1", options.nprocs));
+    throw_error<ArgumentError>("spawn: nprocs is {}; it must be at least 1", options.nprocs);
   }
   if (options.timeout.count() < 0) {
-    throw ArgumentError(
-        fmt::format("spawn: timeout is {} ms; it must not be negative (0: none)", options.timeout.count()));
+    throw_error<ArgumentError>("spawn: timeout is {} ms; it must not be negative (0: none)",
+                               options.timeout.count());
   }
   if (options.grace_period.count() < 0) {
-    throw ArgumentError(
-        fmt::format("spawn: grace_period is {} ms; it must not be negative", options.grace_period.count()));
+    throw_error<ArgumentError>("spawn: grace_period is {} ms; it must not be negative",
+                               options.grace_period.count());
   }
   if (options.threads_per_rank.value_or(1) < 1) {
-    throw ArgumentError(fmt::format("spawn: threads_per_rank is {}", *options.threads_per_rank));
+    throw_error<ArgumentError>("spawn: threads_per_rank is {}; it must be 1 or more",
+                               *options.threads_per_rank);
   }
 }
 
@@ -121,9 +124,8 @@ void SpawnContext::Run::throw_failure() const {
     case Kind::stopped:
       return;
     case Kind::timeout:
-      throw TimeoutError(
-          fmt::format("spawn: the run of {} ranks was stopped after {} ms; still running: rank {}",
-                      options_.nprocs, options_.timeout.count(), outcome.text.get()));
+      throw_error<TimeoutError>("spawn: the run of {} ranks was stopped after {} ms; still running: rank {}",
+                                options_.nprocs, options_.timeout.count(), outcome.text.get());
     case Kind::error:
       throw LaunchError(outcome.text.get());
     case Kind::none:
@@ -170,7 +172,7 @@ namespace spawning {
 
 SpawnContext spawn_ranks(const SpawnOptions& options, const std::function<void(int)>& body) {
   check_spawn_options(options);
-  prepare_to_fork(Env());
+  prepare_to_fork();
   SpawnContext context(std::make_unique<SpawnContext::Run>(options, body));
   if (options.join) context.join();
   return context;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "spawn/spawn_guard.h"
+
 #include <array>
 #include <cerrno>
 #include <map>
@@ -6,16 +8,18 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "launch/guard.h"
 #include "launch/process_tree.h"
 #include "launch/rank_supervisor.h"
-#include "spawn/spawn_processes.h"
+#include "spawn/spawn_rank.h"
 
 namespace lockstep::spawning {
 namespace {
@@ -26,7 +30,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kConfirmLimit{500};
 
 [[noreturn]] void fail_to_spawn(const std::string& step) {
-  throw LaunchError(fmt::format("spawn: {}: {}", step, errno_text(errno)));
+  throw_error<LaunchError>("spawn: {}: {}", step, errno_text(errno));
 }
 
 // Starts the ranks of spawn() and waits for their end. See RankSupervisor for phases, threads and invariants.
@@ -166,7 +170,8 @@ struct Line {
 
 Line make_line() {
   std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) fail_to_spawn("socketpair");
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    fail_to_spawn("the ranks' supervisor could not be connected");
   return {.caller = UniqueFd(ends[0]), .guards = UniqueFd(ends[1])};
 }
 
@@ -237,7 +242,7 @@ SpawnGuard start_spawn_guard(const SpawnRequest& request) {
   flush_streams();
   const launch::BlockedSignals blocked(all_signals());
   const pid_t pid = ::fork();
-  if (pid < 0) fail_to_spawn("fork");
+  if (pid < 0) fail_to_spawn("the ranks' supervisor could not be started");
   if (pid == 0) guard_ranks(request, line, caller.get());
   return {.pid = pid, .line = std::move(line.caller)};
 }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "spawn/spawn_rank.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cxxabi.h>
@@ -13,12 +15,11 @@
 #include <c10/util/Exception.h>
 
 #include <lockstep/base/env.h>
-#include <lockstep/base/world.h>
 
 #include "base/host.h"
+#include "base/set_world.h"
 #include "launch/environment.h"
 #include "runtime/intra_op_threads.h"
-#include "spawn/spawn_processes.h"
 
 namespace lockstep::spawning {
 namespace {
@@ -95,9 +96,9 @@ void flush_streams() {
   std::fflush(nullptr);
 }
 
-int threads_per_rank(std::optional<int> chosen, const Env& env, int ranks) {
+int threads_per_rank(std::optional<int> chosen, int ranks) {
   if (chosen) return *chosen;
-  return env.has("OMP_NUM_THREADS") ? at::get_num_threads() : std::max(1, usable_cores() / ranks);
+  return Env().has("OMP_NUM_THREADS") ? at::get_num_threads() : std::max(1, usable_cores() / ranks);
 }
 
 void run_spawned_rank(const SpawnRequest& request, int rank, pid_t guard, const std::vector<int>& foreign) {
@@ -110,7 +111,7 @@ void run_spawned_rank(const SpawnRequest& request, int rank, pid_t guard, const 
   ::on_exit(&flush_and_end, nullptr);
   int code = 0;
   try {
-    const int threads = threads_per_rank(request.options.threads_per_rank, Env(), request.options.nprocs);
+    const int threads = threads_per_rank(request.options.threads_per_rank, request.options.nprocs);
     for (const auto& [name, value] : environment_of(request, rank, threads)) {
       ::setenv(name.c_str(), value.c_str(), 1);
     }

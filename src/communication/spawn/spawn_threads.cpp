@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 #include <lockstep/runtime/random.h>
@@ -15,12 +16,13 @@
 
 #include "backends/registry.h"
 #include "base/deadline.h"
-#include "device/thread_generator.h"
+#include "base/throw_error.h"
+#include "intercept/thread_defaults.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store_barrier.h"
 #include "runtime/intra_op_threads.h"
-#include "spawn/spawn_processes.h"
+#include "spawn/spawn_rank.h"
 
 namespace lockstep {
 namespace spawning {
@@ -47,8 +49,8 @@ void ThreadStore::wait(const std::vector<std::string>& keys, const std::chrono::
   while (!check(keys)) {
     if (threads_->given_up()) throw RendezvousError("another rank failed before the ranks were connected");
     if (deadline.expired()) {
-      throw RendezvousError(
-          fmt::format("no rank set {} in the ranks' store within {} ms", keys.front(), timeout.count()));
+      throw_error<RendezvousError>("no rank set {} in the ranks' store within {} ms", keys.front(),
+                                   timeout.count());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -95,20 +97,19 @@ struct Run {
   FirstFailure failure = {};
 };
 
-InitOptions options_of(const Run& run, int rank) {
+rendezvous::SessionOptions options_of(const Run& run, int rank) {
   const auto& options = run.options;
-  InitOptions own{.backend = options.backend,
-                  .timeout = options.timeout,
-                  .group_name = options.group_name,
-                  .check_calls = options.check_calls,
-                  .env = options.env};
+  rendezvous::SessionOptions own{{.backend = options.backend,
+                                  .timeout = options.timeout,
+                                  .group_name = options.group_name,
+                                  .check_calls = options.check_calls}};
   own.share_devices = options.share_devices;
   if (!options.devices.empty()) own.device = options.devices[static_cast<std::size_t>(rank)];
   return own;
 }
 
 void run_rank(Run& run, int rank) {
-  const device::ThreadGenerator generator(run.generator.clone());
+  const intercept::ThreadGenerator generator(run.generator.clone());
   const rendezvous::RankInfo rank_info{.rank = rank,
                                        .world_size = run.world_size,
                                        .local_rank = rank,
@@ -137,23 +138,26 @@ void run_rank_and_report(Run& run, int rank) {
 
 void check_options(int world_size, const SpawnThreadsOptions& options) {
   if (world_size < 1)
-    throw ArgumentError(
-        fmt::format("spawn_threads: world_size is {}; one or more ranks are needed", world_size));
+    throw_error<ArgumentError>("spawn_threads: world_size is {}; one or more ranks are needed", world_size);
   if (options.timeout.count() <= 0) {
-    throw ArgumentError(
-        fmt::format("spawn_threads: timeout is {} ms; it must be positive", options.timeout.count()));
+    throw_error<ArgumentError>("spawn_threads: timeout is {} ms; it must be positive",
+                               options.timeout.count());
   }
   if (!options.devices.empty() && options.devices.size() != static_cast<std::size_t>(world_size)) {
-    throw ArgumentError(fmt::format("spawn_threads: {} devices for {} ranks; set one per rank, or none",
-                                    options.devices.size(), world_size));
+    throw_error<ArgumentError>("spawn_threads: {} devices for {} ranks; set one per rank, or none",
+                               options.devices.size(), world_size);
   }
   if (options.threads_per_rank.value_or(1) < 1) {
-    throw ArgumentError(fmt::format("spawn_threads: threads_per_rank is {}", *options.threads_per_rank));
+    throw_error<ArgumentError>("spawn_threads: threads_per_rank is {}; it must be 1 or more",
+                               *options.threads_per_rank);
   }
-  if (is_thread_rank()) throw ArgumentError("spawn_threads: this thread is already a rank");
+  if (is_thread_rank())
+    throw ArgumentError(
+        "spawn_threads: this thread is already a rank, and ranks cannot start ranks; call it outside of "
+        "them");
   const auto device = options.devices.empty() ? c10::Device(c10::kCPU) : options.devices.front();
   const auto backend = backends::BackendSpec::parse(options.backend);
-  backends::check_environment(backends::resolve_backend(backend, {.device = device}).spec, options.env);
+  backends::check_environment(backends::resolve_backend(backend, {.device = device}).spec, Env());
 }
 
 }  // namespace
@@ -164,8 +168,8 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
   using namespace spawning;
   check_options(world_size, options);
   if (options.caching_cpu_allocator) enable_caching_cpu_allocator();
-  device::ThreadGenerator::register_kernels();
-  const runtime::IntraOpThreads intra_op(threads_per_rank(options.threads_per_rank, options.env, world_size));
+  intercept::ThreadGenerator::register_kernels();
+  const runtime::IntraOpThreads intra_op(threads_per_rank(options.threads_per_rank, world_size));
   const rendezvous::IgnoreSigpipe ignored;
   Run run{.world_size = world_size,
           .body = body,

@@ -59,8 +59,7 @@ class AtomicFile {
   std::uint64_t size_ = 0;
 };
 
-// Creates a folder and its parents; with `sync` their names are on the disk. Throws
-// std::system_error.
+// Creates a folder and its parents; with `sync` their names are on the disk. Throws std::system_error.
 void make_folders(const std::filesystem::path& folder, bool sync = true);
 
 // Syncs the names in `folder` to the disk, if the file system can sync folders.

@@ -46,8 +46,7 @@ void ConcurrentSaves::warn_if_any() const {
       fmt::format(
           "{}: another process replaced it while this rank saved it; the file stays whole, but only the last "
           "save remains. If every rank saves the same file, save it on one rank: `if (rank == 0) save(...)`, "
-          "or "
-          "give each rank a file of its own; if it is the part of a distributed checkpoint, give "
+          "or give each rank a file of its own; if it is the part of a distributed checkpoint, give "
           "distributed_checkpoint::save() the process group",
           file_.string()));
 }

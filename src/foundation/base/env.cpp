@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <cstdlib>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "base/throw_error.h"
 
 namespace lockstep {
 
@@ -25,8 +24,7 @@ std::optional<std::int64_t> Env::get_int(const std::string& name) const {
   const auto text = get(name);
   if (!text) return std::nullopt;
   const auto value = parse_number<std::int64_t>(*text);
-  if (!value)
-    throw ArgumentError(fmt::format("environment variable {}=\"{}\" is not a whole number", name, *text));
+  if (!value) throw_error<ArgumentError>("environment variable {}=\"{}\" is not a whole number", name, *text);
   return value;
 }
 

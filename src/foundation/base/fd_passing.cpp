@@ -16,6 +16,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/sockets.h"
+#include "base/throw_error.h"
 
 namespace lockstep {
 
@@ -29,7 +30,7 @@ namespace {
 constexpr std::size_t kMostFds = 8;
 
 [[noreturn]] void fail(const char* step) {
-  throw Error(fmt::format("local socket: {}: {}", step, errno_text(errno)));
+  throw_error<Error>("local socket: {}: {}", step, errno_text(errno));
 }
 
 UniqueFd local_socket() {
@@ -41,8 +42,8 @@ UniqueFd local_socket() {
 
 void await(int fd, short events, const Deadline& deadline) {
   if (!wait_for(fd, events, deadline)) {
-    throw TimeoutError(fmt::format("local socket: another rank of this host did not answer within {} ms",
-                                   deadline.timeout().count()));
+    throw_error<TimeoutError>("local socket: another rank of this host did not answer within {} ms",
+                              deadline.timeout().count());
   }
 }
 

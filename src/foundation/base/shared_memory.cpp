@@ -17,6 +17,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/host.h"
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -28,7 +29,7 @@ constexpr std::size_t kHugePage = 2 * 1024 * 1024;
 constexpr double kMegabyte = 1024.0 * 1024.0;
 
 [[noreturn]] void fail(const std::string& step) {
-  throw Error(fmt::format("shared memory: {}: {}", step, errno_text(errno)));
+  throw_error<Error>("shared memory: {}: {}", step, errno_text(errno));
 }
 
 [[noreturn]] void fail_to_map(std::size_t bytes) {
@@ -113,19 +114,18 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 void SharedMemory::commit(std::size_t offset, std::size_t bytes, const std::string& purpose) const {
   const auto available = available_memory();
   if (bytes > available) {
-    throw Error(fmt::format(
+    throw_error<Error>(
         "memory is short: {:.1f} MiB of shared memory are needed for {}, and {:.1f} MiB are left on the host "
-        "or in its "
-        "cgroup",
-        static_cast<double>(bytes) / kMegabyte, purpose, static_cast<double>(available) / kMegabyte));
+        "or in its cgroup",
+        static_cast<double>(bytes) / kMegabyte, purpose, static_cast<double>(available) / kMegabyte);
   }
   int outcome = 0;
   do {
     outcome = ::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (outcome != 0 && errno == EINTR);
   if (outcome != 0) {
-    throw Error(fmt::format("memory is short: {:.1f} MiB of shared memory could not be allocated for {}: {}",
-                            static_cast<double>(bytes) / kMegabyte, purpose, errno_text(errno)));
+    throw_error<Error>("memory is short: {:.1f} MiB of shared memory could not be allocated for {}: {}",
+                       static_cast<double>(bytes) / kMegabyte, purpose, errno_text(errno));
   }
 }
 

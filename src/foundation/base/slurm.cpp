@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -42,7 +43,7 @@ std::optional<std::int64_t> id_in(const Env& env, Names names) {
     try {
       const auto id = env.get_int(name);
       if (*id >= 0) return id;
-      throw RendezvousError(fmt::format("environment variable {}={} is negative", name, *id));
+      throw_error<RendezvousError>("environment variable {}={} is negative", name, *id);
     } catch (const ArgumentError& error) {
       throw RendezvousError(error.what());
     }
@@ -51,7 +52,7 @@ std::optional<std::int64_t> id_in(const Env& env, Names names) {
 }
 
 [[noreturn]] void refuse_without(const char* name, const char* remedy = "") {
-  throw RendezvousError(fmt::format("SLURM's environment is incomplete: {} is missing{}", name, remedy));
+  throw_error<RendezvousError>("SLURM's environment is incomplete: {} is missing{}", name, remedy);
 }
 
 }  // namespace
@@ -88,7 +89,7 @@ namespace {
 constexpr std::int64_t kMostHosts = 1'000'000;
 
 [[noreturn]] void refuse(const std::string& list, const std::string& complaint) {
-  throw RendezvousError(fmt::format("SLURM's list \"{}\" is malformed: {}", list, complaint));
+  throw_error<RendezvousError>("SLURM's list \"{}\" is malformed: {}", list, complaint);
 }
 
 std::int64_t number(const std::string& text, const std::string& list) {
@@ -175,8 +176,8 @@ namespace {
 std::size_t step_number(const Env& env, const char* name) {
   const auto value = env.get_int(name);
   if (value && *value >= 0) return static_cast<std::size_t>(*value);
-  throw RendezvousError(
-      fmt::format("SLURM's environment is incomplete: {} is {}", name, value ? "negative" : "missing"));
+  throw_error<RendezvousError>("SLURM's environment is incomplete: {} is {}", name,
+                               value ? "negative" : "missing");
 }
 
 std::size_t step_tasks(const Env& env) {
@@ -185,10 +186,10 @@ std::size_t step_tasks(const Env& env) {
 
 void check_one_task_a_node(std::size_t tasks, std::size_t nodes) {
   if (tasks <= nodes) return;
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "srun starts lockstep run {} times on {} node{}, and each would start all ranks of its node: use "
       "srun --nodes={} --ntasks={} --ntasks-per-node=1, and set --nproc-per-node for lockstep run",
-      tasks, nodes, nodes == 1 ? "" : "s", nodes, nodes));
+      tasks, nodes, nodes == 1 ? "" : "s", nodes, nodes);
 }
 
 }  // namespace
@@ -201,8 +202,8 @@ std::optional<SlurmNodes> slurm_nodes(const Env& env) {
   if (nodes.size() == 1) return std::nullopt;
   const auto node = step_number(env, "SLURM_NODEID");
   if (node >= nodes.size()) {
-    throw RendezvousError(fmt::format("SLURM's environment contradicts itself: SLURM_NODEID={} of {} nodes",
-                                      node, nodes.size()));
+    throw_error<RendezvousError>("SLURM's environment contradicts itself: SLURM_NODEID={} of {} nodes", node,
+                                 nodes.size());
   }
   return SlurmNodes{.nnodes = static_cast<int>(nodes.size()),
                     .node_rank = static_cast<int>(node),

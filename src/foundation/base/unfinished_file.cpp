@@ -27,7 +27,7 @@
 
 namespace lockstep {
 
-// Note: unfinished files
+// Note [Unfinished files]
 //
 // Where the file system can, the file has no name while it is written (O_TMPFILE): a killed writer leaves
 // nothing. Its name then exists from just before the last fsync(2) to the rename. Elsewhere (NFS, FUSE, old
@@ -38,11 +38,10 @@ namespace lockstep {
 // A writer holds flock(2) on its file as long as the file has such a name. The kernel releases the lock when
 // the process dies, so a file whose lock can be taken has no writer. Two cases need more care:
 //   - A file that is created with a name is not locked for a moment, in which another process may take it for
-//   a leftover. A writer that cannot take the lock, or whose file is removed afterwards, creates another one.
+//     a leftover. A writer that cannot take the lock, or whose file is removed afterwards, creates another.
 //   - A lock may be unknown to other hosts (or not exist) on a shared file system. Files of another boot of
-//   the kernel there, and all files on FUSE, are leftovers only when nobody has written to them for a day. On
-//   a file system that one
-//   host alone can mount, a writer of another boot is dead.
+//     the kernel there, and all files on FUSE, are leftovers only when nobody has written to them for a day.
+//     On a file system that one host alone can mount, a writer of another boot is dead.
 namespace {
 
 namespace fs = std::filesystem;

@@ -9,7 +9,7 @@
 namespace lockstep {
 
 // A file that is being written and does not have its final name yet. Any number of processes and threads may
-// have one for the same name or in the same folder. See the Note in unfinished_file.cpp. Every error is a
+// have one for the same name or in the same folder. See note [Unfinished files]. Every error is a
 // std::system_error with errno's code. Not thread-safe.
 class UnfinishedFile {
  public:

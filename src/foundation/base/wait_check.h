@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-// Called every few milliseconds by threads that wait for other ranks, if set; an exception ends the wait.
+// Called every 20 ms or more often by threads that wait for other ranks, if set; an exception ends the wait.
 // Python's signal handlers run there.
 inline std::atomic<void (*)()> wait_check{nullptr};
 

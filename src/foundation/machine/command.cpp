@@ -19,6 +19,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/sockets.h"
+#include "base/throw_error.h"
 
 namespace lockstep::machine {
 namespace {
@@ -238,7 +239,7 @@ RunningProgram start_command(const std::vector<std::string>& words, const std::s
   try {
     return start_program({.file = words.front(), .arguments = words, .folder = folder}, deadline);
   } catch (const std::system_error& error) {
-    throw Error(fmt::format("{} cannot be started: {}", words.front(), error.what()));
+    throw_error<Error>("{} cannot be started: {}", words.front(), error.what());
   }
 }
 

@@ -17,6 +17,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/host.h"
+#include "base/throw_error.h"
 
 namespace lockstep::machine {
 namespace {
@@ -288,7 +289,7 @@ std::vector<std::vector<int>> partition(const std::vector<Core>& cores, std::siz
 
 std::vector<std::vector<int>> assign_cores(const std::vector<Core>& cores, int ranks, Binding binding) {
   if (ranks < 1)
-    throw ArgumentError(fmt::format("cores cannot be assigned to {} ranks; 1 or more are needed", ranks));
+    throw_error<ArgumentError>("cores cannot be assigned to {} ranks; 1 or more are needed", ranks);
   const auto count = static_cast<std::size_t>(ranks);
   std::vector<std::vector<int>> assigned(count);
   if (binding == Binding::none || cores.empty()) return assigned;

@@ -19,8 +19,8 @@
 
 #include "base/atomic_file.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "serialize/byte_source.h"
-#include "serialize/errors.h"
 
 namespace lockstep::checkpointing {
 namespace {
@@ -93,7 +93,7 @@ std::error_code replace_folder(const fs::path& new_folder, const fs::path& name)
   constexpr std::chrono::milliseconds longest_wait{10'000};
   FolderUse old(name);
   if (old.be_the_last(longest_wait) == Others::some) {
-    throw_error(
+    throw_error<CheckpointError>(
         "{}: not saved, because another process is saving the checkpoint; give each process that saves alone "
         "a folder of its own",
         name.string());
@@ -114,7 +114,7 @@ std::error_code replace_folder(const fs::path& new_folder, const fs::path& name)
 }
 
 [[noreturn]] void fail(const fs::path& file, const std::string& what, const std::error_code& code) {
-  throw_error("{}: {}: {}", file.string(), what, code.message());
+  throw_error<CheckpointError>("{}: {}: {}", file.string(), what, code.message());
 }
 
 }  // namespace
@@ -181,12 +181,10 @@ void CheckpointFolder::check_is_latest(std::int64_t step) const {
   for (const auto& info : std::views::reverse(list())) {
     if (info.step <= step) return;
     if (damaged_.contains(info.step)) continue;
-    throw_error(
+    throw_error<CheckpointError>(
         "{}: step {} is not saved, because load_latest() would return the existing checkpoint of step {}: "
-        "start with "
-        "load_latest(), keep the step count in the checkpoint (TrainingState::add), or use a new folder; to "
-        "continue "
-        "from an older checkpoint, remove the newer ones with remove_after()",
+        "start with load_latest(), keep the step count in the checkpoint (TrainingState::add), or use a new "
+        "folder; to continue from an older checkpoint, remove the newer ones with remove_after()",
         path_.string(), step, info.step);
   }
 }
@@ -195,11 +193,10 @@ void CheckpointFolder::check_is_latest(std::int64_t step) const {
 void CheckpointFolder::check_has_not_vanished() const {
   std::error_code code;
   if (!was_there_ || fs::status(path_, code).type() != fs::file_type::not_found) return;
-  throw_error(
+  throw_error<CheckpointError>(
       "{}: the checkpoint folder and its checkpoints have disappeared, so nothing is saved: restore the "
-      "folder (is its "
-      "disk still mounted?), or create it again, by hand or with a new CheckpointManager, to continue "
-      "without them",
+      "folder (is its disk still mounted?), or create it again, by hand or with a new CheckpointManager, to "
+      "continue without them",
       path_.string());
 }
 
@@ -215,7 +212,7 @@ void CheckpointFolder::make(bool sync) {
   } catch (const std::system_error& error) {
     fail(path_, "the checkpoint folder cannot be created", error.code());
   }
-  if (!fs::is_directory(path_, code)) throw_error("{}: it is not a folder", path_.string());
+  if (!fs::is_directory(path_, code)) throw_error<CheckpointError>("{}: it is not a folder", path_.string());
 }
 
 void CheckpointFolder::remove_leftovers() const {

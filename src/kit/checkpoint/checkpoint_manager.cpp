@@ -7,12 +7,12 @@
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/share.h"
 #include "runtime/run.h"
-#include "serialize/errors.h"
 
 namespace lockstep {
 namespace {
@@ -48,10 +48,10 @@ Value read_checkpoint(const std::filesystem::path& file, const LoadOptions& opti
 
 }  // namespace
 
-// Note: CheckpointManager
+// Note [The checkpoint manager]
 //
 // Joins three parts: CheckpointFolder (names, metrics, links and damaged checkpoints of the folder),
-// CheckpointWriter (who writes, and in which thread; see the Notes of FirstRankWriter and EveryRankWriter)
+// CheckpointWriter (who writes, and in which thread; see notes [Saves by rank 0] and [Saves by every rank])
 // and the loading functions below.
 //
 // Phases of a load: drain the writer; rank 0 lists the candidates; a candidate is verified, on rank 0 or with
@@ -156,11 +156,12 @@ class CheckpointManager::Implementation {
     const auto infos = folder_.list();
     const auto found = std::ranges::find(infos, step, &CheckpointInfo::step);
     if (found != infos.end()) return *found;
-    throw_error("{}: there is no checkpoint of step {}", folder_.path().string(), step);
+    throw_error<CheckpointError>("{}: there is no checkpoint of step {}", folder_.path().string(), step);
   }
 
   [[noreturn]] void fail_all(std::size_t count, const std::string& reasons) const {
-    throw_error("{}: none of the {} checkpoints can be loaded:{}", folder_.path().string(), count, reasons);
+    throw_error<CheckpointError>("{}: none of the {} checkpoints can be loaded:{}", folder_.path().string(),
+                                 count, reasons);
   }
 
   void skip(const CheckpointInfo& info, const std::string& damage, std::string& reasons) {
@@ -170,10 +171,9 @@ class CheckpointManager::Implementation {
   }
 
   [[noreturn]] static void refuse_to_skip(const CheckpointReadError& error) {
-    throw_error(
+    throw_error<CheckpointError>(
         "{}; it may be intact, so no other checkpoint takes its place: try again when it can be read, or "
-        "load(step) "
-        "another checkpoint",
+        "load(step) another checkpoint",
         error.what());
   }
 
@@ -202,7 +202,8 @@ class CheckpointManager::Implementation {
   static void check_is_folder(const CheckpointInfo& info) {
     std::error_code code;
     if (!std::filesystem::is_regular_file(info.file, code)) return;
-    throw_error("{}: rank 0 wrote it as one file; use load_latest() without an argument", info.file.string());
+    throw_error<CheckpointError>("{}: rank 0 wrote it as one file; use load_latest() without an argument",
+                                 info.file.string());
   }
 
   void verify_share(const CheckpointInfo& info) const {

@@ -9,14 +9,14 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/tensor_copies.h"
-#include "serialize/errors.h"
 #include "serialize/torch_format.h"
 
 namespace lockstep::checkpointing {
 namespace {
 
-// Note: FirstRankWriter
+// Note [Saves by rank 0]
 //
 // Rank 0 writes one file; the other ranks only learn the outcome (on_first).
 //
@@ -117,7 +117,7 @@ void run_both(const std::function<void()>& first, const std::function<void()>& s
     second();
   } catch (const CheckpointError& error) {
     if (!failure) throw;
-    throw_error("{}; the previous save failed, too: {}", error.what(), message);
+    throw_error<CheckpointError>("{}; the previous save failed, too: {}", error.what(), message);
   } catch (...) {
     if (failure) log(LogLevel::error, message);
     throw;
@@ -157,7 +157,8 @@ void remove_after(const CheckpointManagerOptions& options, const CheckpointFolde
   const auto left = folder.list();
   folder.write_metrics(left, options.sync);
   if (left.empty() || left.back().step <= info.step) return;
-  throw_error("{}: cannot be removed, so it is still the latest checkpoint", left.back().file.string());
+  throw_error<CheckpointError>("{}: cannot be removed, so it is still the latest checkpoint",
+                               left.back().file.string());
 }
 
 }  // namespace lockstep::checkpointing

@@ -14,12 +14,13 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
 #include "checkpoint/share.h"
 #include "serialize/byte_source.h"
-#include "serialize/errors.h"
 #include "serialize/torch_format.h"
+#include "serialize/with_source.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -60,16 +61,18 @@ at::Tensor read_piece(const fs::path& folder, const std::string& key, const Entr
   const auto& tensor = value.as_tensor();
   if (tensor.sizes() == at::IntArrayRef(piece.sizes) && tensor.scalar_type() == entry.dtype)
     return tensor.detach().resolve_conj().resolve_neg();
-  throw_error("{}: a piece of '{}' is {} [{}], but the metadata says {} [{}]",
-              (folder / piece.place.file).string(), key, c10::toString(tensor.scalar_type()),
-              fmt::join(tensor.sizes(), ", "), c10::toString(entry.dtype), fmt::join(piece.sizes, ", "));
+  throw_error<CheckpointError>("{}: a piece of '{}' is {} [{}], but the metadata says {} [{}]",
+                               (folder / piece.place.file).string(), key, c10::toString(tensor.scalar_type()),
+                               fmt::join(tensor.sizes(), ", "), c10::toString(entry.dtype),
+                               fmt::join(piece.sizes, ", "));
 }
 
 [[noreturn]] void refuse_unfinished(const fs::path& folder) {
   const auto files = data_files(folder).size();
   if (files == 0)
-    throw_error("{}: it is not a distributed checkpoint: it has no {}", folder.string(), kMetadataName);
-  throw_error(
+    throw_error<CheckpointError>("{}: it is not a distributed checkpoint: it has no {}", folder.string(),
+                                 kMetadataName);
+  throw_error<CheckpointError>(
       "{}: the save was not completed: it has files of ranks ({}), but no {}, which is "
       "written last",
       folder.string(), files, kMetadataName);
@@ -105,13 +108,13 @@ class Reader::Contents {
   const Entry& find(const std::string& key) const {
     const auto found = places.find(key);
     if (found != places.end()) return entries[found->second].second;
-    throw_error("{}: there is no entry '{}'", folder.string(), key);
+    throw_error<CheckpointError>("{}: there is no entry '{}'", folder.string(), key);
   }
 
   const Entry& find_tensor(const std::string& key) const {
     const auto& entry = find(key);
     if (entry.is_tensor) return entry;
-    throw_error("{}: entry '{}' is not a tensor", folder.string(), key);
+    throw_error<CheckpointError>("{}: entry '{}' is not a tensor", folder.string(), key);
   }
 
   // The entries that have a path, nested as they were saved; an empty dict if there are none.
@@ -155,8 +158,8 @@ class Reader::Contents {
       const auto there = fs::file_size(folder / file, code);
       if (code) serialize::fail_to_read((folder / file).string(), code.value());
       if (bytes > there) {
-        throw_error("{}: the metadata refers to {} bytes of this file, but it has {}",
-                    (folder / file).string(), bytes, there);
+        throw_error<CheckpointError>("{}: the metadata refers to {} bytes of this file, but it has {}",
+                                     (folder / file).string(), bytes, there);
       }
     }
   }
@@ -249,13 +252,13 @@ Dict load(const fs::path& folder) {
 void Reader::check_fits(const std::string& key, const Value& value) const {
   if (is_empty_dict(value)) return;
   if (!contents_->places.contains(key))
-    throw_error("{}: there is no entry '{}'", contents_->folder.string(), key);
+    throw_error<CheckpointError>("{}: there is no entry '{}'", contents_->folder.string(), key);
   if (!distributed_checkpoint::is_tensor(value)) return;
   const auto* sharded = value.get_if<ShardedTensor>();
   const Sizes wanted = sharded != nullptr ? sharded->size : value.as_tensor().sizes().vec();
   if (shape(key) == wanted) return;
-  throw_error("{}: '{}' is of shape [{}], but here of [{}]", contents_->folder.string(), key,
-              fmt::join(shape(key), ", "), fmt::join(wanted, ", "));
+  throw_error<CheckpointError>("{}: '{}' is of shape [{}], but here of [{}]", contents_->folder.string(), key,
+                               fmt::join(shape(key), ", "), fmt::join(wanted, ", "));
 }
 
 void Reader::read_into(const std::string& key, Value& value) const {

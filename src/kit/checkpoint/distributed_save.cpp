@@ -1,4 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
+
+// Note [Save protocol]
+//
+//     rank 0                                   rank 1
+//     begin_save   make the folder, lock it (shared), draw a token ------> token
+//     plan         describe the entries <--- gathered ---> describe   all make the same plan
+//     sizes        place pieces in files <------------ sizes of its pieces
+//     write        __0_<token>.distcp                       __1_<token>.distcp   named when complete
+//     all written  <------------------------------------ (a collective call, or rank 0 polls the folder)
+//     commit       .metadata replaces the old one; then remove files that no metadata names
+//
+// - The metadata makes the checkpoint. A rename replaces it, so a reader finds the old checkpoint or the new
+//   one. Until commit() the files of the old one stay as they are.
+// - The names of data files contain the token, so two saves never write the same file, and the late writer of
+//   a failed save cannot damage another one.
+// - A killed save leaves data files that no metadata names. A later commit() removes them, unless a save in
+//   progress may have written them: it tries to take the folder's lock alone, which tells on a file system of
+//   one host. Elsewhere it leaves files that are younger than a day.
+// - A rank that cannot write leaves "<file>.failed", so that rank 0 need not wait until a timeout. An
+//   asynchronous save makes no collective call after the sizes, because training uses the group meanwhile.
 #include "checkpoint/distributed_save.h"
 
 #include <algorithm>
@@ -15,7 +35,7 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
 #include "base/atomic_file.h"
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 #include "serialize/torch_format.h"
 
 namespace lockstep::distributed_checkpoint {
@@ -126,7 +146,7 @@ void DistributedSave::write(const fs::path& folder, bool sync) const {
         sink(std::as_bytes(std::span(item.bytes)));
       }
       if (target.size() - before != item.size)
-        throw_error("{}: a tensor changed its shape while it was saved", file.string());
+        throw_error<CheckpointError>("{}: a tensor changed its shape while it was saved", file.string());
     }
   });
 }
@@ -145,7 +165,7 @@ bool DistributedSave::is_complete(const fs::path& folder) const {
   for (const auto& [file, size] : files_) {
     if (fs::file_size(folder / file, code) == size && !code) continue;
     if (!fs::exists(folder / (file + kGivenUp), code)) return false;
-    throw_error("{}: its rank could not write it", (folder / file).string());
+    throw_error<CheckpointError>("{}: its rank could not write it", (folder / file).string());
   }
   return true;
 }
@@ -177,7 +197,8 @@ SaveTicket begin_save(const fs::path& folder, const checkpointing::Group& group,
         ticket.use.emplace(folder);
       }
     } catch (const std::system_error& error) {
-      throw_error("{}: the folder cannot be made: {}", folder.string(), error.code().message());
+      throw_error<CheckpointError>("{}: the folder cannot be made: {}", folder.string(),
+                                   error.code().message());
     }
     std::random_device source;
     ticket.token = fmt::format("{:08x}{:08x}", source(), source());

@@ -3,7 +3,7 @@
 #include <lockstep/checkpoint/epoch_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 #include "serialize/plain_values.h"
 
 namespace lockstep {
@@ -13,13 +13,14 @@ namespace {
 template <typename Convert>
 auto entry_of(const Dict& checkpoint, const char* name, Convert convert) {
   const auto* value = checkpoint.find(name);
-  if (value == nullptr) throw_error("the checkpoint has no '{}'", name);
+  if (value == nullptr) throw_error<CheckpointError>("the checkpoint has no '{}'", name);
   try {
     return convert(*value);
   } catch (const CheckpointError& error) {
-    throw_error("'{}' of the checkpoint does not fit: {}", name, error.what());
+    throw_error<CheckpointError>("'{}' of the checkpoint does not fit: {}", name, error.what());
   } catch (const c10::Error& error) {
-    throw_error("'{}' of the checkpoint cannot be loaded: {}", name, error.what_without_backtrace());
+    throw_error<CheckpointError>("'{}' of the checkpoint cannot be loaded: {}", name,
+                                 error.what_without_backtrace());
   }
 }
 
@@ -62,7 +63,7 @@ EpochCheckpoint load_epoch_checkpoint(const Dict& checkpoint, torch::nn::Module&
       .arch = entry_of(checkpoint, "arch", [](const Value& value) { return value.as_string(); }),
       .best_acc = entry_of(checkpoint, name_of_best(checkpoint), serialize::number_of)};
   if (!arch.empty() && progress.arch != arch)
-    throw_error("the checkpoint is of arch '{}', expected '{}'", progress.arch, arch);
+    throw_error<CheckpointError>("the checkpoint is of arch '{}', expected '{}'", progress.arch, arch);
   const auto* weights = entry_of(checkpoint, "state_dict", dict);
   const auto* optimizer_dict = entry_of(checkpoint, "optimizer", dict);
   // Loading an optimizer replaces its tensors, so this dict keeps the old ones. A module's are changed in

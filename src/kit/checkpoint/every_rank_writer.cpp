@@ -10,9 +10,9 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/distributed_save.h"
-#include "serialize/errors.h"
 
 namespace lockstep::checkpointing {
 namespace {
@@ -20,27 +20,21 @@ namespace {
 namespace fs = std::filesystem;
 using distributed_checkpoint::DistributedSave;
 
-// Note: EveryRankWriter
+// Note [Saves by every rank]
 //
-// Each rank writes one file of a distributed checkpoint, and rank 0 publishes the whole.
+// A save runs the steps of note [Save protocol] in distributed_save.cpp, in the folder `place_`: the existing
+// checkpoint of that step, or a folder with a temporary name that is renamed after commit(). First, finish()
+// collects the previous asynchronous save. publish() adds metrics, links and retention to the commit.
 //
-// Phases of a save:
-//   1. finish: collect the previous asynchronous save.
-//   2. begin: rank 0 chooses `place_`, the folder to write to: the existing one if the checkpoint is
-//   replaced, otherwise
-//      one with a temporary name.
-//   3. plan: the DistributedSave agrees on which rank writes what. With async_save it copies the tensors.
-//   4. write: each rank writes its file.
-//   5. commit: rank 0 writes the metadata, renames the folder and applies retention.
+//                     caller's thread        `writing_`, every rank     `publishing_`, rank 0
+//     without async   plan, write, commit
+//     async_save      plan, copy tensors     write                      poll is_complete(), commit
 //
-// Threads: without async_save, phases 4 and 5 are collective calls in the caller's thread. With it, every
-// rank runs phase 4 in the thread `writing_`, and rank 0 runs phase 5 in the thread `publishing_`. Training
-// continues meanwhile and uses the group, so these threads make no collective call: publishing_ polls the
-// folder for the files of all ranks, and a rank that cannot write leaves a mark instead of its file.
+// Training continues during an asynchronous save and uses the group, so these threads make no collective
+// call. The next save(), wait() or load joins them and makes their outcome known to all ranks.
 //
-// Invariants: `saving_` is set from phase 3 until the save has succeeded or has been abandoned, on all ranks
-// alike. The metadata is written last, so a folder is a checkpoint only when it is complete. Only rank 0
-// publishes or removes folders; abandon() removes only the temporary one.
+// Invariants: `saving_` is set from the plan until the save has succeeded or has been abandoned, on all ranks
+// alike. Only rank 0 publishes or removes folders; abandon() removes only the temporary one.
 class EveryRankWriter : public CheckpointWriter {
  public:
   using CheckpointWriter::CheckpointWriter;
@@ -166,14 +160,15 @@ class EveryRankWriter : public CheckpointWriter {
     for (std::chrono::milliseconds pause{1}; !saving_->is_complete(place_);
          pause = std::min(2 * pause, longest)) {
       if (group_ && Clock::now() > deadline) {
-        throw_error(
+        throw_error<CheckpointError>(
             "{}: after {} ms not all ranks have written their parts; check that all ranks see the same "
             "folder",
             place_.string(), limit.count());
       }
       std::unique_lock lock(mutex);
       never.wait_for(lock, stop, pause, [] { return false; });
-      if (stop.stop_requested()) throw_error("{}: not all ranks have written their parts", place_.string());
+      if (stop.stop_requested())
+        throw_error<CheckpointError>("{}: not all ranks have written their parts", place_.string());
     }
   }
 

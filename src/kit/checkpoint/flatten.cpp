@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -82,7 +82,8 @@ Value& below_key(Value& root, const Value& key) {
 
 Value& below_index(Value& root, std::int64_t index) {
   constexpr std::int64_t most = 1 << 20;
-  if (index < 0 || index >= most) throw_error("a path of the metadata has the index {}", index);
+  if (index < 0 || index >= most)
+    throw_error<CheckpointError>("a path of the metadata has the index {}", index);
   if (!root.is<List>()) root = List();
   auto& items = root.get_if<List>()->items;
   const auto place = static_cast<std::size_t>(index);
@@ -126,7 +127,7 @@ Value fill_structure(const Value& structure, const std::function<Value(const std
     if (const auto* list = part.get_if<List>()) return mapped(*list, Tuple{}, fill);
     if (const auto* dict = part.get_if<Dict>()) return mapped(*dict, Tuple{}, fill);
     const auto& name = part.as_string();
-    if (!used.insert(name).second) throw_error("the entry '{}' occurs twice", name);
+    if (!used.insert(name).second) throw_error<CheckpointError>("the entry '{}' occurs twice", name);
     return read(name);
   };
   return fill(structure, Tuple{});

@@ -8,9 +8,9 @@
 
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/distributed_metadata.h"
 #include "serialize/byte_source.h"
-#include "serialize/errors.h"
 #include "serialize/unpickler.h"
 
 namespace lockstep::distributed_checkpoint {
@@ -18,8 +18,8 @@ namespace {
 
 template <typename... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
-  throw_error("the metadata of the distributed checkpoint is damaged: {}",
-              fmt::format(format, std::forward<Args>(args)...));
+  throw_error<CheckpointError>("the metadata of the distributed checkpoint is damaged: {}",
+                               fmt::format(format, std::forward<Args>(args)...));
 }
 
 // A record is ("module name", ((field, value), ...)): see Unpickler.

@@ -9,9 +9,9 @@
 
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/share.h"
 #include "serialize/dtypes.h"
-#include "serialize/errors.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -20,7 +20,7 @@ enum class LeafKind : std::uint8_t { object, tensor, sharded };
 
 template <typename... Args>
 [[noreturn]] void refuse(const std::string& name, fmt::format_string<Args...> format, Args&&... args) {
-  throw_error("'{}' {}", name, fmt::format(format, std::forward<Args>(args)...));
+  throw_error<CheckpointError>("'{}' {}", name, fmt::format(format, std::forward<Args>(args)...));
 }
 
 void check_data(const std::string& name, const at::Tensor& tensor) {

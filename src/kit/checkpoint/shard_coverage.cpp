@@ -9,8 +9,8 @@
 
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/distributed_metadata.h"
-#include "serialize/errors.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -34,12 +34,13 @@ Dimensions split_dimensions(const Sizes& whole, const std::vector<Piece>& pieces
     }
   }
   if (split.size() > kMostSplitDimensions) {
-    throw_error("a tensor is split along {} dimensions; at most {} are supported", split.size(),
-                kMostSplitDimensions);
+    throw_error<CheckpointError>("a tensor is split along {} dimensions; at most {} are supported",
+                                 split.size(), kMostSplitDimensions);
   }
   if (pieces.size() >= kMostCorners >> split.size()) {
-    throw_error("a tensor is split along {} dimensions into {} parts; fewer than {} are supported",
-                split.size(), pieces.size(), kMostCorners >> split.size());
+    throw_error<CheckpointError>(
+        "a tensor is split along {} dimensions into {} parts; fewer than {} are supported", split.size(),
+        pieces.size(), kMostCorners >> split.size());
   }
   return split;
 }
@@ -112,7 +113,7 @@ std::int64_t element_count(const Sizes& sizes) {
   std::int64_t count = 1;
   for (const auto size : sizes) {
     if (__builtin_mul_overflow(count, size, &count))
-      throw_error("a tensor of shape [{}] is too large", fmt::join(sizes, ", "));
+      throw_error<CheckpointError>("a tensor of shape [{}] is too large", fmt::join(sizes, ", "));
   }
   return count;
 }

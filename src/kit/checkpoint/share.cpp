@@ -9,8 +9,8 @@
 
 #include <lockstep/checkpoint/checkpoint_manager.h>
 
+#include "base/throw_error.h"
 #include "runtime/run.h"
-#include "serialize/errors.h"
 #include "serialize/storage.h"
 #include "serialize/torch_format.h"
 #include "serialize/unpickler.h"
@@ -60,7 +60,7 @@ void check_all_read_the_same(const ProcessGroup& group, const Dict& weights,
   const auto other =
       std::ranges::find_if(digests, [&](const auto& digest) { return digest != digests.front(); });
   if (other == digests.end()) return;
-  throw_error(
+  throw_error<CheckpointError>(
       "rank {} of {}: the starting weights that rank {} read from {} differ from those that rank 0 wrote: do "
       "all hosts see the same file? With CheckpointReading::broadcast only rank 0 needs it",
       group.rank(), group.size(), other - digests.begin(), file.string());
@@ -98,7 +98,7 @@ void on_every(const Group& group, const std::function<void()>& action) {
     const auto& outcome = outcomes[rank];
     if (outcome.front() == kFine) continue;
     if (outcomes.size() == 1) throw CheckpointError(outcome.substr(1));
-    throw_error("rank {}: {}", rank, outcome.substr(1));
+    throw_error<CheckpointError>("rank {}: {}", rank, outcome.substr(1));
   }
 }
 

@@ -11,16 +11,16 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/device/device.h>
+#include <lockstep/optim/distributed_states.h>
 #include <lockstep/runtime/random.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/generator_states.h"
-#include "checkpoint/optimizer_fields.h"
-#include "checkpoint/row_states.h"
 #include "checkpoint/share.h"
-#include "optim/group_entries.h"
+#include "optim/optimizer_states.h"
 #include "runtime/run.h"
-#include "serialize/errors.h"
+#include "state/row_states.h"
 
 namespace lockstep {
 namespace checkpointing {
@@ -45,7 +45,7 @@ void set_state(at::Generator& generator, const at::Tensor& state) {
   try {
     generator.set_state(state.cpu());
   } catch (const c10::Error& error) {
-    throw_error("this is not the state of a generator: {}", error.what_without_backtrace());
+    throw_error<CheckpointError>("this is not the state of a generator: {}", error.what_without_backtrace());
   }
 }
 
@@ -64,10 +64,11 @@ Dict own_gradients(const torch::nn::Module& module) {
 }
 
 void check_gradient(const std::string& name, const at::Tensor& parameter, const Value* saved) {
-  if (saved == nullptr) throw_error("there is no gradient for '{}'", name);
+  if (saved == nullptr) throw_error<CheckpointError>("there is no gradient for '{}'", name);
   if (saved->is<None>() || saved->as_tensor().sizes() == parameter.sizes()) return;
-  throw_error("the gradient of '{}' is of shape [{}] instead of [{}]", name,
-              fmt::join(saved->as_tensor().sizes(), ", "), fmt::join(parameter.sizes(), ", "));
+  throw_error<CheckpointError>("the gradient of '{}' is of shape [{}] instead of [{}]", name,
+                               fmt::join(saved->as_tensor().sizes(), ", "),
+                               fmt::join(parameter.sizes(), ", "));
 }
 
 void set_gradient(const at::Tensor& parameter, const Value& saved) {
@@ -87,10 +88,9 @@ const Dict& gradients_for(const Group& group, const Dict& saved) {
   if (const auto* of_all = saved.find(kOfAll)) return of_all->as_dict();
   const auto ranks = group ? group->size() : 1;
   if (saved.at(kRanks).as_int() != ranks) {
-    throw_error(
+    throw_error<CheckpointError>(
         "gradients that {} ranks accumulated cannot be loaded by {}: use as many ranks, or a checkpoint "
-        "saved "
-        "after an optimizer step",
+        "saved after an optimizer step",
         saved.at(kRanks).as_int(), ranks);
   }
   return saved.at(rank_of(group)).as_dict();
@@ -201,11 +201,12 @@ TrainingState& TrainingState::add_functions(std::string name, std::function<Valu
 
 TrainingState& TrainingState::add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer) {
   const auto save = [&optimizer, group = group_] {
-    if (checkpointing::has_rows(optimizer)) return Value(checkpointing::complete_state_dict(optimizer));
-    const bool was_distributed = optim::consolidate(optimizer);
-    if (was_distributed) checkpointing::on_first(group, [&] { optim::check_complete(optimizer); });
-    return Value(was_distributed ? checkpointing::states_of_rank(optimizer)
-                                 : lockstep::state_dict(optimizer));
+    if (state::has_rows(optimizer)) return Value(state::complete_state_dict(optimizer));
+    auto* distributed = dynamic_cast<optim::DistributedStates*>(&optimizer);
+    if (distributed == nullptr) return Value(lockstep::state_dict(optimizer));
+    distributed->consolidate();
+    checkpointing::on_first(group, [&] { distributed->check_complete(); });
+    return Value(optim::states_of_rank(optimizer));
   };
   return add_functions(name, save, [&optimizer](const Value& value) {
     lockstep::load_state_dict(optimizer, value.as_dict());
@@ -245,11 +246,11 @@ void TrainingState::load_state_dict(const Dict& state_dict) const {
   runtime::require_made_in_run(group_, "TrainingState");
   for (const auto& entry : entries_) {
     const auto* value = state_dict.find(entry.name);
-    if (value == nullptr) throw_error("the checkpoint has no '{}'", entry.name);
+    if (value == nullptr) throw_error<CheckpointError>("the checkpoint has no '{}'", entry.name);
     try {
       entry.load(*value);
     } catch (const CheckpointError& error) {
-      throw_error("'{}' of the checkpoint does not fit: {}", entry.name, error.what());
+      throw_error<CheckpointError>("'{}' of the checkpoint does not fit: {}", entry.name, error.what());
     }
   }
 }

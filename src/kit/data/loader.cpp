@@ -13,7 +13,7 @@
 #include "base/throw_error.h"
 #include "data/mix_seed.h"
 #include "data/worker_pool.h"
-#include "device/thread_generator.h"
+#include "device/generators.h"
 
 namespace lockstep::data {
 namespace {

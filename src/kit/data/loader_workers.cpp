@@ -9,7 +9,7 @@
 #include <lockstep/data/loader_iteration.h>
 
 #include "data/worker_pool.h"
-#include "device/thread_generator.h"
+#include "intercept/thread_defaults.h"
 
 namespace lockstep::data {
 namespace {
@@ -43,7 +43,7 @@ std::string timeout_text(const WorkerPool& pool, const BatchSlot& slot) {
 
 LoaderWorkers::LoaderWorkers(const LoaderOptions& options, const WorkerInfo& info)
     : pool_(std::make_shared<WorkerPool>()) {
-  device::ThreadGenerator::register_kernels();
+  intercept::ThreadGenerator::register_kernels();
   pool_->options = options;
   pool_->info = info;
   if (is_thread_rank()) pool_->world = current_world();
@@ -100,6 +100,24 @@ void LoaderWorkers::end() noexcept {
   }
 }
 
+// Note [Order of samples]
+//
+// Batches reach the loop in the order of the sampler, with random numbers that do not depend on the workers:
+//
+//     stream        0   1   2   3   4   5 ...     indices, drawn by the loop's thread alone
+//     slots        [0] [1] [2] [3]                num_workers * prefetch_factor of them
+//     jobs          0   1   2   3                 a queue; a free worker takes the first one
+//     workers       A:0     B:1     A:2           load in any order of completion
+//     outstanding_  0   1   2   3                 slots in the order of their requests
+//     loop          waits for the first; with in_order = false, takes whichever is done
+//
+// A slot that the loop has taken is requested again at once, for the next batch of the stream. The number of
+// a batch in the pass determines the seed that the worker's generator gets before it loads the batch, so the
+// number of workers and their timing change no random number. A pass that resumes starts at `first_batch`
+// with the same numbers and seeds.
+//
+// An error of a worker stays in its slot and is thrown at the batch's place. An error of the stream is thrown
+// after the batches before it.
 WorkerIteration::WorkerIteration(std::shared_ptr<LoaderWorkers> workers,
                                  std::shared_ptr<BatchStorage> storage, LoaderProgress::Start start)
     : workers_(std::move(workers)),

@@ -5,7 +5,7 @@
 #include <lockstep/data/loader_position.h>
 
 #include "data/mix_seed.h"
-#include "device/thread_generator.h"
+#include "device/generators.h"
 
 namespace lockstep::data {
 namespace {

@@ -19,7 +19,7 @@
 
 #include "base/launched_rank.h"
 #include "base/throw_error.h"
-#include "device/thread_generator.h"
+#include "device/generators.h"
 
 namespace lockstep::data {
 namespace {

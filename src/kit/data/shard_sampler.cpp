@@ -11,7 +11,7 @@
 #include <lockstep/data/web_dataset.h>
 
 #include "base/throw_error.h"
-#include "device/thread_generator.h"
+#include "device/generators.h"
 
 namespace lockstep::data {
 namespace {

@@ -27,8 +27,7 @@ void check_options(const WebDatasetOptions& options) {
                          options.apply_exif_orientation || options.max_pixels != defaults.max_pixels)) {
     throw ArgumentError(
         "WebDataset: decode excludes image, target, target_transform, scaled_decoding, "
-        "apply_exif_orientation "
-        "and max_pixels; it makes data and target itself");
+        "apply_exif_orientation and max_pixels; it makes data and target itself");
   }
 }
 

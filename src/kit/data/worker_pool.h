@@ -55,11 +55,13 @@ struct WorkerStatus {
   WorkerClock::time_point busy_since{};
 };
 
-// Note: the loader's worker pool. The loop's thread puts jobs into `jobs`; worker threads take them, load
-// batches without the mutex, and mark the slots done. Phases: running, then `ending` (set by the loop's
-// thread; workers return after their current batch). Invariant: the mutex guards everything but `options`,
-// `info` and `world`, which do not change once the workers run. A worker that hangs in get_batch() keeps the
-// pool alive.
+// Note [Worker pool]
+//
+// The loop's thread puts jobs into `jobs`; worker threads take them, load batches without the mutex, and mark
+// the slots done. Phases: running, then `ending` (set by the loop's thread; workers return after their
+// current batch). Invariant: the mutex guards everything but `options`, `info` and `world`, which do not
+// change once the workers run. A worker that hangs in get_batch() keeps the pool alive. For the order of
+// batches see note [Order of samples] in loader_workers.cpp.
 struct WorkerPool {
   LoaderOptions options{};
   WorkerInfo info{};

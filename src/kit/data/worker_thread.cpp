@@ -13,9 +13,11 @@
 #include <lockstep/data/loader_options.h>
 #include <lockstep/device/device.h>
 
+#include "base/set_world.h"
 #include "base/throw_error.h"
 #include "data/worker_pool.h"
-#include "device/thread_generator.h"
+#include "device/generators.h"
+#include "intercept/thread_defaults.h"
 
 namespace lockstep::data {
 namespace {
@@ -77,7 +79,7 @@ class Worker {
         generator_(device::seeded_generator(pool.info.seed + static_cast<std::uint64_t>(id))) {}
 
   void run() {
-    const device::ThreadGenerator random(generator_);
+    const intercept::ThreadGenerator random(generator_);
     prepare();
     std::unique_lock lock(pool_.mutex);
     status().busy = false;

@@ -104,8 +104,7 @@ at::Tensor DGCNNImpl::forward(const at::Tensor& points) {
   if (points.dim() != 3 || points.size(2) < options_.k) {
     throw_error<ArgumentError>(
         "DGCNN: expected points [batch, 3, number] with at least k = {} points, got a tensor of {} "
-        "dimensions "
-        "with {} in the last; give more points or a smaller k",
+        "dimensions with {} in the last; give more points or a smaller k",
         options_.k, points.dim(), points.dim() == 0 ? 0 : points.size(-1));
   }
   auto x = points;

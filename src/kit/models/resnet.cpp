@@ -148,8 +148,7 @@ void check_basic(const ResNetOptions& options) {
   if (options.groups != 1 || options.width_per_group != 64) {
     throw_error<ArgumentError>(
         "ResNet: BasicBlock supports groups = 1 and width_per_group = 64 only, not {} and {}; use a ResNet "
-        "of "
-        "bottlenecks, e.g. resnet50",
+        "of bottlenecks, e.g. resnet50",
         options.groups, options.width_per_group);
   }
   for (const bool dilate : options.replace_stride_with_dilation) {

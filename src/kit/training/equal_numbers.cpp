@@ -52,8 +52,7 @@ void check_equal_numbers(const Scalars& numbers, const std::optional<ProcessGrou
     const auto& [name, value] = *std::next(numbers.begin(), i);
     throw_error<DesyncError>(
         "rank {} of {}: Trainer: the ranks' validations differ in {}, here {}; reduce it over the ranks, "
-        "e.g. "
-        "by a metric of lockstep::metrics or reduce_value()",
+        "e.g. by a metric of lockstep::metrics or reduce_value()",
         group->rank(), group->size(), name, value);
   }
 }

@@ -12,8 +12,8 @@
 #include <lockstep/training/profile.h>
 
 #include "base/throw_error.h"
-#include "ddp/chrome_trace.h"
 #include "runtime/run.h"
+#include "trace/chrome_trace.h"
 #include "training/profiled_events.h"
 
 namespace lockstep {
@@ -161,7 +161,7 @@ void Profiler::Parts::finish(const Profiler& profiler) {
   const auto own = training::to_text(training::operator_times(events));
   const auto texts = group ? group->gather_object(own, 0, where) : std::vector{own};
   if (is_main()) key_averages = training::summed(texts);
-  ddp::write_chrome_trace(options.path, training::rank_trace(events), unix_time, group, where);
+  tracing::write_chrome_trace(options.path, training::rank_trace(events), unix_time, group, where);
   if (!is_main()) return;
   if (options.on_trace_ready) {
     options.on_trace_ready(profiler);

@@ -73,8 +73,8 @@ std::vector<ProfiledEvent> events_of(const torch::autograd::profiler::ProfilerRe
   return events;
 }
 
-ddp::RankTrace rank_trace(const std::vector<ProfiledEvent>& events) {
-  ddp::RankTrace trace;
+tracing::RankTrace rank_trace(const std::vector<ProfiledEvent>& events) {
+  tracing::RankTrace trace;
   std::map<std::tuple<Kind, std::int64_t, std::int64_t>, std::size_t> lanes;
   CommunicationLanes communication(trace.lanes);
   for (const auto& event : events) {

@@ -8,7 +8,7 @@
 
 #include <lockstep/training/profile.h>
 
-#include "ddp/chrome_trace.h"
+#include "trace/chrome_trace.h"
 
 namespace torch::autograd::profiler {
 struct ProfilerResult;
@@ -33,7 +33,7 @@ struct ProfiledEvent {
 std::vector<ProfiledEvent> events_of(const torch::autograd::profiler::ProfilerResult& result);
 
 // A lane for each thread and each stream, and as many for asynchronous events that none overlap in one.
-ddp::RankTrace rank_trace(const std::vector<ProfiledEvent>& events);
+tracing::RankTrace rank_trace(const std::vector<ProfiledEvent>& events);
 
 // One for each name, in any order.
 std::vector<OperatorTimes> operator_times(std::vector<ProfiledEvent> events);

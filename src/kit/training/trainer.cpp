@@ -10,8 +10,8 @@
 #include <lockstep/training/trainer.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
 #include "metrics/sum_over_ranks.h"
+#include "modules/broadcast.h"
 #include "runtime/run.h"
 #include "training/equal_numbers.h"
 #include "training/finite.h"
@@ -27,15 +27,16 @@ c10::Device device_of(const torch::nn::Module& module) {
 }
 
 // What an optimizer of the module steps.
-std::vector<nn::NamedTensor> optimizable_parameters(const torch::nn::Module& module,
-                                                    const std::optional<FSDPModule>& sharded) {
-  if (!sharded) return nn::distinct(module.named_parameters());
-  std::vector<nn::NamedTensor> all;
+std::vector<modules::NamedTensor> optimizable_parameters(const torch::nn::Module& module,
+                                                         const std::optional<FSDPModule>& sharded) {
+  if (!sharded) return modules::distinct(module.named_parameters());
+  std::vector<modules::NamedTensor> all;
   for (const auto& [name, parameter] : sharded->named_parameters()) all.push_back({name, parameter});
   return all;
 }
 
-std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> weak(const std::vector<nn::NamedTensor>& parameters) {
+std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> weak(
+    const std::vector<modules::NamedTensor>& parameters) {
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> all;
   for (const auto& each : parameters) all.emplace_back(each.tensor.getIntrusivePtr());
   return all;
@@ -278,7 +279,8 @@ void Trainer::end_epoch() {
     const torch::NoGradGuard no_grad;
     if (ddp_ != nullptr) ddp_->sync_buffers();
     if (sharded_ && group_)
-      ddp::broadcast_from(*group_, 0, nn::distinct(module_.named_buffers()), std::source_location::current());
+      modules::broadcast_from(*group_, 0, modules::distinct(module_.named_buffers()),
+                              std::source_location::current());
     for (const auto& validate : on_validate_) validation.merge(validate());
   }
   training::check_equal_numbers(validation, group_);

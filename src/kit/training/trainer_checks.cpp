@@ -42,7 +42,7 @@ std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* d
   return group;
 }
 
-void check_optimizer(const std::vector<nn::NamedTensor>& parameters,
+void check_optimizer(const std::vector<modules::NamedTensor>& parameters,
                      const std::vector<c10::weak_intrusive_ptr<at::TensorImpl>>& first_parameters,
                      const torch::optim::Optimizer& optimizer) {
   std::unordered_set<const void*> known, first;

@@ -6,7 +6,7 @@
 
 #include <lockstep/training/trainer.h>
 
-#include "nn/named_tensors.h"
+#include "modules/named_tensors.h"
 
 namespace lockstep::training {
 
@@ -20,7 +20,7 @@ std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* d
 // Throws ArgumentError if the optimizer has a tensor that was a parameter and is none of `parameters` now.
 // Such a tensor is one of `first_parameters`, or has the shape of a parameter and no other owner. An
 // optimizer may have tensors that never were parameters of the module, such as those of a loss.
-void check_optimizer(const std::vector<nn::NamedTensor>& parameters,
+void check_optimizer(const std::vector<modules::NamedTensor>& parameters,
                      const std::vector<c10::weak_intrusive_ptr<at::TensorImpl>>& first_parameters,
                      const torch::optim::Optimizer& optimizer);
 

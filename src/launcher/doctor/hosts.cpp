@@ -17,6 +17,7 @@
 
 #include "base/host.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "doctor/table.h"
 #include "machine/command.h"
 #include "machine/remote_shell.h"
@@ -139,9 +140,10 @@ void check_hosts(const std::vector<std::string>& hosts) {
   std::set<std::string> seen;
   for (const auto& host : hosts) {
     if (host.empty() || host.starts_with('-'))
-      throw ArgumentError("--hosts: names must be separated by commas");
+      throw ArgumentError(
+          "--hosts: a name is empty or begins with '-'; separate the names by commas, as in node1,node2");
     if (!seen.insert(address_part(host)).second) {
-      throw ArgumentError(fmt::format("--hosts: {} is listed twice", address_part(host)));
+      throw_error<ArgumentError>("--hosts: {} is listed twice; list each host once", address_part(host));
     }
   }
 }

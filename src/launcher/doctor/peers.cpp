@@ -16,6 +16,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "base/throw_error.h"
 
 namespace lockstep::doctor {
 namespace {
@@ -142,7 +143,7 @@ void try_peer(const ConnectivityTest& test, std::size_t other, Peer& peer) {
 
 std::size_t number_in(const std::string& text) {
   if (const auto value = parse_number<std::size_t>(text)) return *value;
-  throw ArgumentError(fmt::format("\"{}\" is not a number", text));
+  throw_error<ArgumentError>("\"{}\" is not a number", text);
 }
 
 }  // namespace
@@ -153,11 +154,10 @@ std::vector<SocketAddress> resolve(const std::string& name, const Deadline& dead
   auto answer = task->get_future();
   std::thread([task] { (*task)(); }).detach();
   if (answer.wait_for(deadline.remaining()) != std::future_status::ready) {
-    throw Error(
-        fmt::format("{} cannot be resolved: no answer within {} ms", name, deadline.timeout().count()));
+    throw_error<Error>("{} cannot be resolved: no answer within {} ms", name, deadline.timeout().count());
   }
   auto result = answer.get();
-  if (!result.error.empty()) throw Error(fmt::format("{} cannot be resolved: {}", name, result.error));
+  if (!result.error.empty()) throw_error<Error>("{} cannot be resolved: {}", name, result.error);
   return std::move(result.addresses);
 }
 
@@ -169,15 +169,14 @@ UniqueFd listen_at(const SocketAddress& address) {
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (address.is_ipv6()) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   if (::bind(fd.get(), address.get(), address.length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0) {
-    throw Error(
-        fmt::format("listening on {} port {}: {}", address.text(), address.port(), errno_text(errno)));
+    throw_error<Error>("listening on {} port {}: {}", address.text(), address.port(), errno_text(errno));
   }
   return fd;
 }
 
 UniqueFd connected_socket(const SocketAddress& address, const Deadline& deadline) {
   if (auto fd = connect_to(address, deadline)) return fd;
-  throw Error(fmt::format("connecting to {} port {}: {}", address.text(), address.port(), errno_text(errno)));
+  throw_error<Error>("connecting to {} port {}: {}", address.text(), address.port(), errno_text(errno));
 }
 
 std::string to_text(const ConnectivityTest& test) {
@@ -186,13 +185,13 @@ std::string to_text(const ConnectivityTest& test) {
 
 ConnectivityTest parse_connectivity_test(const std::string& text) {
   const auto words = split(text, ',');
-  if (words.size() < 4) throw ArgumentError(fmt::format("--meeting {}: too short", text));
+  if (words.size() < 4) throw_error<ArgumentError>("--meeting {}: too short", text);
   ConnectivityTest test{.token = words[0],
                         .self = number_in(words[1]),
                         .port = static_cast<int>(number_in(words[2])),
                         .hosts = {words.begin() + 3, words.end()}};
   if (test.self >= test.hosts.size() || test.port < 1 || test.port > 65535) {
-    throw ArgumentError(fmt::format("--meeting {}: a number is out of range", text));
+    throw_error<ArgumentError>("--meeting {}: a number is out of range", text);
   }
   return test;
 }

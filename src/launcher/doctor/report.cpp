@@ -9,6 +9,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
+
 namespace lockstep::doctor {
 namespace {
 
@@ -18,7 +20,7 @@ const char* name_of(Severity severity) { return kSeverities.at(static_cast<std::
 
 Severity severity_of(const std::string& name) {
   const auto* found = std::ranges::find(kSeverities, name);
-  if (found == kSeverities.end()) throw Error(fmt::format("\"{}\" is not a severity", name));
+  if (found == kSeverities.end()) throw_error<Error>("\"{}\" is not a severity", name);
   return static_cast<Severity>(found - kSeverities.begin());
 }
 

@@ -54,17 +54,20 @@ std::string Coordinator::reason_to_refuse(const NodeInfo& info) const {
   if (state_ == State::ended) return "the run has ended";
   if (options_.numbered != info.node_rank.has_value()) {
     return options_.numbered
-               ? "the other nodes have a node-rank, this node has none"
-               : "this node has a node-rank, the others are numbered in the order in which they join";
+               ? "the other nodes have a node-rank, this node has none; set it on all nodes or on none"
+               : "this node has a node-rank, the others are numbered in the order in which they join; set it "
+                 "on all nodes or on none";
   }
   if (!info.node_rank) return "";
   if (*info.node_rank >= options_.max_nodes) {
-    return fmt::format("this node has node-rank {}, but the first node expects {} nodes", *info.node_rank,
-                       options_.max_nodes);
+    return fmt::format(
+        "this node has node-rank {}, but the first node expects {} nodes; use the same nnodes on all nodes",
+        *info.node_rank, options_.max_nodes);
   }
   for (const auto& [other, member] : nodes_) {
     if (member.info.node_rank != info.node_rank) continue;
-    return fmt::format("node-rank {} is taken: {} has it already", *info.node_rank, member.info.host);
+    return fmt::format("node-rank {} is taken: {} has it already; give each node another", *info.node_rank,
+                       member.info.host);
   }
   return "";
 }

@@ -22,7 +22,7 @@ struct CoordinatorOptions {
   std::chrono::milliseconds last_call_timeout{30'000};
 };
 
-// Note: coordination of the nodes of a run
+// Note [Coordination of nodes]
 //
 // The Coordinator decides which nodes take part, when ranks start, stop and restart, and which failure was
 // first. It is a state machine: events go in, messages come out. It does not wait, send or read a clock, and

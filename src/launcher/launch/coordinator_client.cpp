@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/sockets.h"
+#include "base/throw_error.h"
 
 namespace lockstep::launch {
 
@@ -105,8 +106,8 @@ std::optional<ToNode> TcpCoordinatorClient::receive() {
       start_over();
       return std::nullopt;
     }
-    throw LaunchError(fmt::format("the launcher at {} is lost ({}); stopping this node's ranks",
-                                  to_text(nodes_.endpoint), connection_.broken()));
+    throw_error<LaunchError>("the launcher at {} is lost ({}); stopping this node's ranks",
+                             to_text(nodes_.endpoint), connection_.broken());
   }
   check_welcome();
   return std::nullopt;
@@ -127,9 +128,9 @@ void TcpCoordinatorClient::start_over() {
 
 void TcpCoordinatorClient::answer(const Challenge& challenge) {
   if (!challenges_.client.empty()) {
-    throw LaunchError(
-        fmt::format("the program that listens at {} is not a Lockstep launcher: it asks twice for a proof",
-                    to_text(nodes_.endpoint)));
+    throw_error<LaunchError>(
+        "the program that listens at {} is not a Lockstep launcher: it asks twice for a proof",
+        to_text(nodes_.endpoint));
   }
   challenges_ = {.server = challenge.challenge, .client = random_challenge()};
   hello_.challenge = challenges_.client;
@@ -142,16 +143,16 @@ void TcpCoordinatorClient::check_proof(const ToNode& first) const {
   if (std::holds_alternative<Refused>(first)) return;
   const auto* welcome = std::get_if<Welcome>(&first);
   if (welcome != nullptr && nodes_.secret.accepts(welcome->proof, Secret::Side::server, challenges_)) return;
-  throw LaunchError(fmt::format(
+  throw_error<LaunchError>(
       "the launcher at {} does not know the secret of this run; give all nodes the same LOCKSTEP_SECRET",
-      to_text(nodes_.endpoint)));
+      to_text(nodes_.endpoint));
 }
 
 void TcpCoordinatorClient::check_welcome() const {
   if (!connected_ || welcome_ || !limit_.expired()) return;
-  throw LaunchError(
-      fmt::format("the program that listens at {} is not a Lockstep launcher: it sent nothing within {} ms",
-                  to_text(nodes_.endpoint), limit_.timeout().count()));
+  throw_error<LaunchError>(
+      "the program that listens at {} is not a Lockstep launcher: it sent nothing within {} ms",
+      to_text(nodes_.endpoint), limit_.timeout().count());
 }
 
 // A node that connects through the loopback interface is on the coordinator's host.
@@ -191,10 +192,10 @@ void TcpCoordinatorClient::finish_attempt() {
 
 void TcpCoordinatorClient::try_again(const std::string& reason) {
   if (deadline_.expired()) {
-    throw LaunchError(
-        fmt::format("no launcher answers at {} after {} ms: {}. Is node 0's launcher running, and "
-                    "may this host connect to that port?",
-                    to_text(nodes_.endpoint), deadline_.timeout().count(), reason));
+    throw_error<LaunchError>(
+        "no launcher answers at {} after {} ms: {}. Is node 0's launcher running, and "
+        "may this host connect to that port?",
+        to_text(nodes_.endpoint), deadline_.timeout().count(), reason);
   }
   limit_ = Deadline(std::min(kPause, deadline_.remaining()));
 }

@@ -16,6 +16,7 @@
 
 #include "base/deadline.h"
 #include "base/sockets.h"
+#include "base/throw_error.h"
 #include "launch/messages.h"
 
 namespace lockstep::launch {
@@ -68,8 +69,8 @@ UniqueFd listening_socket(const NodesOptions& nodes) {
   }
   auto socket = bound_socket(port, {.address = address, .flags = SOCK_NONBLOCK});
   if (socket && ::listen(socket.get(), kBacklog) == 0) return socket;
-  throw LaunchError(fmt::format("the coordinator cannot listen on TCP port {}: {}; choose another port", port,
-                                errno_text(errno)));
+  throw_error<LaunchError>("the coordinator cannot listen on TCP port {}: {}; choose another port", port,
+                           errno_text(errno));
 }
 
 }  // namespace
@@ -209,7 +210,7 @@ void CoordinatorServer::handle_line(Coordinator::Node node, const std::string& l
 void CoordinatorServer::handle_hello(Coordinator::Node node, const std::string& line) {
   const Hello hello = decode_hello(line);
   if (hello.run_id != run_id_) {
-    throw LaunchError(fmt::format("this is the run \"{}\", not \"{}\" (rdzv-id)", run_id_, hello.run_id));
+    throw_error<LaunchError>("this is the run \"{}\", not \"{}\" (rdzv-id)", run_id_, hello.run_id);
   }
   auto& client = clients_.at(node);
   const Challenges challenges{.server = client.challenge, .client = hello.challenge};

@@ -9,11 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "base/throw_error.h"
 
 namespace lockstep::launch {
 namespace {
@@ -24,7 +23,9 @@ std::string visible_gpu(int local_rank, const Env& inherited) {
   // An empty value hides all devices; Env treats it as unset.
   const char* set = std::getenv("CUDA_VISIBLE_DEVICES");
   if (!list && set != nullptr && *set == '\0') {
-    throw ArgumentError("virtual-local-rank: CUDA_VISIBLE_DEVICES is empty, which hides all GPUs");
+    throw ArgumentError(
+        "virtual-local-rank: CUDA_VISIBLE_DEVICES is empty, which hides all GPUs; unset it, or list one GPU "
+        "per local rank");
   }
   if (!list) return std::to_string(local_rank);
   auto entries = split(*list, ',');
@@ -32,8 +33,10 @@ std::string visible_gpu(int local_rank, const Env& inherited) {
     std::erase(entries[static_cast<std::size_t>(local_rank)], ' ');
     return entries[static_cast<std::size_t>(local_rank)];
   }
-  throw ArgumentError(fmt::format(
-      "virtual-local-rank: CUDA_VISIBLE_DEVICES={1} has no GPU for local rank {0}", local_rank, *list));
+  throw_error<ArgumentError>(
+      "virtual-local-rank: CUDA_VISIBLE_DEVICES={1} has no GPU for local rank {0}; list one GPU per local "
+      "rank, or lower nproc-per-node",
+      local_rank, *list);
 }
 
 std::map<std::string, std::string> device_variables(const LaunchOptions& options, int local_rank,
@@ -137,8 +140,8 @@ std::optional<std::string> find_library(const PreloadedAllocator& allocator) {
 std::map<std::string, std::string> preload(const PreloadedAllocator& allocator, const Env& inherited) {
   const auto library = find_library(allocator);
   if (!library) {
-    throw LaunchError(fmt::format("memory-allocator {}: {} was not found; on Debian: apt-get install {}",
-                                  allocator.name, allocator.files.front(), allocator.package));
+    throw_error<LaunchError>("memory-allocator {}: {} was not found; on Debian: apt-get install {}",
+                             allocator.name, allocator.files.front(), allocator.package);
   }
   const auto before = inherited.get("LD_PRELOAD");
   return {{"LD_PRELOAD", before ? *library + ":" + *before : *library}};
@@ -149,7 +152,7 @@ std::map<std::string, std::string> preload(const PreloadedAllocator& allocator, 
 void check_allocator(const std::string& name) {
   if (name == "default" || name == "tuned") return;
   if (std::ranges::any_of(kPreloaded, [&](const auto& known) { return name == known.name; })) return;
-  throw ArgumentError(fmt::format("memory-allocator {}: use default, tuned, jemalloc or tcmalloc", name));
+  throw_error<ArgumentError>("memory-allocator {}: use default, tuned, jemalloc or tcmalloc", name);
 }
 
 std::map<std::string, std::string> allocator_environment(const std::string& name, const Env& inherited) {

@@ -48,10 +48,9 @@ void check_allocator(const std::string& name);
 //
 // - default: none; the allocator of the system, with the settings of lockstep::init().
 // - tuned: the C library's allocator keeps freed memory, large tensors included, for the next step. Other
-// programs cannot
-//   use that memory.
+//   programs cannot use that memory.
 // - jemalloc, tcmalloc: LD_PRELOAD of that library. Throws LaunchError naming the package if it is not
-// installed.
+//   installed.
 //
 // PyTorch: --enable-jemalloc and --enable-tcmalloc of torch.backends.xeon.run_cpu.
 std::map<std::string, std::string> allocator_environment(const std::string& name, const Env& inherited);

@@ -19,6 +19,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "launch/failure_report.h"
 #include "launch/process_tree.h"
 
@@ -26,7 +27,7 @@ namespace lockstep::launch {
 namespace {
 
 [[noreturn]] void fail(const char* step) {
-  throw LaunchError(fmt::format("the ranks could not be started: {}: {}", step, errno_text(errno)));
+  throw_error<LaunchError>("the ranks could not be started: {}: {}", step, errno_text(errno));
 }
 
 [[noreturn]] void become_guard(const std::function<int(int)>& body, bool detach, int parent) {

@@ -12,7 +12,7 @@
 
 namespace lockstep::launch {
 
-// Note: guards
+// Note [Guards]
 //
 // The ranks of a run are children of a process of their own, the guard, which supervises them. A second
 // process above it, which calls run_guarded(), waits for the guard. Each of the two kills all descendants

@@ -13,6 +13,7 @@
 
 #include "base/sockets.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 
 namespace lockstep::launch {
 namespace {
@@ -22,7 +23,7 @@ constexpr std::size_t kLongestOrder = std::size_t{4} * 1024 * 1024;
 constexpr std::size_t kLongestLine = 100;
 
 [[noreturn]] void refuse_order(const std::string& reason) {
-  throw LaunchError(fmt::format("lockstep node: {} (`lockstep run --hosts` starts this command)", reason));
+  throw_error<LaunchError>("lockstep node: {} (`lockstep run --hosts` starts this command)", reason);
 }
 
 // Printable, with U+FFFD for what is not UTF-8.
@@ -34,7 +35,8 @@ void require_utf8(const std::string& text, const std::string& what) {
   try {
     (void)nlohmann::json(text).dump();
   } catch (const nlohmann::json::exception&) {
-    throw ArgumentError(fmt::format("--hosts: {} is not UTF-8, so the hosts cannot get it", what));
+    throw_error<ArgumentError>("--hosts: {} is not UTF-8, so it cannot be sent to the hosts; use UTF-8",
+                               what);
   }
 }
 

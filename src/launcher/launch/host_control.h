@@ -13,7 +13,7 @@
 
 namespace lockstep::launch {
 
-// Note: the stdin of a launcher on another host
+// Note [The stdin of a launcher on another host]
 //
 // `lockstep run --hosts` starts a launcher on each host by a remote shell, and writes to its stdin:
 //

@@ -12,6 +12,7 @@
 
 #include "base/host.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "launch/guard.h"
 #include "launch/log_multiplexer.h"
 #include "launch/messages.h"
@@ -44,11 +45,11 @@ SocketPair make_sockets() {
   return {.ours = UniqueFd(ends[0]), .theirs = UniqueFd(ends[1])};
 }
 
-// Note: the launchers of several hosts
+// Note [Launchers of several hosts]
 //
-// HostsSupervisor adds to RankSupervisor (see there for phases and invariants) that the supervised processes
-// are remote shells: `rank` is the index of a host, a signal is a line on its stdin, and only begin_kill()
-// acts on the shells themselves.
+// HostsSupervisor adds to RankSupervisor (note [Supervision of ranks]) that the supervised processes are
+// remote shells: `rank` is the index of a host, a signal is a line on its stdin, and only begin_kill() acts
+// on the shells themselves.
 class HostsSupervisor : private RankSupervisor {
  public:
   HostsSupervisor(const HostsOptions& options, const std::vector<std::string>& orders,
@@ -230,13 +231,13 @@ HostEntry parse_entry(const std::string& text) {
     entry.name = text.substr(0, colon);
     entry.ranks = parse_number<int>(std::string_view(text).substr(colon + 1));
     if (!entry.ranks || *entry.ranks < 1) {
-      throw ArgumentError(fmt::format("--hosts: {}: the number of ranks must be 1 or more", text));
+      throw_error<ArgumentError>("--hosts: {}: the number of ranks must be 1 or more", text);
     }
   }
   std::erase_if(entry.name, [](char c) { return c == '[' || c == ']'; });
   if (entry.name.empty() || entry.name.starts_with('-')) {
-    throw ArgumentError(
-        fmt::format("--hosts: \"{}\" names no host; use HOST or HOST:RANKS, separated by commas", text));
+    throw_error<ArgumentError>("--hosts: \"{}\" names no host; use HOST or HOST:RANKS, separated by commas",
+                               text);
   }
   return entry;
 }
@@ -250,7 +251,9 @@ std::vector<HostEntry> parse_hosts(const std::string& text) {
     hosts.push_back(parse_entry(part));
     const auto address = machine::address_part(hosts.back().name);
     if (!seen.insert(address).second) {
-      throw ArgumentError(fmt::format("--hosts: {} is listed twice; use {}:RANKS", address, address));
+      throw_error<ArgumentError>(
+          "--hosts: {} is listed twice; list a host once, with its number of ranks, as in {}:4", address,
+          address);
     }
   }
   if (hosts.empty()) throw ArgumentError("--hosts is empty: use HOST or HOST:RANKS, separated by commas");

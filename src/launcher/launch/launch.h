@@ -20,12 +20,10 @@ int launch(const LaunchOptions& options);
 // - All ranks of all nodes exit with 0: 0. Processes that they left get SIGTERM and, after the grace period,
 //   SIGKILL.
 // - A rank fails: the ranks of all nodes are stopped in the same way, and restarted while max_restarts
-// allows.
-//   After that the last line of a report on stderr names the rank that failed first; its exit code, or 128 +
-//   the signal that killed it.
+//   allows. After that the last line of a report on stderr names the rank that failed first; its exit code,
+//   or 128 + the signal that killed it.
 // - A stop signal: it is sent to every rank's process group, then as above. A second SIGINT or SIGQUIT kills
-// the
-//   ranks immediately. 128 + the signal.
+//   the ranks immediately. 128 + the signal.
 // - stdout has no reader any more: as for the signal SIGPIPE.
 // - `parent` (a pidfd) becomes readable: all processes are killed immediately.
 //

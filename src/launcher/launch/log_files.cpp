@@ -16,6 +16,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/atomic_file.h"
+#include "base/throw_error.h"
 
 namespace lockstep::launch {
 namespace {
@@ -33,8 +34,9 @@ std::string file_name_of(std::string run_id) {
 }
 
 [[noreturn]] void refuse_log(const fs::path& path, int code) {
-  throw LaunchError(
-      fmt::format("the log file or folder {} cannot be created: {}", path.string(), errno_text(code)));
+  throw_error<LaunchError>(
+      "the log file or folder {} cannot be created: {}; set log-dir to a folder that this user can write to",
+      path.string(), errno_text(code));
 }
 
 std::string text_of(const fs::path& path) {
@@ -82,7 +84,8 @@ fs::path LogFolder::begin_attempt(int restarts) {
 }
 
 ErrorRecord::ErrorRecord() : memory_(::memfd_create("lockstep-error", MFD_CLOEXEC)) {
-  if (!memory_) throw LaunchError("memfd_create: " + errno_text(errno));
+  if (!memory_)
+    throw LaunchError("memory for the errors of ranks could not be created: " + errno_text(errno));
   path_ = fmt::format("/proc/{}/fd/{}", ::getpid(), memory_.get());
 }
 

@@ -9,10 +9,11 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
+
+#include "base/throw_error.h"
 
 template <typename Value>
 struct nlohmann::adl_serializer<std::optional<Value>> {
@@ -121,7 +122,7 @@ Message read(const Json& json) {
 }
 
 [[noreturn]] void refuse_kind(const std::string& kind) {
-  throw LaunchError(fmt::format("unknown kind of message: \"{}\"", kind));
+  throw_error<LaunchError>("unknown kind of message: \"{}\"", kind);
 }
 
 template <typename Variant, std::size_t index = 0>
@@ -140,8 +141,8 @@ auto decode(const std::string& line, const Read& read) {
   try {
     return read(Json::parse(line));
   } catch (const Json::exception& error) {
-    throw LaunchError(
-        fmt::format("this is not a message of a launcher: \"{}\" ({})", line.substr(0, 80), error.what()));
+    throw_error<LaunchError>("this is not a message of a launcher: \"{}\" ({})", line.substr(0, 80),
+                             error.what());
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/host.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "launch/environment.h"
 #include "machine/gpu.h"
 
@@ -20,18 +21,18 @@ namespace {
 
 void check_node_counts(const NodesOptions& nodes) {
   if (nodes.min_nodes < 1 || nodes.max_nodes < nodes.min_nodes) {
-    throw ArgumentError(fmt::format("nnodes is {}:{}: the minimum must be at least 1 and at most the maximum",
-                                    nodes.min_nodes, nodes.max_nodes));
+    throw_error<ArgumentError>("nnodes is {}:{}: the minimum must be at least 1 and at most the maximum",
+                               nodes.min_nodes, nodes.max_nodes);
   }
   if (!nodes.node_rank) return;
   if (nodes.min_nodes != nodes.max_nodes) {
-    throw ArgumentError(
-        fmt::format("nnodes is {}:{}, a range, which needs rdzv-backend c10d; with node-rank, use one number",
-                    nodes.min_nodes, nodes.max_nodes));
+    throw_error<ArgumentError>(
+        "nnodes is {}:{}, a range, which needs rdzv-backend c10d; with node-rank, use one number",
+        nodes.min_nodes, nodes.max_nodes);
   }
   if (*nodes.node_rank < 0 || *nodes.node_rank >= nodes.max_nodes) {
-    throw ArgumentError(fmt::format("node-rank is {}; with nnodes {} it must be in 0 .. {}", *nodes.node_rank,
-                                    nodes.max_nodes, nodes.max_nodes - 1));
+    throw_error<ArgumentError>("node-rank is {}; with nnodes {} it must be in 0 .. {}", *nodes.node_rank,
+                               nodes.max_nodes, nodes.max_nodes - 1);
   }
 }
 
@@ -43,24 +44,23 @@ void check_nodes(const NodesOptions& nodes) {
   }
   if (nodes.join_timeout.count() <= 0 || nodes.last_call_timeout.count() < 0 ||
       nodes.silence_limit.count() <= 0) {
-    throw ArgumentError("rdzv-conf: timeouts must be positive");
+    throw ArgumentError("rdzv-conf: a timeout is 0 or negative; use seconds above 0");
   }
 }
 
 void check_ranks(const LaunchOptions& options) {
   if (options.nproc_per_node < 1) {
-    throw ArgumentError(
-        fmt::format("nproc-per-node is {}: at least one rank is needed", options.nproc_per_node));
+    throw_error<ArgumentError>("nproc-per-node is {}: at least one rank is needed", options.nproc_per_node);
   }
   for (const int rank : options.output.shown) {
     if (rank >= 0 && rank < options.nproc_per_node) continue;
-    throw ArgumentError(fmt::format("local-ranks-filter names rank {}, but local ranks are 0 .. {}", rank,
-                                    options.nproc_per_node - 1));
+    throw_error<ArgumentError>("local-ranks-filter names rank {}, but local ranks are 0 .. {}", rank,
+                               options.nproc_per_node - 1);
   }
   for (const auto* choice : {&options.output.redirects, &options.output.tee}) {
     if (choice->of_rank.empty() || choice->of_rank.rbegin()->first < options.nproc_per_node) continue;
-    throw ArgumentError(fmt::format("redirects or tee name local rank {}, but local ranks are 0 .. {}",
-                                    choice->of_rank.rbegin()->first, options.nproc_per_node - 1));
+    throw_error<ArgumentError>("redirects or tee name local rank {}, but local ranks are 0 .. {}",
+                               choice->of_rank.rbegin()->first, options.nproc_per_node - 1);
   }
 }
 
@@ -77,8 +77,10 @@ void validate(const LaunchOptions& options) {
   if (options.master_port == std::uint16_t{0}) {
     throw ArgumentError("master-port is 0: use 1 to 65535, or omit it to get a free port");
   }
-  if (options.max_restarts < 0) throw ArgumentError("max-restarts is negative");
-  if (options.grace_period.count() < 0) throw ArgumentError("grace-period is negative");
+  if (options.max_restarts < 0)
+    throw_error<ArgumentError>("max-restarts is {}; it must be 0 or more", options.max_restarts);
+  if (options.grace_period.count() < 0)
+    throw_error<ArgumentError>("grace-period is {} ms; it must be 0 or more", options.grace_period.count());
   check_allocator(options.memory_allocator);
 }
 
@@ -134,10 +136,10 @@ StreamChoice parse_streams(const std::string& text, const std::string& option) {
   bool good = !text.empty() && text.back() != ',';
   for (std::string pair; good && std::getline(pairs, pair, ',');) good = read_pair(pair, choice);
   if (good) return choice;
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "{} {}: use 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or one of them per local rank, as in "
       "0:3,1:2",
-      option, text));
+      option, text);
 }
 
 Machine this_machine() { return {.cores = usable_cores(), .gpus = machine::visible_gpus()}; }
@@ -153,8 +155,8 @@ int worker_count(const std::string& nproc_per_node, const Machine& machine) {
   }
   const auto count = parse_number<int>(nproc_per_node);
   if (count && *count > 0) return *count;
-  throw ArgumentError(fmt::format(
-      "nproc-per-node is \"{}\": use a whole number above 0, \"gpu\", \"cpu\" or \"auto\"", nproc_per_node));
+  throw_error<ArgumentError>(
+      "nproc-per-node is \"{}\": use a whole number above 0, \"gpu\", \"cpu\" or \"auto\"", nproc_per_node);
 }
 
 namespace {
@@ -177,8 +179,10 @@ std::set<int> parse_signals(const std::string& text) {
     std::erase(name, ' ');
     const int number = signal_number(name);
     if (number == 0 || number == SIGKILL || number == SIGSTOP || number == SIGCHLD) {
-      throw ArgumentError(
-          fmt::format("signals-to-handle: \"{}\" is not a signal that a program can handle", name));
+      throw_error<ArgumentError>(
+          "signals-to-handle: \"{}\" is not a signal that a program can handle; use names as in "
+          "SIGTERM,SIGUSR1",
+          name);
     }
     signals.insert(number);
   }

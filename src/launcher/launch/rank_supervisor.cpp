@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "launch/guard.h"
 #include "launch/process_tree.h"
 
@@ -57,7 +58,7 @@ bool RankSupervisor::wait(std::vector<pollfd>& events, milliseconds limit) {
   events.push_back({.fd = parent_, .events = POLLIN, .revents = 0});
   const auto longest = std::min<milliseconds>(shorter(limit, time_left()), std::chrono::hours(1));
   if (::poll(events.data(), events.size(), static_cast<int>(longest.count())) < 0 && errno != EINTR) {
-    throw LaunchError(context_ + "poll: " + errno_text(errno));
+    throw LaunchError(context_ + "cannot wait for the ranks: poll: " + errno_text(errno));
   }
   parent_died_ = events.back().revents != 0;
   return !parent_died_;
@@ -131,8 +132,10 @@ void RankSupervisor::advance() {
   }
   if (phase_ != Phase::killing) return;
   if (deadline_->expired()) {
-    throw LaunchError(
-        fmt::format("{}SIGKILL does not end these processes: {}", context_, fmt::join(descendants(), ", ")));
+    throw_error<LaunchError>(
+        "{}SIGKILL does not end these processes: {}; the kernel may be waiting for a disk, a network file "
+        "system or a GPU",
+        context_, fmt::join(descendants(), ", "));
   }
   signal_descendants(SIGKILL);
 }

@@ -19,7 +19,7 @@ namespace lockstep::launch {
 // The shorter of two limits; -1: no limit.
 std::chrono::milliseconds shorter(std::chrono::milliseconds a, std::chrono::milliseconds b);
 
-// Note: supervision of the ranks of one host
+// Note [Supervision of ranks]
 //
 // RankSupervisor is the state machine that `lockstep run` and spawn() share. It reaps processes, decides
 // which rank failed first, and stops all ranks and everything that they started. Derived classes start the
@@ -38,8 +38,7 @@ std::chrono::milliseconds shorter(std::chrono::milliseconds a, std::chrono::mill
 //
 // Invariants:
 // - The process is a subreaper (ChildSubreaper): every orphan becomes its child. So it has no children
-// exactly
-//   when no descendant is left, and only then the phase becomes idle.
+//   exactly when no descendant is left, and only then the phase becomes idle.
 // - Failures count as the first one only in running and confirming. Later ones are consequences of the stop.
 // - When the parent dies, the loop ends and the caller kills all descendants.
 class RankSupervisor {

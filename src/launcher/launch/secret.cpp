@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "base/throw_error.h"
 
 namespace lockstep::launch {
 namespace {
@@ -31,7 +32,7 @@ Secret secret_from(const std::string& source, const std::string& text) {
   try {
     return Secret(trimmed(text));
   } catch (const ArgumentError& error) {
-    throw ArgumentError(fmt::format("{}: {}", source, error.what()));
+    throw_error<ArgumentError>("{}: {}", source, error.what());
   }
 }
 
@@ -39,7 +40,7 @@ Secret secret_in(const std::string& source, const std::string& file) {
   std::ifstream stream(file, std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(stream), {});
   if (!stream.is_open() || stream.bad()) {
-    throw ArgumentError(fmt::format("{}: {} cannot be read", source, file));
+    throw_error<ArgumentError>("{}: {} cannot be read; name a file that this user can read", source, file);
   }
   return secret_from(fmt::format("{}: {}", source, file), text);
 }
@@ -50,8 +51,8 @@ std::string random_challenge() { return random_hex(8); }
 
 Secret::Secret(std::string text) : text_(std::move(text)) {
   if (text_.size() < kLeastLength) {
-    throw ArgumentError(
-        fmt::format("a secret has at least {} characters; `openssl rand -hex 32` makes one", kLeastLength));
+    throw_error<ArgumentError>("a secret has at least {} characters; `openssl rand -hex 32` makes one",
+                               kLeastLength);
   }
 }
 

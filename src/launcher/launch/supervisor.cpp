@@ -15,6 +15,7 @@
 #include "base/deadline.h"
 #include "base/host.h"
 #include "base/sockets.h"
+#include "base/throw_error.h"
 #include "launch/coordinator_client.h"
 #include "launch/coordinator_server.h"
 #include "launch/host_control.h"
@@ -55,11 +56,10 @@ std::unique_ptr<CoordinatorClient> make_client(const LaunchOptions& options, boo
       *options.nodes, Hello{.run_id = options.run_id, .node = std::move(info)}, options.local_addr);
 }
 
-// Note: one launch on one node
+// Note [One launch on one node]
 //
-// NodeSupervisor adds to RankSupervisor (see there for phases, threads and invariants) the output of the
-// ranks and the agreement with the other nodes. The Coordinator of the run decides; this class obeys its
-// messages:
+// NodeSupervisor adds to RankSupervisor (note [Supervision of ranks]) the output of the ranks and the
+// agreement with the other nodes. The Coordinator of the run decides; this class obeys its messages:
 //
 //   Reserve  answer with a port for rank 0
 //   Start    start the ranks: idle -> running
@@ -365,8 +365,8 @@ void NodeSupervisor::on(const End& end) {
 }
 
 void NodeSupervisor::on(const Refused& refused) {
-  throw LaunchError(fmt::format("the launcher at {} refused this node: {}", to_text(options_.nodes->endpoint),
-                                refused.reason));
+  throw_error<LaunchError>("the launcher at {} refused this node: {}", to_text(options_.nodes->endpoint),
+                           refused.reason);
 }
 
 void NodeSupervisor::log_waiting() {
@@ -422,8 +422,8 @@ ReservedPort reserve_port(const LaunchOptions& options) {
   try {
     return ReservedPort(*options.master_port);
   } catch (const LaunchError& error) {
-    throw LaunchError(
-        fmt::format("master-port: {}; choose another, or leave it out to get a free one", error.what()));
+    throw_error<LaunchError>("master-port: {}; choose another, or leave it out to get a free one",
+                             error.what());
   }
 }
 

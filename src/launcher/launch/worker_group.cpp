@@ -17,6 +17,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/host.h"
+#include "base/throw_error.h"
 #include "launch/environment.h"
 
 namespace lockstep::launch {
@@ -160,8 +161,9 @@ bool is_absent(int code) { return code == ENOENT || code == ENOTDIR; }
 
 [[noreturn]] void refuse(const std::string& name, int code) {
   if (is_absent(code)) {
-    throw ProgramError(fmt::format("program \"{}\" was not found: {}", name, errno_text(code)),
-                       ProgramError::kNotFound);
+    throw ProgramError(
+        fmt::format("program \"{}\" was not found: {}; name an existing file", name, errno_text(code)),
+        ProgramError::kNotFound);
   }
   const char* advice = code == EISDIR ? "name a file in it"
                                       : "make it executable (chmod +x), or name its interpreter first, as in "
@@ -199,7 +201,7 @@ machine::RunningProgram start_rank(const machine::Program& program) {
                     running.error == ENOENT ? " (the interpreter in its first line, or its loader)" : ""),
         ProgramError::kNotExecutable);
   } catch (const std::system_error& error) {
-    throw LaunchError(fmt::format("a rank could not be started: {}", error.what()));
+    throw_error<LaunchError>("a rank could not be started: {}", error.what());
   }
 }
 

@@ -6,7 +6,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/device/device.h>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 
 namespace lockstep::amp {
 namespace {

@@ -87,6 +87,25 @@ void merge(const Attended& total, const Attended& more) {
   total.logsumexp.sub_(at::log_sigmoid(total.logsumexp - more.logsumexp));
 }
 
+// Note [Ring attention]
+//
+// Each rank has the queries q, keys k and values v of its part of the sequence. The pairs (k, v) go round;
+// while one is computed with, it is already on its way to the next rank:
+//
+//     step     rank 0         rank 1         rank 2
+//      0       q0 with k0     q1 with k1     q2 with k2
+//      1       q0 with k2     q1 with k0     q2 with k1
+//      2       q0 with k1     q1 with k2     q2 with k0
+//
+// merge() joins the attention to different keys by their logsumexp, in float for half precision. A rank adds
+// in the order of its steps, so the result is the same in every run.
+//
+// With a causal mask, LoadBalancer::head_tail gives rank r the parts r and 2n-1-r of 2n. Keys of an earlier
+// rank then matter by their head only, for all queries; keys of a later rank matter whole, for the tail of
+// the queries (Part). After step 0, each rank computes half a block in each step.
+//
+// Backward sends the pairs round again, and with them the sums of their gradients, one step behind: a rank
+// adds its part to the sum that arrives and passes it on. After n steps each sum is at its owner.
 Attended attend_to_all(const Tensor& query, const Tensor& key, const Tensor& value, const Ring& ring) {
   auto pair = at::stack({key, value});
   auto next = ring.size() > 1 ? at::empty_like(pair) : Tensor();

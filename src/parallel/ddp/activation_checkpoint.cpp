@@ -19,8 +19,9 @@
 #include <lockstep/runtime/random.h>
 
 #include "ddp/autograd_hooks.h"
+#include "device/generators.h"
 #include "device/libtorch_versions.h"
-#include "device/thread_generator.h"
+#include "intercept/nested_backward.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -157,7 +158,7 @@ class Recomputation : public torch::autograd::Node {
 
   static torch::autograd::variable_list run_backward(const Tensors& inputs, const Tensors& ends,
                                                      const Tensors& gradients) {
-    const NestedBackward nested;
+    const intercept::NestedBackward nested;
     if (!ends.empty()) torch::autograd::backward(ends, gradients);
     torch::autograd::variable_list result;
     for (const auto& input : inputs) result.push_back(input.grad());

@@ -52,7 +52,8 @@ class GradientHooks {
 // this hook stays with the tensor. Not called for tensors that somebody else has given a hook of this kind.
 class UnhookedGradients {
  public:
-  UnhookedGradients(const std::vector<NamedTensor>& tensors, std::function<void(std::size_t)> on_gradient);
+  UnhookedGradients(const std::vector<modules::NamedTensor>& tensors,
+                    std::function<void(std::size_t)> on_gradient);
   ~UnhookedGradients();
   UnhookedGradients(const UnhookedGradients&) = delete;
   UnhookedGradients& operator=(const UnhookedGradients&) = delete;
@@ -73,28 +74,5 @@ std::vector<std::size_t> find_unreachable(const std::vector<at::Tensor>& outputs
 // them visits every parameter behind all of them, with an undefined gradient if the loss does not depend on
 // it. Backward calls `on_backward` when it passes the node. PyTorch: `_DDPSink`.
 void pass_through_sink(std::vector<at::Tensor>& tensors, std::function<void()> on_backward);
-
-// While it lives, this thread runs a backward pass nested in another one.
-class NestedBackward {
- public:
-  NestedBackward();
-  // Runs the deferred functions if this was the last nested backward and no exception ended it.
-  ~NestedBackward();
-  NestedBackward(const NestedBackward&) = delete;
-  NestedBackward& operator=(const NestedBackward&) = delete;
-
- private:
-  int exceptions_;
-};
-
-// The backward pass that runs on this thread, or a negative number. A later one has a higher number.
-int current_backward();
-// A wrapper averages the gradients of the backward pass that runs on this thread, or has them accumulate.
-void note_wrapped_backward();
-// Whether one does, in one of the last backward passes.
-bool is_wrapped_backward(int backward);
-
-// Calls `function` in the outermost backward pass: at once, or when the nested ones have ended.
-void in_outer_backward(std::function<void()> function);
 
 }  // namespace lockstep::ddp

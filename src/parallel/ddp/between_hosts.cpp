@@ -7,6 +7,7 @@
 #include "backends/hierarchical/host_layout.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "ddp/option_rules.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -149,7 +150,7 @@ CommHook between_hosts(CommHook hook, const std::optional<ProcessGroup>& process
   if (!hook) throw ArgumentError("between_hosts: the hook to wrap is empty");
   auto& run = runtime::require_run("between_hosts");
   auto whole = process_group.value_or(run.group());
-  comm::refuse_with_python(comm::state_of(whole), "between_hosts()", "use the hook itself");
+  ddp::check({ddp::Feature::between_hosts}, ddp::Feature::python_ranks, whole);
   const auto hosts = run.hosts_of(whole);
   if (std::ranges::count(hosts, hosts.front()) == whole.size()) return allreduce_hook;
   const auto state = std::make_shared<const BetweenHosts>(std::move(hook), std::move(whole));

@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/nn/modules/embedding.h>
 
-#include "comm/memory_for_calls.h"
+#include "comm/mapped_memory.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -58,7 +58,7 @@ at::Tensor sum(const Gathered& all, const at::Tensor& like) {
 }  // namespace
 
 std::vector<TrainedParameter> trained_parameters(const torch::nn::Module& module,
-                                                 const std::vector<NamedTensor>& parameters) {
+                                                 const std::vector<modules::NamedTensor>& parameters) {
   std::unordered_set<const void*> sparse;
   const auto add_if_sparse = [&](const auto* embedding) {
     if (embedding == nullptr || !embedding->options.sparse()) return;

@@ -12,12 +12,12 @@
 #include <lockstep/ddp/comm_hooks.h>
 
 #include "comm/profiler_event.h"
-#include "nn/named_tensors.h"
+#include "modules/named_tensors.h"
 
 namespace lockstep::ddp {
 
-using nn::distinct;
-using nn::NamedTensor;
+using modules::distinct;
+using modules::NamedTensor;
 
 // A parameter whose gradients are reduced.
 struct TrainedParameter {
@@ -28,7 +28,7 @@ struct TrainedParameter {
 
 // The parameters that require gradients; sparse if they are the weight of an embedding with sparse(true).
 std::vector<TrainedParameter> trained_parameters(const torch::nn::Module& module,
-                                                 const std::vector<NamedTensor>& parameters);
+                                                 const std::vector<modules::NamedTensor>& parameters);
 
 // [b] = indices of the parameters in bucket b, in the order in which buckets are reduced.
 using BucketPlan = std::vector<std::vector<std::size_t>>;

@@ -3,97 +3,24 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <limits>
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/ScopeExit.h>
-#include <fmt/ranges.h>
 
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "comm/group_state.h"
-#include "ddp/module_sync.h"
 #include "ddp/python_sync.h"
 #include "graphs/graph_phase.h"
-#include "nn/storage_guard.h"
+#include "intercept/storage_guard.h"
+#include "modules/agreement.h"
+#include "modules/broadcast.h"
 #include "optim/unaveraged.h"
 #include "runtime/run.h"
 
 namespace lockstep::ddp {
 namespace {
-
-constexpr std::size_t kMiB = 1024 * 1024;
-constexpr std::size_t kFirstBucketBytes = kMiB;
-constexpr std::size_t kBucketBytes = 25 * kMiB;
-
-std::size_t to_bytes(double mebibytes, const char* name) {
-  if (!std::isfinite(mebibytes) || mebibytes <= 0 || mebibytes > 1e9) {
-    throw_error<ArgumentError>("DistributedDataParallel: {} is {} MiB; it must be positive", name, mebibytes);
-  }
-  return static_cast<std::size_t>(mebibytes * static_cast<double>(kMiB));
-}
-
-BucketLimits limits_from(const DistributedDataParallelOptions& options) {
-  if (!options.bucket_cap_mb_list.empty()) {
-    if (options.bucket_cap_mb) {
-      throw ArgumentError("DistributedDataParallel: give bucket_cap_mb or bucket_cap_mb_list, not both");
-    }
-    std::vector<std::size_t> limits;
-    for (const double cap : options.bucket_cap_mb_list) limits.push_back(to_bytes(cap, "bucket_cap_mb_list"));
-    return {limits, limits};
-  }
-  // The first backward uses one bucket: the order of gradients is not known yet.
-  const std::vector<std::size_t> all{static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())};
-  if (!options.bucket_cap_mb) return {all, {kFirstBucketBytes, kBucketBytes}};
-  const auto cap = to_bytes(*options.bucket_cap_mb, "bucket_cap_mb");
-  return {all, {cap}};
-}
-
-void check_options(const DistributedDataParallelOptions& options) {
-  if (options.delay_all_reduce_named_params.empty() != options.param_to_hook_all_reduce.empty()) {
-    throw ArgumentError(
-        "DistributedDataParallel: set both or none of delay_all_reduce_named_params and "
-        "param_to_hook_all_reduce");
-  }
-  if (options.skip_all_reduce_unused_params && !options.find_unused_parameters && !options.static_graph) {
-    throw ArgumentError(
-        "DistributedDataParallel: skip_all_reduce_unused_params needs find_unused_parameters or "
-        "static_graph, which find the unused ones");
-  }
-}
-
-void check_mixed_precision(const DistributedDataParallelOptions& options) {
-  if (!options.mixed_precision) return;
-  const auto refuse = [](bool set, const char* name) {
-    if (set) {
-      throw_error<ArgumentError>("DistributedDataParallel: mixed_precision excludes {}", name);
-    }
-  };
-  refuse(options.static_graph, "static_graph");
-  refuse(static_cast<bool>(options.optimizer_in_backward), "optimizer_in_backward");
-  refuse(!options.delay_all_reduce_named_params.empty(), "delay_all_reduce_named_params");
-  const auto& types = *options.mixed_precision;
-  for (const auto& dtype : {types.param_dtype, types.reduce_dtype, types.buffer_dtype}) {
-    if (!dtype || c10::isFloatingType(*dtype)) continue;
-    throw_error<ArgumentError>("DistributedDataParallel: mixed_precision: {} is not a floating-point type",
-                               c10::toString(*dtype));
-  }
-}
-
-// Options whose calls differ from Python's, or are not compared with them.
-void check_with_python(const DistributedDataParallelOptions& options, const comm::GroupState& group) {
-  const auto refuse = [&](bool set, const char* name) {
-    if (set)
-      comm::refuse_with_python(group, std::string("DistributedDataParallel's ") + name, "leave it out");
-  };
-  refuse(options.mixed_precision.has_value(), "mixed_precision");
-  refuse(options.skip_all_reduce_unused_params, "skip_all_reduce_unused_params");
-  refuse(static_cast<bool>(options.optimizer_in_backward), "optimizer_in_backward");
-  refuse(!options.delay_all_reduce_named_params.empty(), "delay_all_reduce_named_params");
-}
 
 // Divides after summing, as PyTorch does here.
 CommHook reduce_in(std::optional<at::ScalarType> dtype) {
@@ -106,205 +33,122 @@ CommHook reduce_in(std::optional<at::ScalarType> dtype) {
   };
 }
 
-std::string text_of(const std::optional<MixedPrecision>& types) {
-  if (!types) return "none";
-  const auto name = [](const auto& dtype) { return dtype ? c10::toString(*dtype) : "-"; };
-  return fmt::format("{}/{}/{}", name(types->param_dtype), name(types->reduce_dtype),
-                     name(types->buffer_dtype));
-}
-
-// The options that ranks must share to make the same calls. Ignored names may differ; those that are left
-// are compared.
-std::string text_of(const DistributedDataParallelOptions& options) {
-  return fmt::format(
-      "init_sync={} broadcast_buffers={} forward_sync_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}] "
-      "find_unused_parameters={} static_graph={} skip_all_reduce_unused_params={} "
-      "delay_all_reduce_named_params=[{}] param_to_hook_all_reduce={} optimizer_in_backward={} "
-      "mixed_precision={}",
-      options.init_sync, options.broadcast_buffers,
-      options.forward_sync_buffers.value_or(options.broadcast_buffers), options.bucket_cap_mb.value_or(0),
-      fmt::join(options.bucket_cap_mb_list, ", "), options.find_unused_parameters, options.static_graph,
-      options.skip_all_reduce_unused_params, fmt::join(options.delay_all_reduce_named_params, ", "),
-      options.param_to_hook_all_reduce, options.optimizer_in_backward != nullptr,
-      text_of(options.mixed_precision));
-}
-
-ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
-                   const DistributedDataParallelOptions& options) {
-  std::string lines;
-  const auto add = [&](const char* kind, const NamedTensor& item) {
-    lines += describe(kind, item) + (item.tensor.requires_grad() ? "\n" : ", no gradient\n");
-  };
-  for (const auto& item : parameters) add("parameter", item);
-  for (const auto& item : buffers) add("buffer", item);
-  return {.user = "DistributedDataParallel",
-          .lines = lines + "options of DistributedDataParallel\t" + text_of(options) + "\n",
-          .advice = "Build the same module with the same options on every rank"};
-}
-
-// The tensors of these names, in their order.
-std::vector<NamedTensor> find_all(const std::vector<NamedTensor>& tensors,
-                                  const std::vector<std::string>& names, const char* option) {
-  std::vector<NamedTensor> found;
-  for (const auto& name : names) {
-    const auto at = std::ranges::find(tensors, name, &NamedTensor::name);
-    if (at == tensors.end()) {
-      throw_error<ArgumentError>("DistributedDataParallel: {}: the module has no {}", option, name);
-    }
-    found.push_back(*at);
-  }
-  return found;
-}
-
-std::vector<NamedTensor> some_parameters(const torch::nn::Module& module) {
-  auto parameters = distinct(module.named_parameters());
-  const auto trained =
-      std::ranges::any_of(parameters, [](const NamedTensor& each) { return each.tensor.requires_grad(); });
-  if (trained) return parameters;
-  throw_error<ArgumentError>(
-      "DistributedDataParallel: {} has no parameter that requires a gradient, so there is nothing to reduce; "
-      "use it unwrapped",
-      module.name());
-}
-
 }  // namespace
-
-std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names) {
-  std::erase_if(tensors,
-                [&](const NamedTensor& each) { return std::ranges::find(names, each.name) != names.end(); });
-  return tensors;
-}
-
-std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
-c10::Device common_device(const std::vector<NamedTensor>& parameters) {
-  const auto device = parameters.front().tensor.device();
-  for (const auto& [name, tensor] : parameters) {
-    if (tensor.device().type() == device.type()) continue;
-    throw_error<ArgumentError>(
-        "DistributedDataParallel: the parameters are on devices of several types: {} is on {}, {} on {}",
-        parameters.front().name, device.str(), name, tensor.device().str());
-  }
-  return device;
-}
 
 DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParallelOptions& options,
                    const bool& sync, std::source_location where)
-    : module_(module),
-      options_(options),
+    : options_(options),
       group_(runtime::required_group(options.process_group, "DistributedDataParallel")),
-      sync_buffers_(options.forward_sync_buffers.value_or(options.broadcast_buffers)),
-      skips_found_unused_(options.skip_all_reduce_unused_params && !options.static_graph),
-      where_(where) {
-  auto parts =
-      tell_on_failure({group_}, "DistributedDataParallel", where, [this] { return look_at_arguments(); });
-  start_equal(parts.trained);
-  if (!parts.delayed.empty())
-    delayed_ = std::make_unique<DelayedReduction>(parts.delayed, parts.trigger, group_, where_);
-  if (!parts.trained.empty()) make_reducer(std::move(parts.trained), parts.limits, sync);
+      features_(features_of(options, group_)),
+      where_(where),
+      tensors_(module, options_),
+      buffers_(tensors_, group_, options.forward_sync_buffers.value_or(options.broadcast_buffers), where),
+      changes_(tensors_, buffers_, group_, features_, where) {
+  auto trained = modules::tell_on_failure({group_}, "DistributedDataParallel", where,
+                                          [this] { return look_at_arguments(); });
+  start_equal(trained);
+  if (!options_.delay_all_reduce_named_params.empty())
+    delayed_ = std::make_unique<DelayedReduction>(tensors_.delayed(), tensors_.param_to_hook_all_reduce(),
+                                                  group_, where_);
+  if (!trained.empty()) make_reducer(std::move(trained), sync);
   watch_module();
-  refuse_new_parameters();
+  if (group_.size() > 1) changes_.refuse_new_parameters();
 }
 
-// Throws ArgumentError.
-DdpState::Parts DdpState::look_at_arguments() {
-  check_options(options_);
-  check_mixed_precision(options_);
-  check_with_python(options_, comm::state_of(group_));
-  Parts parts{.limits = limits_from(options_)};
-  device_ = common_device(some_parameters(module_));
-  const auto all = distinct(module_.named_parameters());
-  find_all(joined(all, distinct(module_.named_buffers())), options_.params_and_buffers_to_ignore,
-           "params_and_buffers_to_ignore");
-  parts.trained = look_at_module();
+std::vector<TrainedParameter> DdpState::look_at_arguments() {
+  check_options(options_, features_, group_);
+  device_ = tensors_.check();
+  auto trained = look_at_module();
   if (options_.mixed_precision &&
-      std::ranges::any_of(parameters_, [](const auto& each) { return nn::has_guard(each.tensor); })) {
+      std::ranges::any_of(parameters(), [](const auto& each) { return intercept::has_guard(each.tensor); })) {
     throw ArgumentError(
         "DistributedDataParallel: mixed_precision does not take parameters of parallelize_module(); use "
         "autocast, or convert the module before it");
   }
-  parts.delayed =
-      find_all(parameters_, options_.delay_all_reduce_named_params, "delay_all_reduce_named_params");
-  if (!parts.delayed.empty()) {
-    parts.trigger =
-        find_all(all, {options_.param_to_hook_all_reduce}, "param_to_hook_all_reduce").front().tensor;
-  } else if (parts.trained.empty()) {
+  if (!tensors_.delayed().empty()) {
+    tensors_.param_to_hook_all_reduce();
+  } else if (trained.empty()) {
     throw ArgumentError(
         "DistributedDataParallel: params_and_buffers_to_ignore leaves no parameter to reduce");
   }
-  return parts;
+  return trained;
 }
 
 std::vector<TrainedParameter> DdpState::look_at_module() {
-  parameters_ = without(distinct(module_.named_parameters()), options_.params_and_buffers_to_ignore);
-  buffers_ = without(distinct(module_.named_buffers()), options_.params_and_buffers_to_ignore);
-  untrained_ = without(parameters_, options_.delay_all_reduce_named_params);
-  auto trained = trained_parameters(module_, untrained_);
-  std::erase_if(untrained_, [](const NamedTensor& each) { return each.tensor.requires_grad(); });
+  auto trained = tensors_.look();
   if (std::ranges::any_of(trained, &TrainedParameter::sparse))
-    comm::refuse_with_python(comm::state_of(group_), "a sparse gradient", "use dense ones");
+    check({Feature::sparse_gradient}, Feature::python_ranks, group_);
   return trained;
 }
 
 // At construction.
 void DdpState::start_equal(const std::vector<TrainedParameter>& trained) const {
   const bool with_buffers = options_.broadcast_buffers || options_.forward_sync_buffers.has_value();
-  const auto sent = with_buffers || sync_buffers_ ? joined(parameters_, buffers_) : parameters_;
+  const auto sent =
+      with_buffers || buffers_.is_on() ? joined(parameters(), tensors_.buffers()) : parameters();
   const bool with_python = comm::state_of(group_).info().with_python;
   const bool syncs = options_.init_sync && group_.size() > 1;
   if (syncs && with_python) verify_with_python(group_, trained, where_);
-  if (group_.size() > 1 && !with_python) check_same_on_all_ranks(group_, text_of_module(), where_);
+  if (group_.size() > 1 && !with_python) modules::check_same_on_all_ranks(group_, tensors_.text(), where_);
   // All ranks throw: their modules are the same.
-  check_can_be_sent(group_, "DistributedDataParallel", sent, kOrIgnoreIt);
+  modules::check_can_be_sent(group_, "DistributedDataParallel", sent, kOrIgnoreIt);
   if (!syncs) return;
-  broadcast_from(group_, 0, with_buffers ? sent : parameters_, where_);
-  for (const auto& each : parameters_) optim::unmark_unaveraged(each.tensor);
+  modules::broadcast_from(group_, 0, with_buffers ? sent : parameters(), where_);
+  for (const auto& each : parameters()) optim::unmark_unaveraged(each.tensor);
 }
 
-ModuleText DdpState::text_of_module(const std::string& more) const {
-  const auto& ignored = options_.params_and_buffers_to_ignore;
-  auto text = text_of(without(distinct(module_.named_parameters()), ignored),
-                      without(distinct(module_.named_buffers()), ignored), options_);
-  text.lines += more;
-  return text;
-}
-
-void DdpState::make_reducer(std::vector<TrainedParameter> trained, const BucketLimits& limits,
-                            const bool& sync) {
+void DdpState::make_reducer(std::vector<TrainedParameter> trained, const bool& sync) {
   const auto& mixed = options_.mixed_precision;
-  if (mixed) precision_ = std::make_unique<PrecisionSwitch>(parameters_, buffers_, *mixed);
-  reducer_ = std::make_shared<Reducer>(
-      std::move(trained), group_,
-      ReducerOptions{
-          .limits = limits,
-          .gradient_as_bucket_view = options_.gradient_as_bucket_view,
-          .find_unused_parameters = options_.find_unused_parameters,
-          .static_graph = options_.static_graph,
-          .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
-          .batched_grad_copy = options_.batched_grad_copy,
-          .lazy_bucket_allocation = options_.lazy_bucket_allocation,
-          .optimizer_in_backward = options_.optimizer_in_backward,
-          .gradient_dtype = mixed ? mixed->param_dtype : std::nullopt,
-          .after_reduction = mixed ? std::function<void()>([this] { precision_->raise(); }) : nullptr,
-          .no_recovery = options_.optimizer_in_backward              ? "optimizer_in_backward"
-                         : comm::state_of(group_).info().with_python ? "Python ranks"
-                         : delayed_ == nullptr                       ? ""
-                                                                     : "delay_all_reduce_named_params",
-          .sync = &sync,
-          .where = where_});
-  watch_gradients();
+  if (mixed) precision_ = std::make_unique<PrecisionSwitch>(parameters(), tensors_.buffers(), *mixed);
+  ReducerOptions options{options_};
+  if (mixed) options.after_reduction = [this] { precision_->raise(); };
+  options.sync = &sync;
+  options.where = where_;
+  reducer_ = std::make_shared<Reducer>(std::move(trained), group_, std::move(options));
+  reducer_->watch_gradients(tensors_.undelayed());
   if (mixed) reducer_->register_comm_hook(reduce_in(mixed->reduce_dtype));
 }
 
-void DdpState::watch_gradients() {
-  reducer_->watch_gradients(without(parameters_, options_.delay_all_reduce_named_params));
+void DdpState::register_comm_hook(CommHook hook) {
+  check(features_, Feature::comm_hook, group_);
+  reducer_->register_comm_hook(std::move(hook));
 }
 
-bool DdpState::will_sync_buffers() const {
-  return sync_buffers_ && buffers_may_differ_ && !buffers_.empty() && group_.size() > 1;
+void DdpState::sync_buffers() {
+  if (buffers_.has_any()) buffers_.broadcast(0);
+}
+
+void DdpState::prepare_for_forward(bool sync, bool in_join) {
+  const bool reduces = sync && c10::GradMode::is_enabled();
+  if (reducer_) {
+    reducer_->end_listening();  // a forward that threw
+    if (!in_join) reducer_->write_trace_if_complete();
+    if (!reducer_->recover_if_failed() && reduces) reducer_->check_last_backward();
+  }
+  if (reduces) follow_changes(!in_join);
+}
+
+void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
+  follow_changes(false);  // so that ranks without any data follow, too
+  check({Feature::join}, Feature::python_ranks, group_);
+  check(features_, Feature::join, group_);
+  has_synced_layers_ = false;
+  synced_buffers_.clear();
+  for (const auto& layer : synced) {
+    const auto group = runtime::group_or_default(layer.group, "SyncBatchNorm");
+    if (!group || group->size() == 1) continue;
+    if (&comm::state_of(*group) != &comm::state_of(group_)) {
+      throw_error<ArgumentError>(
+          "DistributedDataParallel: join() does not support {}, a SyncBatchNorm with another process group: "
+          "ranks without data cannot follow its calls. Give both the same group",
+          layer.name);
+    }
+    has_synced_layers_ = true;
+    for (const auto& each : tensors_.buffers()) {
+      const auto is_this = [&](const at::Tensor& buffer) { return buffer.is_same(each.tensor); };
+      if (std::ranges::any_of(layer.buffers, is_this)) synced_buffers_.push_back(each);
+    }
+  }
 }
 
 // Collective. Returns the highest rank that is a candidate.
@@ -318,29 +162,6 @@ int DdpState::find_common_rank(bool candidate) const {
                        group_.rank(), group_.size());
   }
   return rank;
-}
-
-void DdpState::sync_buffers(bool in_join, bool has_data) {
-  if (will_sync_buffers()) broadcast_buffers(in_join ? find_common_rank(has_data) : 0);
-}
-
-void DdpState::broadcast_buffers(int source) {
-  // Not counted as changes in place: a second forward before backward is fine, because backward of a training
-  // BatchNorm does not read its buffers. PyTorch: `_unsafe_preserve_version_counter`.
-  std::vector<std::pair<c10::VariableVersion, std::uint32_t>> versions;
-  for (const auto& [name, tensor] : buffers_) {
-    if (tensor.is_inference()) continue;
-    const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();  // shared with the tensor
-    versions.emplace_back(counter, counter.current_version());
-  }
-  const auto restore = c10::make_scope_exit([&versions] {
-    for (auto& [counter, version] : versions) counter.set_version(version);
-  });
-  broadcast_from(group_, source, buffers_, where_);
-}
-
-void DdpState::sync_buffers() {
-  if (sync_buffers_ && !buffers_.empty() && group_.size() > 1) broadcast_buffers(0);
 }
 
 // Collective. Throws DesyncError on all ranks if those without data cannot follow.
@@ -365,48 +186,14 @@ DdpState::Iteration DdpState::agree_on_iteration(bool has_data, bool reduces) co
   return {.reduces = any(kReduces), .announces = any(kHasNoData) && any(kHasSyncedLayers)};
 }
 
-void DdpState::prepare_for_forward(bool sync, bool in_join) {
-  const bool reduces = sync && c10::GradMode::is_enabled();
-  if (reducer_) {
-    reducer_->end_listening();  // a forward that threw
-    if (!in_join) reducer_->write_trace_if_complete();
-    if (!reducer_->recover_if_failed() && reduces) reducer_->check_last_backward();
-  }
-  if (reduces) follow_changes(!in_join);
-}
-
-void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
-  follow_changes(false);  // so that ranks without any data follow, too
-  const auto refuse = [](bool set, const char* name) {
-    if (set) throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
-  };
-  comm::refuse_with_python(comm::state_of(group_), "join()", "give all ranks the same number of batches");
-  refuse(delayed_ != nullptr, "delay_all_reduce_named_params");
-  refuse(skips_found_unused_, "skip_all_reduce_unused_params with find_unused_parameters");
-  has_synced_layers_ = false;
-  synced_buffers_.clear();
-  for (const auto& layer : synced) {
-    const auto group = runtime::group_or_default(layer.group, "SyncBatchNorm");
-    if (!group || group->size() == 1) continue;
-    if (&comm::state_of(*group) != &comm::state_of(group_)) {
-      throw_error<ArgumentError>(
-          "DistributedDataParallel: join() does not support {}, a SyncBatchNorm with another process group: "
-          "ranks without data cannot follow its calls. Give both the same group",
-          layer.name);
-    }
-    has_synced_layers_ = true;
-    for (const auto& each : buffers_) {
-      const auto is_this = [&](const at::Tensor& buffer) { return buffer.is_same(each.tensor); };
-      if (std::ranges::any_of(layer.buffers, is_this)) synced_buffers_.push_back(each);
-    }
-  }
-}
-
 void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
   const bool training = c10::GradMode::is_enabled();
-  if (delayed_) refuse_in_graph("DistributedDataParallel with delay_all_reduce_named_params", "leave it out");
+  if (graph_phase() != GraphPhase::none) {
+    check(features_, Feature::graphed_step, group_);
+    if (in_join) check({Feature::join}, Feature::graphed_step, group_);
+  }
   if (reducer_) begin_forward(training, sync, in_join);
-  sync_buffers(in_join.has_value(), true);
+  if (buffers_.is_due()) buffers_.broadcast(in_join ? find_common_rank(true) : 0);
   if (in_join && agree_on_iteration(true, training && sync && has_trained_).announces) {
     comm::begin_announcing(group_, device_);
   }
@@ -414,7 +201,7 @@ void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
 }
 
 void DdpState::begin_forward(bool training, bool sync, const std::optional<Joined>& in_join) {
-  reducer_->enter_graph(in_join.has_value());
+  reducer_->enter_graph();
   reducer_->clock().begin_forward();
   if (training && sync) {
     reducer_->begin_listening();
@@ -433,7 +220,7 @@ void DdpState::begin_forward(bool training, bool sync, const std::optional<Joine
 void DdpState::after_forward(bool sync, const std::vector<at::Tensor>& outputs) {
   const bool training = c10::GradMode::is_enabled();
   if (precision_ && !training) precision_->raise();
-  buffers_may_differ_ = training && sync;
+  buffers_.set_may_differ(training && sync);
   if (delayed_ && training) delayed_->prepare(sync);
   if (!reducer_) return;
   reducer_->end_listening();
@@ -443,9 +230,9 @@ void DdpState::after_forward(bool sync, const std::vector<at::Tensor>& outputs) 
 
 void DdpState::shadow_iteration() {
   if (reducer_) reducer_->rebuild_buckets_if_due();
-  sync_buffers(true, false);
+  if (buffers_.is_due()) buffers_.broadcast(find_common_rank(false));
   const auto iteration = agree_on_iteration(false, false);
-  buffers_may_differ_ = iteration.reduces;
+  buffers_.set_may_differ(iteration.reduces);
   if (!reducer_) return;
   if (iteration.announces) {
     reducer_->shadow_announced_calls();
@@ -456,8 +243,59 @@ void DdpState::shadow_iteration() {
 
 void DdpState::finish_join(bool is_last_joiner) {
   const int source = find_common_rank(is_last_joiner);
-  broadcast_from(group_, source, joined(parameters_, sync_buffers_ ? buffers_ : synced_buffers_), where_);
-  for (const auto& each : parameters_) optim::unmark_unaveraged(each.tensor);
+  const auto& buffers = buffers_.is_on() ? tensors_.buffers() : synced_buffers_;
+  modules::broadcast_from(group_, source, joined(parameters(), buffers), where_);
+  for (const auto& each : parameters()) optim::unmark_unaveraged(each.tensor);
+}
+
+// `in_step`: a forward of all ranks that have not changed follows, with its backward.
+void DdpState::follow_changes(bool in_step) {
+  if (changes_.are_none(has_own_types())) return;
+  if (precision_) precision_->raise();
+  const auto converted = reducer_ && !precision_ ? reducer_->parameter_without_hook() : std::nullopt;
+  const auto changes = changes_.find(has_own_types(), converted);
+  if (!changes.empty()) {
+    changes_.agree_on(changes, {.reducer = reducer_.get(), .follows = in_step, .reduces = has_trained_});
+    changes_.check_can_follow(changes, reducer_.get());
+    begin_anew(std::ranges::any_of(changes, &modules::ModuleChange::is_conversion));
+  }
+  watch_module();
+}
+
+// Mixed precision converts the parameters itself, with other nodes.
+void DdpState::watch_module() {
+  changes_.watch(reducer_ && !precision_ ? reducer_->accumulators() : modules::ModuleWatch::Accumulators());
+}
+
+void DdpState::begin_anew(bool converted) {
+  auto trained = look_at_module();
+  buffers_.set_may_differ(true);
+  modules::check_can_be_sent(group_, "DistributedDataParallel",
+                             buffers_.is_on() ? joined(parameters(), tensors_.buffers()) : parameters(),
+                             kOrIgnoreIt);
+  converted_ = converted_ || converted;
+  if (reducer_) {
+    reducer_->average_leaving(trained);
+    reducer_->watch_gradients(tensors_.undelayed());
+  }
+  has_trained_ = !trained.empty();
+  if (!has_trained_) return;
+  device_ = common_device(parameters());
+  if (precision_)
+    precision_ =
+        std::make_unique<PrecisionSwitch>(parameters(), tensors_.buffers(), *options_.mixed_precision);
+  const bool has_hooks = precision_ || !reducer_->parameter_without_hook();
+  if (!std::exchange(converted_, false) && has_hooks && reducer_->has_same(trained)) return;
+  reducer_->rebuild(std::move(trained));
+}
+
+bool DdpState::has_averaged_gradients() const {
+  const auto is_averaged = [](const modules::NamedTensor& each) {
+    return !each.tensor.requires_grad() || !each.tensor.grad().defined();
+  };
+  // Unfrozen since the reducer was built.
+  if (!std::ranges::all_of(tensors_.untrained(), is_averaged) || changes_.has_new_parameters()) return false;
+  return !reducer_ || reducer_->has_averaged_gradients();
 }
 
 }  // namespace lockstep::ddp

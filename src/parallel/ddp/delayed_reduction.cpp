@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "ddp/delayed_reduction.h"
+
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
@@ -9,11 +11,9 @@
 
 #include <lockstep/base/error.h>
 
-#include "ddp/ddp_state.h"
-
 namespace lockstep::ddp {
 
-DelayedReduction::DelayedReduction(std::vector<NamedTensor> parameters, const at::Tensor& trigger,
+DelayedReduction::DelayedReduction(std::vector<modules::NamedTensor> parameters, const at::Tensor& trigger,
                                    ProcessGroup group, std::source_location where)
     : parameters_(std::move(parameters)), trigger_(trigger), group_(std::move(group)), where_(where) {
   std::int64_t numel = 0;
@@ -42,7 +42,7 @@ void DelayedReduction::prepare(bool sync) {
   sync_ = sync;
   const c10::NoGradGuard no_grad;
   const bool all_dropped = std::ranges::none_of(
-      parameters_, [](const NamedTensor& each) { return each.tensor.mutable_grad().defined(); });
+      parameters_, [](const modules::NamedTensor& each) { return each.tensor.mutable_grad().defined(); });
   if (all_dropped) flat_.zero_();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     auto& gradient = parameters_[i].tensor.mutable_grad();

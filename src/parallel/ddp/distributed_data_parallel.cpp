@@ -6,10 +6,9 @@
 #include <lockstep/ddp/distributed_data_parallel.h>
 
 #include "base/throw_error.h"
-#include "comm/group_state.h"
 #include "ddp/autograd_hooks.h"
 #include "ddp/ddp_state.h"
-#include "ddp/module_sync.h"
+#include "modules/agreement.h"
 #include "nn/synced_batch_norm.h"
 #include "runtime/run.h"
 
@@ -21,7 +20,7 @@ const torch::nn::Module& moved_to_device(const std::shared_ptr<torch::nn::Module
                                          std::source_location where) {
   const auto group = runtime::group_or_default(options.process_group, "DistributedDataParallel");
   const auto ranks = group ? std::vector{*group} : std::vector<ProcessGroup>{};
-  ddp::tell_on_failure(ranks, "DistributedDataParallel", where, [&] {
+  modules::tell_on_failure(ranks, "DistributedDataParallel", where, [&] {
     if (!module)
       throw ArgumentError("DistributedDataParallel: the module is empty (a null holder or pointer)");
     if (options.device) module->to(*options.device);
@@ -91,7 +90,7 @@ void DistributedDataParallelModule::register_comm_hook(CommHook hook) {
   if (!state_->has_reducer()) {
     throw ArgumentError("DistributedDataParallel: all parameters are delayed, so there is no bucket to hook");
   }
-  state_->reducer().register_comm_hook(std::move(hook));
+  state_->register_comm_hook(std::move(hook));
 }
 
 bool DistributedDataParallelModule::has_averaged_gradients() const {
@@ -114,7 +113,7 @@ void DistributedDataParallelModule::trace(const std::string& path, int steps) {
   if (!state_->has_reducer()) {
     throw ArgumentError("trace: all parameters are delayed, so there are no buckets to trace");
   }
-  comm::refuse_with_python(comm::state_of(process_group()), "trace()", "profile the Python ranks");
+  ddp::check({ddp::Feature::trace}, ddp::Feature::python_ranks, process_group());
   state_->reducer().trace().begin(path, steps);
 }
 

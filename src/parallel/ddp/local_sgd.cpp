@@ -9,7 +9,8 @@
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
-#include "ddp/module_sync.h"
+#include "modules/agreement.h"
+#include "modules/broadcast.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -59,14 +60,14 @@ void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters,
                                     std::source_location where) const {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> averaged;
-  std::vector<nn::NamedTensor> sent;
+  std::vector<modules::NamedTensor> sent;
   std::string lines;
   for (const auto& parameter : parameters) {
     const bool has_gradient = parameter.grad().defined();
-    lines +=
-        fmt::format("{}, {} gradient\n",
-                    ddp::describe("parameter", {std::to_string(&parameter - parameters.data()), parameter}),
-                    has_gradient ? "with a" : "without a");
+    lines += fmt::format(
+        "{}, {} gradient\n",
+        modules::describe("parameter", {std::to_string(&parameter - parameters.data()), parameter}),
+        has_gradient ? "with a" : "without a");
     if (!has_gradient) continue;
     averaged.push_back(parameter);
     sent.push_back(
@@ -74,7 +75,7 @@ void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters,
   }
   // Python ranks make one call only.
   if (!comm::state_of(group_).info().with_python) {
-    ddp::check_same_on_all_ranks(
+    modules::check_same_on_all_ranks(
         group_,
         {.user = "PeriodicModelAverager",
          .lines = lines,
@@ -82,11 +83,11 @@ void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters,
         where);
   }
   if (averaged.empty()) return;
-  ddp::check_can_be_sent(group_, "PeriodicModelAverager", sent);
-  const auto flat = ddp::flattened(averaged);
+  modules::check_can_be_sent(group_, "PeriodicModelAverager", sent);
+  const auto flat = modules::flattened(averaged);
   flat.div_(group_.size());
   group_.all_reduce(flat, ReduceOp::SUM, where);
-  ddp::unflatten_into(averaged, flat);
+  modules::unflatten_into(averaged, flat);
 }
 
 void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters,

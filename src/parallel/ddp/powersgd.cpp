@@ -16,7 +16,7 @@
 #include <lockstep/ddp/comm_hooks.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
+#include "modules/broadcast.h"
 
 namespace lockstep {
 namespace {
@@ -138,8 +138,8 @@ Step PowerSGD::State::begin(GradBucket& bucket) {
       step.uncompressed.push_back(gradient);
     }
   }
-  step.uncompressed_row =
-      step.uncompressed.empty() ? at::empty({0}, step.input.options()) : ddp::flattened(step.uncompressed);
+  step.uncompressed_row = step.uncompressed.empty() ? at::empty({0}, step.input.options())
+                                                    : modules::flattened(step.uncompressed);
   make_factors(step, matrices);
   return step;
 }
@@ -195,7 +195,7 @@ void PowerSGD::State::fill_q(Step& step, bool randomly) {
 
 BucketWork PowerSGD::State::send_p(const std::shared_ptr<Step>& step, const ProcessGroup& group) {
   step->uncompressed_row.div_(group.size());
-  ddp::unflatten_into(step->uncompressed, step->uncompressed_row);
+  modules::unflatten_into(step->uncompressed, step->uncompressed_row);
   return {group.all_reduce_async(step->p_row), [this, step, group] { return send_q(step, group); }};
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <c10/core/GradMode.h>
+#include "ddp/precision_switch.h"
 
-#include "ddp/ddp_state.h"
+#include <c10/core/GradMode.h>
 
 namespace lockstep::ddp {
 
-PrecisionSwitch::PrecisionSwitch(const std::vector<nn::NamedTensor>& parameters,
-                                 const std::vector<nn::NamedTensor>& buffers, const MixedPrecision& options)
+PrecisionSwitch::PrecisionSwitch(const std::vector<modules::NamedTensor>& parameters,
+                                 const std::vector<modules::NamedTensor>& buffers,
+                                 const MixedPrecision& options)
     : options_(options) {
   if (options_.param_dtype) {
     for (const auto& each : parameters) {

@@ -6,18 +6,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
-#include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
-#include "ddp/module_sync.h"
 
 namespace lockstep::ddp {
 namespace {
-
-constexpr std::size_t kFlatBytes = std::size_t{250} * 1024 * 1024;
 
 template <typename Integer>
 std::vector<Integer> values_in(const at::Tensor& tensor) {
@@ -37,8 +32,7 @@ void verify_count(const ProcessGroup& group, std::size_t count, c10::Device devi
     if (other == values_in<std::int64_t>(own).front()) continue;
     throw_error<DesyncError>(
         "{}: DistributedDataParallel: the ranks' modules differ: this rank trains {} parameters, rank {} {}. "
-        "Build "
-        "the same module on every rank",
+        "Build the same module on every rank",
         comm::state_of(group).whoami(), count, rank, other);
   }
 }
@@ -72,25 +66,8 @@ void verify_with_python(const ProcessGroup& group, const std::vector<TrainedPara
     if (layout == expected) continue;
     throw_error<DesyncError>(
         "{}: DistributedDataParallel: the ranks' modules differ: sizes and strides of {} are {} on rank 0 "
-        "and {} "
-        "here. Build the same module on every rank",
+        "and {} here. Build the same module on every rank",
         comm::state_of(group).whoami(), parameter.name, expected, layout);
-  }
-}
-
-void broadcast_with_python(const ProcessGroup& group, int source, const std::vector<nn::NamedTensor>& tensors,
-                           std::source_location where) {
-  const c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> all;
-  for (const auto& item : tensors) all.push_back(item.tensor.detach());
-  if (all.empty()) return;
-  const auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(all, {kFlatBytes}));
-  for (const auto& bucket : buckets) {
-    std::vector<at::Tensor> together;
-    for (const auto index : bucket) together.push_back(all[index]);
-    const auto flat = flattened(together);
-    group.broadcast(flat, source, where);
-    if (group.rank() != source) unflatten_into(together, flat);
   }
 }
 

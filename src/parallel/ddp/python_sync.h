@@ -7,7 +7,6 @@
 #include <lockstep/comm/process_group.h>
 
 #include "ddp/bucket.h"
-#include "nn/named_tensors.h"
 
 namespace lockstep::ddp {
 
@@ -18,10 +17,6 @@ namespace lockstep::ddp {
 // rank 0's. PyTorch: `_verify_param_shape_across_processes`.
 void verify_with_python(const ProcessGroup& group, const std::vector<TrainedParameter>& parameters,
                         std::source_location where);
-
-// Makes the tensors equal to those of rank `source`. PyTorch: `_broadcast_coalesced`.
-void broadcast_with_python(const ProcessGroup& group, int source, const std::vector<nn::NamedTensor>& tensors,
-                           std::source_location where);
 
 // The plan of rank 0. PyTorch: `Reducer::sync_bucket_indices`.
 BucketPlan plan_of_rank_0(const ProcessGroup& group, const BucketPlan& own, c10::Device device,

@@ -4,49 +4,42 @@
 #include <algorithm>
 #include <array>
 
-#include <ATen/ops/isnan.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include "base/throw_error.h"
-#include "comm/announced_calls.h"
+#include "device/libtorch_versions.h"
 #include "graphs/graph_phase.h"
-#include "optim/unaveraged.h"
+#include "intercept/nested_backward.h"
 
 namespace lockstep::ddp {
 
 Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, ReducerOptions options)
-    : parameters_(std::move(parameters)),
-      group_(std::move(group)),
+    : group_(std::move(group)),
       options_(std::move(options)),
-      locations_(parameters_.size()),
-      used_(parameters_.size(), parameters_.front().tensor.device()),
-      abort_(group_),
-      arrived_last_(static_cast<std::size_t>(group_.size()), 0) {
-  forget_steps();
-  if (options_.optimizer_in_backward) {
-    for (const auto& parameter : parameters_) {
-      optimizers_.push_back(options_.optimizer_in_backward({parameter.tensor}));
-    }
-  }
+      arrived_last_(static_cast<std::size_t>(group_.size()), 0),
+      buckets_(std::move(parameters), group_, options_),
+      calls_(buckets_, group_, options_),
+      failed_(calls_),
+      shadow_(calls_, failed_),
+      history_(buckets_, group_, options_),
+      local_(buckets_, group_, options_, [this](auto function) {
+        torch::autograd::Engine::get_default_engine().queue_callback([this, function] {
+          const std::lock_guard lock(mutex_);
+          (local_.*function)();
+          note_claim();
+        });
+      }) {
   renew_hooks();
-  set_buckets(first_plan());
-}
-
-void Reducer::forget_steps() {
-  step_ = {};
-  claim_ = Claim::none;
-  step_.ready.resize(parameters_.size());
-  step_.is_local.resize(parameters_.size());
-  learned_ = {};
-  learned_.hook_counts.resize(parameters_.size());
-  if (options_.static_graph) learned_.graph = Learned::Graph::first_step;
-  dtypes_.clear();
-  for (const auto& parameter : parameters_) dtypes_.push_back(parameter.tensor.scalar_type());
+  buckets_.lay_out();
 }
 
 void Reducer::enter(Phase next) {
-  using enum Step::Phase;
+  using enum Phase;
+  constexpr std::array kNames{"idle",       "forward",   "awaiting", "backward",
+                              "incomplete", "finishing", "aborted"};
   constexpr auto phases = [](auto... all) { return ((1U << static_cast<unsigned>(all)) | ...); };
   constexpr std::array kNext{
       phases(forward, awaiting),                      // after idle
@@ -58,8 +51,8 @@ void Reducer::enter(Phase next) {
       phases(idle),                                   // after aborted
   };
   if ((kNext[static_cast<std::size_t>(step_.phase)] & phases(next)) == 0) {
-    throw_error<Error>("{}: internal error: phase {} cannot follow phase {}", whoami(),
-                       static_cast<int>(next), static_cast<int>(step_.phase));
+    throw_error<Error>("{}: internal error: phase {} cannot follow phase {}", ddp_on_rank(group_),
+                       kNames[static_cast<std::size_t>(next)], kNames[static_cast<std::size_t>(step_.phase)]);
   }
   step_.phase = next;
   note_claim();
@@ -67,41 +60,23 @@ void Reducer::enter(Phase next) {
 
 void Reducer::note_claim() {
   const bool reduces = !in(Phase::idle) && (!in(Phase::forward) || step_.before_forward == Phase::awaiting);
-  const bool is_meant = step_.local_forwards > 0 || step_.in_local_backward;
-  claim_ = reduces ? Claim::reduced : is_meant ? Claim::local : Claim::none;
-}
-
-std::string Reducer::whoami() const {
-  return fmt::format("rank {} of {}: DistributedDataParallel", group_.rank(), group_.size());
+  claim_ = reduces ? Claim::reduced : local_.are_expected() ? Claim::local : Claim::none;
 }
 
 // The host's part of a step runs only while a GraphedStep captures it.
-void Reducer::enter_graph(bool in_join) {
+void Reducer::enter_graph() {
   const auto phase = graph_phase();
   if (phase == GraphPhase::none) return;
-  const auto refuse = [](bool set, const char* what, const char* remedy) {
-    if (set) refuse_in_graph(fmt::format("DistributedDataParallel with {}", what), remedy);
-  };
-  refuse(finds_unused(), "find_unused_parameters",
-         "the host asks in every step which parameters were used; static_graph asks in the first only");
-  refuse(options_.lazy_bucket_allocation, "lazy_bucket_allocation",
-         "a graph needs the same memory in every step; leave the option out");
-  refuse(!optimizers_.empty(), "optimizer_in_backward",
-         "the order of steps depends on the speed of reductions; step after backward");
-  refuse(options_.gradient_dtype.has_value() || options_.after_reduction, "mixed_precision",
-         "parameters change their memory in every step; use Autocast");
-  refuse(in_join, "join()",
-         "the host asks in every step which ranks have data; give all ranks the same number of batches");
-  refuse(phase == GraphPhase::capture && learned_.order == Learned::Order::known,
-         "buckets that are rebuilt in this step", "raise warmup");
+  if (phase == GraphPhase::capture && history_.is_rebuild_due())
+    refuse_in_graph("DistributedDataParallel with buckets that are rebuilt in this step", "raise warmup");
   if (phase != GraphPhase::warm_up) return;
   // The hooks' nodes run on the stream on which they were made. It must be the captured one, which the
   // warm-up already uses.
-  const auto device = parameters_.front().tensor.device();
+  const auto device = buckets_.device();
   const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   if (hooks_stream_ == stream) return;
   renew_hooks();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+  for (std::size_t i = 0; i < parameters().size(); ++i) {
     if (hooks_->node(i) == nullptr) continue;
     const auto made_on = hooks_->node(i)->stream();
     if (!made_on || *made_on == stream) continue;
@@ -109,7 +84,7 @@ void Reducer::enter_graph(bool in_join) {
         "{}: a tensor of an earlier forward is alive, such as a loss or an output, and keeps the node that "
         "accumulates the gradient of {} on a stream that GraphedStep does not capture: drop it before the "
         "first call of the step",
-        whoami(), parameters_[i].name);
+        ddp_on_rank(group_), parameters()[i].name);
   }
   hooks_stream_ = stream;
 }
@@ -117,46 +92,51 @@ void Reducer::enter_graph(bool in_join) {
 void Reducer::renew_hooks() {
   hooks_.reset();  // first: a tensor keeps the node of its gradient while anything holds it
   hooks_ = std::make_unique<GradientHooks>(
-      parameters_, [this](std::size_t parameter) { on_gradient_ready(parameter); },
+      parameters(), [this](std::size_t parameter) { on_gradient_ready(parameter); },
       [this] {
         const bool is_local = options_.sync != nullptr && !*options_.sync;
         return is_local ? std::max(claim_.load(), Claim::local) : claim_.load();
       });
 }
 
+void Reducer::watch_gradients(std::vector<modules::NamedTensor> parameters) {
+  const std::lock_guard lock(mutex_);
+  unhooked_.reset();
+  watched_ = std::move(parameters);
+  unhooked_ = std::make_unique<UnhookedGradients>(watched_, [this](std::size_t parameter) {
+    const std::lock_guard lock_in_backward(mutex_);
+    local_.add_unhooked(watched_[parameter]);
+  });
+}
+
 bool Reducer::has_averaged_gradients() const {
   const std::lock_guard lock(mutex_);
-  if (!in(Phase::idle) && !in(Phase::forward) && !in(Phase::awaiting)) return false;
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (step_.is_local[i] && parameters_[i].tensor.grad().defined()) return false;
-  return true;
+  return (in(Phase::idle) || in(Phase::forward) || in(Phase::awaiting)) && !local_.exist();
 }
 
 void Reducer::register_comm_hook(CommHook hook) {
   const std::lock_guard lock(mutex_);
-  if (hook_) throw ArgumentError(whoami() + ": a communication hook is registered already");
-  if (!hook) throw ArgumentError(whoami() + ": the communication hook is empty");
-  if (!optimizers_.empty()) {
-    throw ArgumentError(whoami() + ": optimizer_in_backward allows no communication hook");
-  }
+  if (calls_.hook())
+    throw ArgumentError(ddp_on_rank(group_) + ": a communication hook is registered already");
+  if (!hook) throw ArgumentError(ddp_on_rank(group_) + ": the communication hook is empty");
   if (!in(Phase::idle) && !in(Phase::forward)) {
-    throw ArgumentError(whoami() + ": register the communication hook before the first forward");
+    throw ArgumentError(ddp_on_rank(group_) + ": register the communication hook before the first forward");
   }
-  const bool had_no_buckets = has_nothing_to_reduce();
-  hook_ = std::move(hook);
-  if (had_no_buckets) set_buckets(first_plan());
+  calls_.set_hook(std::move(hook));
+  const bool had_no_buckets = buckets_.has_nothing_to_reduce();
+  buckets_.leave_division_to_hook();
+  if (had_no_buckets) buckets_.lay_out();
 }
 
 void Reducer::begin_local_forward() {
   const std::lock_guard lock(mutex_);
-  ++step_.local_forwards;
-  step_.in_local_backward = false;
+  local_.begin_local_forward();
   note_claim();
 }
 
 void Reducer::begin_forward() {
   const std::lock_guard lock(mutex_);
-  step_.local_forwards = 0;
+  local_.begin_reduced_forward();
   step_.before_forward = step_.phase;
   enter(Phase::forward);
 }
@@ -166,15 +146,9 @@ void Reducer::expect_backward(const std::vector<at::Tensor>& outputs) {
   enter(Phase::awaiting);
   step_.hook_calls = 0;
   step_.ready_count = 0;
-  step_.ready.assign(parameters_.size(), false);
-  if (learned_.order == Learned::Order::unknown) learned_.ready_order.clear();
-  if (in_first_static_step()) {
-    learned_.hook_counts.assign(parameters_.size(), 0);
-  } else {
-    step_.hooks_left = learned_.hook_counts;
-  }
-  if (finds_unused()) learned_.unused = find_unreachable(outputs, *hooks_);
-  begin_buckets();
+  step_.ready.assign(parameters().size(), false);
+  history_.begin_backward(outputs, *hooks_);
+  calls_.begin(history_.unused());
 }
 
 void Reducer::on_backward_begin() {
@@ -185,48 +159,30 @@ void Reducer::on_backward_begin() {
 void Reducer::begin_backward() {
   if (!in(Phase::awaiting) && !in(Phase::incomplete)) return;
   enter(Phase::backward);
-  in_outer_backward([this] {
-    note_wrapped_backward();
+  intercept::in_outer_backward([this] {
+    intercept::note_wrapped_backward();
     torch::autograd::Engine::get_default_engine().queue_callback([this] { on_backward_end(); });
   });
 }
 
 void Reducer::on_gradient_ready(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
-  if ((finds_unused() || in_first_static_step()) && parameters_[parameter].tensor.mutable_grad().defined()) {
-    used_.mark(parameter);
+  if ((options_.finds_unused() || in_first_static_step()) &&
+      parameters()[parameter].tensor.mutable_grad().defined()) {
+    calls_.used().mark(parameter);
   }
   // The new forward has thrown, and this backward belongs to the one before.
   if (in(Phase::forward) && step_.before_forward == Phase::awaiting) enter(Phase::awaiting);
   if (in(Phase::idle) || in(Phase::forward)) {
-    take_local_gradient(parameter);
+    local_.add(parameter, hooks_->claim_of_others(parameter));
     return;
   }
   begin_backward();
-  const bool is_first = step_.hook_calls++ == 0;
-  if (in_first_static_step()) {
-    ++learned_.hook_counts[parameter];
-    return;
-  }
-  if (is_first) {
-    for (const auto unused : learned_.unused) mark_ready(unused);
-  }
-  if (options_.static_graph) {
-    count_hook_call(parameter);
-    if (step_.hooks_left[parameter] > 0) return;
-  }
-  if (learns_order()) learned_.ready_order.push_back(static_cast<std::int64_t>(parameter));
+  if (step_.hook_calls++ == 0 && !in_first_static_step())
+    for (const auto unused : history_.unused()) mark_ready(unused);
+  if (!history_.note_hook_call(parameter)) return;
+  history_.note_gradient(parameter);
   mark_ready(parameter);
-}
-
-void Reducer::count_hook_call(std::size_t parameter) {
-  if (step_.hooks_left[parameter] == 0) {
-    throw_error<Error>(
-        "{}: the graph has changed: {} is used more often than in the first backward, which static_graph "
-        "forbids; use find_unused_parameters instead",
-        whoami(), parameters_[parameter].name);
-  }
-  --step_.hooks_left[parameter];
 }
 
 void Reducer::check_first_gradient(std::size_t parameter) const {
@@ -236,8 +192,8 @@ void Reducer::check_first_gradient(std::size_t parameter) const {
       "was called twice on parts of one forward: sum the losses and call it once; or a module's parameters "
       "are used by several re-entrant backward passes (checkpoint): set static_graph if the graph is always "
       "the same{}",
-      whoami(), parameters_[parameter].name,
-      finds_unused()
+      ddp_on_rank(group_), parameters()[parameter].name,
+      options_.finds_unused()
           ? "; or forward() returned its tensors in a type that hides them: see lockstep::TensorVisitor"
           : "");
 }
@@ -246,73 +202,7 @@ void Reducer::mark_ready(std::size_t parameter) {
   check_first_gradient(parameter);
   step_.ready[parameter] = true;
   ++step_.ready_count;
-  if (buckets_.empty()) {
-    if (!optimizers_.empty()) step_in_backward(parameter);
-    return;
-  }
-  const auto location = locations_[parameter];
-  auto& bucket = buckets_[location.bucket];
-  copy_to_bucket(bucket, bucket.slots[location.slot]);
-  if (--bucket.pending == 0) start_full_buckets();
-}
-
-void Reducer::step_in_backward(std::size_t parameter) {
-  auto& gradient = parameters_[parameter].tensor.mutable_grad();
-  if (!gradient.defined()) return;
-  optimizers_[parameter]->step();
-  gradient.reset();
-}
-
-int Reducer::divisor() {
-  if (step_.divisor == 0) step_.divisor = divisor_source_ ? divisor_source_() : group_.size();
-  return step_.divisor;
-}
-
-BucketWork Reducer::start_reduction(std::size_t index, const at::Tensor& buffer) {
-  auto& bucket = buckets_[index];
-  bucket.launched = clock_.launch();
-  comm::announce(group_, {.kind = comm::Announcement::Kind::bucket, .count = std::int64_t(index)});
-  bucket.event = comm::ProfilerEvent([&] { return description(bucket); });
-  if (hook_) {
-    std::vector<GradBucket::Parameter> parameters;
-    for (const auto& slot : bucket.slots) {
-      const auto& parameter = parameters_[slot.parameter];
-      parameters.push_back({parameter.name, parameter.tensor, slot.offset});
-    }
-    const bool is_last = std::all_of(buckets_.begin() + static_cast<std::ptrdiff_t>(index) + 1,
-                                     buckets_.end(), [](const Bucket& later) { return later.skipped; });
-    GradBucket seen(index, is_last, buffer, std::move(parameters), group_);
-    return hook_(seen);
-  }
-  if (bucket.sparse) return sum_sparse(buffer, group_, options_.where);
-  return {group_.all_reduce_async(buffer, ReduceOp::SUM, options_.where), buffer};
-}
-
-void Reducer::start_full_buckets() {
-  auto& next = step_.next_bucket;
-  for (; next < buckets_.size() && buckets_[next].pending == 0; ++next) {
-    auto& bucket = buckets_[next];
-    if (bucket.skipped) continue;
-    if (options_.batched_grad_copy) copy_all_to_bucket(bucket);
-    bucket.work = start_reduction(next, bucket.flat);
-  }
-  if (finds_unused()) {
-    if (next == buckets_.size()) used_.reduce(group_, options_.where);
-  } else if (!optimizers_.empty()) {
-    finish_completed_buckets();
-  }
-}
-
-// So that optimizer_in_backward frees gradients early.
-void Reducer::finish_completed_buckets() {
-  for (std::size_t b = 0; b < step_.next_bucket; ++b) {
-    auto& bucket = buckets_[b];
-    if (bucket.finished || bucket.sparse || !bucket.work.is_ready()) continue;
-    bucket.work.wait();
-    bucket.event.end();
-    trace_bucket(bucket);
-    finish(bucket);
-  }
+  if (buckets_.copy_in(parameter)) calls_.start_full();
 }
 
 void Reducer::on_backward_end() {
@@ -324,7 +214,7 @@ void Reducer::on_backward_end() {
   }
   if (in_first_static_step()) {
     reduce_first_static_step();
-  } else if (step_.ready_count < parameters_.size()) {
+  } else if (step_.ready_count < parameters().size()) {
     enter(Phase::incomplete);  // the next forward throws, as in PyTorch
     return;
   }
@@ -333,54 +223,18 @@ void Reducer::on_backward_end() {
 
 // Only the end of the first backward of a static graph shows how often each parameter's hook is called.
 void Reducer::reduce_first_static_step() {
-  if (!buckets_.empty()) used_.reduce(group_, options_.where);
-  learned_.unused.clear();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (learned_.hook_counts[i] == 0) learned_.unused.push_back(i);
-  }
-  for (std::size_t i = 0; i < parameters_.size(); ++i) mark_ready(i);
-}
-
-bool Reducer::was_used(std::size_t parameter) {
-  return !(finds_unused() || options_.static_graph) || used_.used_anywhere(parameter);
-}
-
-bool Reducer::wait_for_reductions(Results results) {
-  comm::announce(group_, {.kind = comm::Announcement::Kind::end_of_reductions});
-  RECORD_USER_SCOPE("waiting for reductions");
-  const auto announcing = announcing_bucket();
-  bool announced = false;
-  for (bool more = true; more;) {
-    more = false;
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      auto& bucket = buckets_[b];
-      if (bucket.finished) continue;
-      bucket.work.advance();
-      if (!bucket.work.is_done()) {
-        more = true;
-        continue;
-      }
-      bucket.event.end();
-      if (announcing == b) announced = at::isnan(bucket.work.wait().narrow(0, 0, 1)).item<bool>();
-      if (results == Results::discard) {
-        bucket.finished = true;
-        continue;
-      }
-      trace_bucket(bucket);
-      finish(bucket);
-    }
-  }
-  return announced;
+  if (!buckets_.all().empty()) calls_.reduce_used();
+  history_.find_unused();
+  for (std::size_t i = 0; i < parameters().size(); ++i) mark_ready(i);
 }
 
 void Reducer::finish_backward() {
   const auto listening = abort_.listen();
   enter(Phase::finishing);
-  clock_.end_gradients();
-  const bool announced = wait_for_reductions(Results::deliver);
-  if (finds_unused() && !buckets_.empty()) used_.clear();
+  clock().end_gradients();
+  const bool may_have_failed = calls_.wait(StepCalls::Results::deliver, failed_.reporting_bucket());
   abort_.throw_if_aborted();
-  if (announced) {
+  if (may_have_failed) {
     const auto reasons = abort_.exchange_reasons("");
     if (!reasons.empty()) enter(Phase::aborted);
     abort_.throw_if_any(reasons);
@@ -391,46 +245,149 @@ void Reducer::finish_backward() {
 void Reducer::end_step() {
   abort_.end_step();
   if (options_.after_reduction) options_.after_reduction();
-  clock_.end_step();
-  if (trace_.is_on()) {
-    using Lane = StepTrace::Lane;
-    trace_.add(Lane::compute, "forward", clock_.forward_begin(), clock_.forward_end());
-    trace_.add(Lane::compute, "backward", clock_.forward_end(), clock_.gradients_end());
-    trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(), StepTrace::Clock::now());
-    trace_.end_step();
+  clock().end_step();
+  if (trace().is_on()) {
+    using Lane = tracing::StepTrace::Lane;
+    trace().add(Lane::compute, "forward", clock().forward_begin(), clock().forward_end());
+    trace().add(Lane::compute, "backward", clock().forward_end(), clock().gradients_end());
+    trace().add(Lane::compute, "waiting for reductions", clock().gradients_end(),
+                tracing::StepTrace::Clock::now());
+    trace().end_step();
   }
-  if (const int last = abort_.last_to_issue(abort_.last_call()); last >= 0 && !buckets_.empty()) {
+  if (const int last = abort_.last_to_issue(abort_.last_call()); last >= 0 && !buckets_.all().empty()) {
     ++arrived_last_[static_cast<std::size_t>(last)];
   }
-  if (learned_.graph == Learned::Graph::fixed && learns_order()) {
-    for (const auto unused : learned_.unused) {
-      learned_.ready_order.push_back(static_cast<std::int64_t>(unused));
-    }
-  }
-  if (learns_order() && learned_.ready_order.size() == parameters_.size()) {
-    learned_.order = Learned::Order::known;
-  }
-  if (in_first_static_step()) learned_.graph = Learned::Graph::fixed;
-  step_.is_local.assign(parameters_.size(), false);
-  if (unaveraged_) {
-    for (const auto& parameter : parameters_) optim::unmark_unless_changed(parameter.tensor);
-  }
+  history_.end_step();
+  local_.end_reduced_step();
   enter(Phase::idle);
 }
 
 void Reducer::write_trace_if_complete() {
   const std::lock_guard lock(mutex_);
-  if (trace_.is_complete()) trace_.write(group_, options_.where);
+  if (trace().is_complete()) trace().write(group_, options_.where);
 }
 
-std::string Reducer::description(const Bucket& bucket) const {
-  return fmt::format("bucket {} ({} bytes, {} first)", &bucket - buckets_.data(), bucket.bytes,
-                     parameters_[bucket.slots.front().parameter].name);
+void Reducer::rebuild_buckets_if_due() {
+  const std::lock_guard lock(mutex_);
+  if (!history_.is_rebuild_due()) return;
+  history_.end_rebuild();
+  // Hidden from a GraphedStep that warms up and compares this step with the next.
+  std::optional<at::DisableRecordFunctionGuard> unseen;
+  if (graph_phase() != GraphPhase::none) unseen.emplace();
+  if (!buckets_.has_nothing_to_reduce()) buckets_.lay_out(history_.plan());
 }
 
-void Reducer::trace_bucket(const Bucket& bucket) {
-  if (!trace_.is_on() || bucket.skipped) return;
-  trace_.add(StepTrace::Lane::communication, description(bucket), bucket.launched, StepTrace::Clock::now());
+bool Reducer::recover_if_failed() {
+  const std::lock_guard lock(mutex_);
+  const bool forward_failed = in(Phase::forward);
+  if (forward_failed) {
+    calls_.begin(history_.unused());                    // none of the step's calls has been made
+    if (!abort_.is_local() && !failed_.can_report()) {  // as in PyTorch, this forward has had no effect
+      enter(step_.before_forward);
+      return false;
+    }
+  }
+  const bool others_know = in(Phase::aborted);
+  if (!forward_failed && !in(Phase::backward) && !in(Phase::finishing) && !others_know) return false;
+  if (!others_know) failed_.check_recoverable();
+  enter(Phase::idle);
+  if (options_.after_reduction) options_.after_reduction();
+  if (buckets_.has_nothing_to_reduce()) return true;
+  if (!others_know) failed_.recover(in_first_static_step());
+  abort_.end_step();
+  buckets_.zero();
+  return true;
+}
+
+void Reducer::check_last_backward() {
+  const std::lock_guard lock(mutex_);
+  if (!in(Phase::incomplete)) return;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < parameters().size(); ++i)
+    if (!step_.ready[i]) names.push_back(parameters()[i].name);
+  failed_.throw_incomplete(fmt::format("{}", fmt::join(names, ", ")), in_first_static_step());
+}
+
+void Reducer::shadow_backward() {
+  const std::lock_guard lock(mutex_);
+  calls_.begin(history_.unused());
+  shadow_.make_calls();
+  history_.learn_order_of_construction();
+}
+
+void Reducer::shadow_announced_calls() {
+  const std::lock_guard lock(mutex_);
+  calls_.begin(history_.unused());
+  if (shadow_.make_announced_calls()) history_.learn_order_of_construction();
+}
+
+Reducer::ChangeNews Reducer::change_news() {
+  const std::lock_guard lock(mutex_);
+  if (abort_.is_local()) return ChangeNews::on_host;
+  calls_.begin(history_.unused());
+  return failed_.can_report() ? ChangeNews::in_gradients : ChangeNews::by_a_call;
+}
+
+std::vector<std::string> Reducer::exchange_changes(const std::string& change) {
+  if (abort_.is_local()) return abort_.exchange_changes(change);
+  const std::lock_guard lock(mutex_);
+  calls_.begin(history_.unused());
+  auto changes = failed_.report_failure(change, in_first_static_step());
+  changes.resize(static_cast<std::size_t>(group_.size()));
+  return changes;
+}
+
+bool Reducer::has_same(const std::vector<TrainedParameter>& parameters) const {
+  return std::ranges::equal(buckets_.parameters(), parameters, [](const auto& one, const auto& other) {
+    return one.tensor.is_same(other.tensor);
+  });
+}
+
+modules::ModuleWatch::Accumulators Reducer::accumulators() const {
+  modules::ModuleWatch::Accumulators accumulators;
+  for (std::size_t i = 0; i < parameters().size(); ++i) {
+    const auto& tensor = parameters()[i].tensor;
+    if (tensor.requires_grad()) accumulators.emplace(tensor.unsafeGetTensorImpl(), hooks_->node(i));
+  }
+  return accumulators;
+}
+
+std::optional<std::string> Reducer::parameter_without_hook() const {
+  for (std::size_t i = 0; i < parameters().size(); ++i) {
+    const auto& tensor = parameters()[i].tensor;
+    const auto* const node = hooks_->node(i);
+    if (tensor.requires_grad() && (node == nullptr || libtorch::accumulator_of(tensor) != node))
+      return parameters()[i].name;
+  }
+  return std::nullopt;
+}
+
+void Reducer::check_hook_can_follow() const {
+  using Function = BucketWork (*)(GradBucket&);
+  const auto& hook = calls_.hook();
+  if (!hook || options_.after_reduction || hook.target<Function>() != nullptr) return;
+  throw ArgumentError(
+      "A communication hook is registered, which may keep a state for each bucket; wrap the module anew "
+      "after the "
+      "change");
+}
+
+void Reducer::average_leaving(const std::vector<TrainedParameter>& parameters) {
+  const std::lock_guard lock(mutex_);
+  local_.average_leaving(parameters);
+}
+
+void Reducer::rebuild(std::vector<TrainedParameter> parameters) {
+  const std::lock_guard lock(mutex_);
+  local_.replace_parameters(parameters);
+  buckets_.replace_parameters(std::move(parameters));
+  calls_.forget_used();
+  history_.forget();
+  step_ = {};
+  claim_ = Claim::none;
+  hooks_stream_.reset();
+  renew_hooks();
+  buckets_.lay_out();
 }
 
 }  // namespace lockstep::ddp

@@ -10,8 +10,12 @@
 #include <lockstep/ddp/utils.h>
 
 #include "base/throw_error.h"
-#include "nn/gradient_norm.h"
-#include "nn/storage_guard.h"
+#include "intercept/storage_guard.h"
+#include "modules/agreement.h"
+#include "modules/broadcast.h"
+#include "modules/gradient_norm.h"
+#include "optim/unaveraged.h"
+#include "runtime/run.h"
 
 namespace lockstep {
 namespace {
@@ -48,11 +52,10 @@ std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& 
 
 void refuse_parts(const DistributedDataParallelModule& ddp) {
   for (const auto& parameter : ddp.averaged_parameters()) {
-    if (nn::operator_guard_of(parameter) == nullptr) continue;
+    if (intercept::operator_guard_of(parameter) == nullptr) continue;
     throw_error<ArgumentError>(
         "clip_grad_norm_: this rank has a part of a parameter of {} elements, by parallelize_module(), so "
-        "the "
-        "norm needs the other ranks; call clip_grad_norm_(module, max_norm) with the wrapped module",
+        "the norm needs the other ranks; call clip_grad_norm_(module, max_norm) with the wrapped module",
         parameter.numel());
   }
 }
@@ -108,10 +111,10 @@ std::vector<std::string> freeze_where(torch::nn::Module& module, const std::vect
 double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
                        const ClipGradNormOptions& options) {
   refuse_parts(ddp);
-  std::vector<nn::CountedGradient> gradients;
+  std::vector<modules::CountedGradient> gradients;
   for (auto& gradient : averaged_gradients(ddp, "clip_grad_norm_"))
     gradients.push_back({std::move(gradient)});
-  return nn::clip_gradients(gradients, max_norm, options);
+  return modules::clip_gradients(gradients, max_norm, options);
 }
 
 void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value) {
@@ -134,6 +137,21 @@ std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std
 
 std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns) {
   return freeze_where(module, patterns, false, "freeze_all_but");
+}
+
+void broadcast_module(const torch::nn::Module& module, int src, std::optional<ProcessGroup> process_group,
+                      std::source_location where) {
+  const auto group = runtime::required_group(process_group, "broadcast_module()");
+  auto tensors = modules::distinct(module.named_parameters());
+  for (auto& buffer : modules::distinct(module.named_buffers())) tensors.push_back(std::move(buffer));
+  std::string lines;
+  for (const auto& item : tensors) lines += modules::describe("tensor", item) + "\n";
+  modules::check_same_on_all_ranks(
+      group, {.user = "broadcast_module", .lines = lines, .advice = "Build the same module on every rank"},
+      where);
+  modules::check_can_be_sent(group, "broadcast_module", tensors);
+  modules::broadcast_from(group, src, tensors, where);
+  for (const auto& each : tensors) optim::unmark_unaveraged(each.tensor);
 }
 
 }  // namespace lockstep

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
-#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -10,17 +9,17 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/serialize/archive.h>
 
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
-#include "comm/mapped_memory.h"
-#include "ddp/change_agreement.h"
-#include "ddp/module_sync.h"
-#include "nn/storage_guard.h"
-#include "optim/group_entries.h"
+#include "ddp/zero_shared_parameters.h"
+#include "modules/agreement.h"
+#include "modules/broadcast.h"
+#include "modules/change_agreement.h"
+#include "optim/optimizer_kind.h"
+#include "optim/optimizer_states.h"
 #include "optim/parameter_rows.h"
 #include "optim/unaveraged.h"
 #include "runtime/run.h"
@@ -29,7 +28,6 @@ namespace lockstep::ddp {
 namespace {
 
 using torch::optim::Optimizer;
-using States = std::remove_reference_t<decltype(std::declval<Optimizer&>().state())>;
 
 constexpr const char* kReplaced = "has been replaced by another tensor";
 
@@ -59,93 +57,50 @@ class HiddenGradients {
   std::vector<at::Tensor> gradients_;
 };
 
-std::string place_of(std::source_location where) {
+}  // namespace
+
+std::string zero_place(std::source_location where) {
   return fmt::format("ZeroRedundancyOptimizer at {}:{}",
                      std::filesystem::path(where.file_name()).filename().string(), where.line());
 }
-
-std::int64_t aligned_bytes(const at::Tensor& tensor) {
-  return comm::aligned(static_cast<std::int64_t>(tensor.nbytes()));
-}
-
-// Gives the parameters memory of a block, one after the other. Their values are then those of the owner.
-void move_into(const at::Tensor& block, std::vector<at::Tensor>& parameters, bool is_owner) {
-  std::int64_t offset = 0;
-  for (auto& parameter : parameters) {
-    const auto options = parameter.options().requires_grad(false);
-    const auto flat = comm::tensor_in(block, offset, {parameter.numel()}, options);
-    const auto shared = flat.as_strided(parameter.sizes(), parameter.strides());
-    offset += aligned_bytes(parameter);
-    if (is_owner) shared.copy_(parameter.detach());
-    parameter.set_data(shared);
-  }
-}
-
-std::string saved(const Optimizer& optimizer) {
-  torch::serialize::OutputArchive archive;
-  optimizer.save(archive);
-  std::ostringstream stream;
-  archive.save_to(stream);
-  return stream.str();
-}
-
-// The states in `text`, which the optimizer has afterwards in place of its own.
-void load(Optimizer& optimizer, const std::string& text) {
-  torch::serialize::InputArchive archive;
-  std::istringstream stream(text);
-  archive.load_from(stream);
-  optimizer.load(archive);
-}
-
-void move_states(States& from, States& into) {
-  for (auto& [key, state] : from) into[key] = std::move(state);
-  from.clear();
-}
-
-}  // namespace
 
 ZeroStart::ZeroStart(const std::optional<ProcessGroup>& process_group, std::source_location from)
     : group(runtime::required_group(process_group, "ZeroRedundancyOptimizer")), where(from) {}
 
 void ZeroStart::tell(const std::exception& reason) const {
-  if (!has_compared) tell_failure({group}, "ZeroRedundancyOptimizer", reason, where);
+  if (!has_compared) modules::tell_failure({group}, "ZeroRedundancyOptimizer", reason, where);
 }
 
 ZeroShards::ZeroShards(Optimizer& optimizer, ZeroStart& start)
-    : optimizer_(optimizer),
-      group_(start.group),
-      where_(start.where),
-      entries_(optim::shared_entries(optimizer)) {
+    : optimizer_(optimizer), group_(start.group), where_(start.where) {
   comm::refuse_with_python(comm::state_of(group_), "ZeroRedundancyOptimizer", "use the optimizer itself");
   const auto lines = parameters_text(where_);
   start.has_compared = true;
   compare_parameters(lines, where_);
   note_parameters();
-  agreement_ = std::make_unique<ChangeAgreement>(group_);
-  entries_->consolidate = [this] { consolidate(0, where_); };
-  set_complete(false);
+  agreement_ = std::make_unique<modules::ChangeAgreement>(group_);
 }
 
 ZeroShards::~ZeroShards() = default;
 
 void ZeroShards::compare_parameters(const std::string& lines, Where where) const {
-  check_same_on_all_ranks(
+  modules::check_same_on_all_ranks(
       group_,
-      {.user = place_of(where),
+      {.user = zero_place(where),
        .lines = lines,
        .advice = "Build the optimizer from the same parameters in the same order on all ranks"},
       where);
-  std::vector<NamedTensor> sent;
+  std::vector<modules::NamedTensor> sent;
   for (const auto& group : optimizer_.param_groups()) {
     for (const auto& parameter : group.params())
       sent.push_back({.name = fmt::format("parameter {}", sent.size()), .tensor = parameter});
   }
-  check_can_be_sent(group_, "ZeroRedundancyOptimizer", sent);
+  modules::check_can_be_sent(group_, "ZeroRedundancyOptimizer", sent);
 }
 
 // Throws ArgumentError for a parameter that an optimizer must not own.
 std::string ZeroShards::parameters_text(Where where) const {
-  const auto place = place_of(where);
+  const auto place = zero_place(where);
   std::string lines;
   std::size_t number = 0;
   for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
@@ -160,12 +115,11 @@ std::string ZeroShards::parameters_text(Where where) const {
       if (optim::rows_of(parameter) != nullptr) {
         throw_error<ArgumentError>(
             "{}: parameter {} of group {} is one of fully_shard(), which divides the states; use the "
-            "optimizer "
-            "itself",
+            "optimizer itself",
             place, number, g);
       }
-      lines += describe(fmt::format("parameter of group {}", g),
-                        {.name = std::to_string(number++), .tensor = parameter}) +
+      lines += modules::describe(fmt::format("parameter of group {}", g),
+                                 {.name = std::to_string(number++), .tensor = parameter}) +
                (parameter.requires_grad() ? "\n" : ", no gradient\n");
     }
   }
@@ -220,7 +174,7 @@ void ZeroShards::agree_on_changes() {
   if (change.empty()) return;
   const auto lines = agreement_->run([&] { return parameters_text(where_); });
   agreement_->confirm(change,
-                      {.user = place_of(where_),
+                      {.user = zero_place(where_),
                        .lines = lines,
                        .advice = "Make the same change on all ranks before the same step"},
                       where_);
@@ -228,7 +182,7 @@ void ZeroShards::agree_on_changes() {
     throw_error<ArgumentError>(
         "{}: {} since the last step; construct a new optimizer when parameters get another shape or are "
         "removed",
-        place_of(where_), refused);
+        zero_place(where_), refused);
   }
   note_parameters();
 }
@@ -271,32 +225,9 @@ void ZeroShards::forget_states_of_others() {
     at = own.contains(at->first) ? std::next(at) : states.erase(at);
 }
 
-void ZeroShards::check_can_share(Where where) const {
-  if (!comm::maps_memory(group_)) {
-    throw_error<ArgumentError>(
-        "{}: share_parameters() needs a group of backend shm, whose ranks are on one host; this one has {}",
-        place_of(where), group_.backend_name());
-  }
-  for (const auto& parameter : all_parameters(optimizer_)) {
-    if (!parameter.is_cpu()) {
-      throw_error<ArgumentError>("{}: share_parameters() needs parameters on the CPU; one is on {}",
-                                 place_of(where), parameter.device().str());
-    }
-    if (nn::has_guard(parameter)) {
-      throw_error<ArgumentError>(
-          "{}: share_parameters() does not take parameters of parallelize_module() or fully_shard()",
-          place_of(where));
-    }
-    if (!parameter.is_non_overlapping_and_dense()) {
-      throw_error<ArgumentError>("{}: share_parameters() needs dense parameters; one has strides [{}]",
-                                 place_of(where), fmt::join(parameter.strides(), ", "));
-    }
-  }
-}
-
-std::vector<ZeroShards::Owned> ZeroShards::distinct_parameters() {
+std::vector<OwnedParameter> ZeroShards::distinct_parameters() {
   partition();
-  std::vector<Owned> all;
+  std::vector<OwnedParameter> all;
   std::unordered_set<const void*> seen;
   const auto parameters = all_parameters(optimizer_);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -306,84 +237,15 @@ std::vector<ZeroShards::Owned> ZeroShards::distinct_parameters() {
   return all;
 }
 
-bool ZeroShards::is_shared(const at::Tensor& parameter) const {
-  const auto found = shared_.find(parameter.unsafeGetTensorImpl());
-  return found != shared_.end() && found->second.memory == parameter.const_data_ptr();
-}
-
 void ZeroShards::share_parameters(Where where) {
-  const auto lines = tell_on_failure({group_}, "ZeroRedundancyOptimizer", where, [&] {
-    check_can_share(where);
+  const auto lines = modules::tell_on_failure({group_}, "ZeroRedundancyOptimizer", where, [&] {
+    check_can_share(group_, all_parameters(optimizer_), zero_place(where));
     return parameters_text(where);
   });
   compare_parameters(lines, where);
-  move_to_shared_memory(where);
-}
-
-// What lies elsewhere on some rank. The parameters of an owner lie in one block of its memory.
-void ZeroShards::move_to_shared_memory(Where where) {
-  const auto parameters = distinct_parameters();
-  const auto moves = at::zeros({static_cast<std::int64_t>(parameters.size())}, at::kInt);
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    moves[static_cast<std::int64_t>(i)] = is_shared(parameters[i].parameter) ? 0 : 1;
-  group_.all_reduce(moves, ReduceOp::MAX, where);
-  for (int owner = 0; owner < group_.size(); ++owner) {
-    std::vector<at::Tensor> owned;
-    std::int64_t bytes = 0;
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      if (parameters[i].owner != owner || moves[static_cast<std::int64_t>(i)].item<int>() == 0) continue;
-      owned.push_back(parameters[i].parameter);
-      bytes += aligned_bytes(owned.back());
-    }
-    if (bytes == 0) continue;
-    const auto block = comm::map_on_all_ranks(group_, {owner}, bytes, where).front();
-    move_into(block, owned, owner == group_.rank());
-  }
-  shared_.clear();
-  entries_->shared_parameters.clear();
-  entries_->sharing_ranks = group_.size();
-  for (const auto& [index, parameter, owner] : parameters) {
-    auto* const key = parameter.unsafeGetTensorImpl();
-    shared_[key] = {.parameter = parameter, .memory = parameter.const_data_ptr()};
-    entries_->shared_parameters[key] = owner == group_.rank();
-  }
-  group_.barrier(where);
-}
-
-// Before a step, which sends nothing. Also a barrier: the backward of other ranks may read what this rank
-// writes.
-void ZeroShards::check_shared() {
-  enum : int { kFine, kNew, kElsewhere };
-  const auto worst = at::zeros({1}, at::kInt);
-  auto& own = *worst.data_ptr<int>();
-  std::size_t elsewhere = 0;
-  for (const auto& each : distinct_parameters()) {
-    if (is_shared(each.parameter)) continue;
-    const bool is_new = !shared_.contains(each.parameter.unsafeGetTensorImpl());
-    if (!is_new) elsewhere = each.index;
-    own = std::max<int>(own, is_new ? kNew : kElsewhere);
-  }
-  const bool is_here = own == kElsewhere;
-  call_together([&] { group_.all_reduce(worst, ReduceOp::MAX, where_); });
-  if (own == kElsewhere) {
-    throw_error<Error>(
-        "{}: {}; after what replaces the memory of parameters, such as to() and torch::load(), call "
-        "share_parameters() again",
-        place_of(where_),
-        is_here ? fmt::format("parameter {} no longer lies in shared memory", elsewhere)
-                : "a parameter of another rank no longer lies in shared memory");
-  }
-  if (own == kNew) share_parameters(where_);
-}
-
-void ZeroShards::call_together(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    for (const auto& [key, shared] : shared_)
-      nn::forbid_access(shared.parameter, nn::why_forbidden(error.what()));
-    throw;
-  }
+  auto shared = shared_ ? *shared_ : SharedParameters(group_);
+  shared.move(distinct_parameters(), where);
+  shared_ = std::make_unique<SharedParameters>(std::move(shared));
 }
 
 void ZeroShards::step(const std::function<void()>& step_all) {
@@ -396,11 +258,10 @@ void ZeroShards::step_together(const std::function<void()>& step_all) {
   const auto parameters = distinct_parameters();
   optim::refuse_step("ZeroRedundancyOptimizer", optimizer_.param_groups());
   forget_states_of_others();
-  set_complete(false);
-  const bool shares = !shared_.empty();
-  if (shares) check_shared();
+  is_complete_ = false;
+  if (shared_ && shared_->check(parameters, where_)) share_parameters(where_);
   std::vector<at::Tensor> of_others;
-  std::vector<std::vector<NamedTensor>> of_rank(static_cast<std::size_t>(group_.size()));
+  std::vector<std::vector<modules::NamedTensor>> of_rank(static_cast<std::size_t>(group_.size()));
   for (const auto& [index, parameter, owner] : parameters) {
     if (owner != group_.rank()) of_others.push_back(parameter);
     // An optimizer also steps a parameter that was frozen after it got a gradient.
@@ -411,41 +272,41 @@ void ZeroShards::step_together(const std::function<void()>& step_all) {
     const HiddenGradients hidden(of_others);
     step_all();
   };
-  if (!shares) step_own();
-  if (shares) {
-    call_together(step_own);
+  if (shared_) {
+    shared_->call_together(step_own);
     // So that autograd notices the change.
     for (const auto& parameter : of_others)
       if (parameter.grad().defined()) torch::autograd::impl::bump_version(parameter);
-    return call_together([&] { group_.barrier(where_); });
+    return shared_->call_together([&] { group_.barrier(where_); });
   }
+  step_own();
   for (int rank = 0; rank < group_.size(); ++rank)
-    broadcast_from(group_, rank, of_rank[static_cast<std::size_t>(rank)], where_);
+    modules::broadcast_from(group_, rank, of_rank[static_cast<std::size_t>(rank)], where_);
 }
 
 void ZeroShards::consolidate(int to, Where where) {
   partition();
   forget_states_of_others();
-  const auto all = group_.gather_object(group_.rank() == to ? "" : saved(optimizer_), to, where);
-  if (group_.rank() != to) return set_complete(false);
-  States merged;
-  move_states(optimizer_.state(), merged);
-  for (const auto& text : all) {
-    if (text.empty()) continue;
-    load(optimizer_, text);
-    move_states(optimizer_.state(), merged);
-  }
-  move_states(merged, optimizer_.state());
-  set_complete(true);
+  (void)optim::kind_of(optimizer_);  // throws on all ranks for a class without state dicts
+  const bool receives = group_.rank() == to;
+  const auto all = group_.gather_object(receives ? "" : optim::packed_states(optimizer_), to, where);
+  is_complete_ = false;
+  if (!receives) return;
+  for (const auto& packed : all)
+    if (!packed.empty()) optim::add_states(optimizer_, packed);
+  is_complete_ = true;
 }
 
-void ZeroShards::set_complete(bool complete) {
-  entries_->incomplete = complete || group_.size() == 1
-                             ? ""
-                             : fmt::format(
-                                   "the states of ZeroRedundancyOptimizer are on {} ranks; call "
-                                   "consolidate_state_dict({}) on all ranks before state_dict() on rank {}",
-                                   group_.size(), group_.rank(), group_.rank());
+void ZeroShards::check_complete() const {
+  if (is_complete_ || group_.size() == 1) return;
+  throw_error<ArgumentError>(
+      "the states of ZeroRedundancyOptimizer are on {} ranks; call consolidate_state_dict({}) on all ranks "
+      "before state_dict() on rank {}",
+      group_.size(), group_.rank(), group_.rank());
+}
+
+std::optional<optim::DistributedStates::Sharing> ZeroShards::sharing_of(const at::Tensor& parameter) const {
+  return shared_ ? shared_->sharing_of(parameter) : std::nullopt;
 }
 
 }  // namespace lockstep::ddp

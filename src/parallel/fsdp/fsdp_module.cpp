@@ -12,7 +12,7 @@
 #include "base/throw_error.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
-#include "nn/experts.h"
+#include "modules/experts.h"
 
 namespace lockstep {
 namespace {
@@ -36,8 +36,8 @@ at::Tensor converted(const at::Tensor& tensor, std::optional<at::ScalarType> dty
 }  // namespace
 
 void FSDPModule::set_entries(const torch::nn::Module& module) {
-  const auto experts = nn::expert_tensors(module);
-  for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
+  const auto experts = modules::expert_tensors(module);
+  for (const auto& [name, tensor] : modules::distinct(module.named_parameters())) {
     if (auto owner = group_of(tensor)) {
       const auto index = index_in(*owner, tensor);
       entries_.push_back({.name = name, .group = std::move(owner), .index = index});
@@ -49,8 +49,9 @@ void FSDPModule::set_entries(const torch::nn::Module& module) {
     if (expert != experts.end()) entries_.back().expert_ranks = expert->ranks;
   }
   module_ = module.weak_from_this();
-  for (const auto& [name, tensor] : nn::distinct(module.named_buffers())) buffers_.push_back({name, tensor});
-  aliases_ = nn::aliases_of(module);
+  for (const auto& [name, tensor] : modules::distinct(module.named_buffers()))
+    buffers_.push_back({name, tensor});
+  aliases_ = modules::aliases_of(module);
 }
 
 std::optional<FSDPModule> FSDPModule::find(const torch::nn::Module& module) {

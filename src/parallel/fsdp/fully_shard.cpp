@@ -10,11 +10,11 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/mapped_memory.h"
-#include "ddp/module_sync.h"
 #include "fsdp/group_splits.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
-#include "nn/experts.h"
+#include "modules/agreement.h"
+#include "modules/experts.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -102,10 +102,10 @@ void check_shared_groups(const std::vector<GroupPointer>& earlier, const fsdp::G
   }
 }
 
-void check_experts(const torch::nn::Module& module, const std::vector<nn::NamedTensor>& own,
+void check_experts(const torch::nn::Module& module, const std::vector<modules::NamedTensor>& own,
                    const fsdp::GroupOptions& options) {
   const auto check = [&](const ProcessGroup& group) {
-    nn::refuse_experts(
+    modules::refuse_experts(
         module, own,
         {.name = "fully_shard()",
          .group = group,
@@ -135,19 +135,20 @@ std::string text_of(const fsdp::GroupOptions& options) {
 
 // `parameters`: of the call, described in lines.
 void check_same_on_all_ranks(const std::string& parameters, const fsdp::GroupOptions& options) {
-  const ddp::ModuleText own{
+  const modules::ModuleText own{
       .user = call_text(options.where),
       .lines = parameters + text_of(options),
       .advice = "Make the same calls for the same module with the same options on every rank"};
   const auto replicas = options.replicas ? std::vector{*options.replicas} : std::vector<ProcessGroup>{};
-  ddp::tell_on_failure(replicas, "fully_shard()", options.where,
-                       [&] { ddp::check_same_on_all_ranks(options.shard_group, own, options.where); });
-  for (const auto& group : replicas) ddp::check_same_on_all_ranks(group, own, options.where);
+  modules::tell_on_failure(replicas, "fully_shard()", options.where, [&] {
+    modules::check_same_on_all_ranks(options.shard_group, own, options.where);
+  });
+  for (const auto& group : replicas) modules::check_same_on_all_ranks(group, own, options.where);
 }
 
 // Parameters in the order of PyTorch's flat layout: those of children before those of the module.
 void visit_parameters(const torch::nn::Module& module, const std::string& prefix,
-                      std::vector<nn::NamedTensor>& all) {
+                      std::vector<modules::NamedTensor>& all) {
   for (const auto& child : module.named_children())
     visit_parameters(*child.value(), prefix + child.key() + ".", all);
   for (const auto& own : module.named_parameters(false)) {
@@ -166,7 +167,7 @@ struct Parts {
 Parts parts_of(const torch::nn::Module& module, const std::vector<at::Tensor>& ignored,
                const fsdp::GroupOptions& options, const std::shared_ptr<Tree>& tree) {
   Parts parts;
-  std::vector<nn::NamedTensor> ordered, own;
+  std::vector<modules::NamedTensor> ordered, own;
   visit_parameters(module, "", ordered);
   for (const auto& each : ordered) {
     const auto is_same = [&](const auto& tensor) { return tensor.is_same(each.tensor); };
@@ -192,7 +193,7 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
                        std::source_location where) {
   const auto ranks = ranks_of(options.mesh);
   const auto tree = std::make_shared<Tree>();
-  auto [group, parts] = ddp::tell_on_failure(ranks, "fully_shard()", where, [&] {
+  auto [group, parts] = modules::tell_on_failure(ranks, "fully_shard()", where, [&] {
     auto checked = group_options(options, ranks, where);
     checked.module = &module;
     auto found = parts_of(module, options.ignored_params, checked, tree);

@@ -10,7 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
-#include "comm/memory_for_calls.h"
+#include "comm/mapped_memory.h"
 #include "fsdp/step_calls.h"
 
 namespace lockstep::fsdp {

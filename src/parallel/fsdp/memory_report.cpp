@@ -15,15 +15,15 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/fsdp/memory_report.h>
+#include <lockstep/optim/distributed_states.h>
 
 #include "base/host.h"
 #include "base/shared_memory.h"
 #include "base/text.h"
 #include "base/throw_error.h"
-#include "checkpoint/optimizer_fields.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
-#include "optim/group_entries.h"
+#include "optim/optimizer_states.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -72,19 +72,20 @@ void add_tensors(const Value& value, Storages& all) {
 }
 
 // A parameter that fully_shard() did not take.
-void count_whole(const at::Tensor& parameter, const optim::GroupEntries& entries, MemoryCount& all) {
-  const auto shared = entries.shared_parameters.find(parameter.unsafeGetTensorImpl());
-  if (shared == entries.shared_parameters.end()) {
+void count_whole(const at::Tensor& parameter, const optim::DistributedStates* distributed, MemoryCount& all) {
+  const auto sharing = distributed != nullptr ? distributed->sharing_of(parameter) : std::nullopt;
+  if (!sharing) {
     all.parameters.add(parameter);
   } else {
     const auto bytes = static_cast<std::int64_t>(parameter.nbytes());
-    all.shared += bytes / entries.sharing_ranks;
-    if (shared->second) all.owned += bytes;
+    all.shared += bytes / sharing->ranks;
+    if (sharing->is_owner) all.owned += bytes;
   }
   all.gradients.add(parameter.grad());
 }
 
-MemoryCount count_module(const torch::nn::Module& module, const optim::GroupEntries& entries) {
+MemoryCount count_module(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer) {
+  const auto* const distributed = dynamic_cast<const optim::DistributedStates*>(&optimizer);
   MemoryCount all;
   std::unordered_set<const fsdp::ParameterGroup*> seen;
   std::unordered_set<const c10::TensorImpl*> counted;
@@ -92,7 +93,7 @@ MemoryCount count_module(const torch::nn::Module& module, const optim::GroupEntr
     if (!parameter.defined()) continue;
     const auto group = fsdp::group_of(parameter);
     if (group == nullptr) {
-      if (counted.insert(parameter.unsafeGetTensorImpl()).second) count_whole(parameter, entries, all);
+      if (counted.insert(parameter.unsafeGetTensorImpl()).second) count_whole(parameter, distributed, all);
     } else if (seen.insert(group.get()).second) {
       group->tree()->locked([&](fsdp::StepCalls&) {
         group->gather().add_to(all);
@@ -117,9 +118,9 @@ OfRank count_rank(const torch::nn::Module& module, const torch::optim::Optimizer
     const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, allocations);
     loss = forward();
   }
-  const auto own = count_module(module, *optim::shared_entries(optimizer));
+  const auto own = count_module(module, optimizer);
   Storages states;
-  add_tensors(checkpointing::states_of_rank(optimizer).at("state"), states);
+  add_tensors(optim::states_of_rank(optimizer).at("state"), states);
   OfRank rank{.bytes = {.parameters = own.parameters.bytes() + own.shared,
                         .gradients = own.gradients.bytes(),
                         .optimizer_states = states.bytes(),

@@ -8,8 +8,8 @@
 #include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
 #include "fsdp/tree.h"
+#include "modules/agreement.h"
 
 namespace lockstep::fsdp {
 namespace {
@@ -27,7 +27,7 @@ bool is_copy(std::string_view op) {
 }
 
 // Owned by the storage of a module's parameter.
-class ParameterGuard final : public nn::MemoryGuard {
+class ParameterGuard final : public intercept::MemoryGuard {
  public:
   explicit ParameterGuard(std::shared_ptr<ParameterGroup> group) : group_(std::move(group)) {}
 
@@ -56,7 +56,7 @@ class ParameterGuard final : public nn::MemoryGuard {
 };
 
 // The gradient of a parameter whose gradients are in its shard.
-class NoGradient final : public nn::MemoryGuard {
+class NoGradient final : public intercept::MemoryGuard {
  public:
   explicit NoGradient(std::weak_ptr<ParameterGroup> group) : group_(std::move(group)) {}
 
@@ -113,15 +113,15 @@ void ForwardPolicy::check() const {
 }
 
 std::shared_ptr<ParameterGroup> group_of(const at::Tensor& parameter) {
-  auto* const guard = dynamic_cast<ParameterGuard*>(nn::memory_guard_of(parameter));
+  auto* const guard = dynamic_cast<ParameterGuard*>(intercept::memory_guard_of(parameter));
   return guard == nullptr ? nullptr : guard->group();
 }
 
-std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<nn::NamedTensor>& parameters,
+std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<modules::NamedTensor>& parameters,
                                                        GroupOptions options, std::shared_ptr<Tree> tree) {
   auto group = std::make_shared<ParameterGroup>(std::move(options), std::move(tree));
   for (const auto& parameter : parameters) group->add(parameter);
-  nn::set_guard(group->gradients_.placeholder(), std::make_unique<NoGradient>(group));
+  intercept::set_guard(group->gradients_.placeholder(), std::make_unique<NoGradient>(group));
   return group;
 }
 
@@ -146,7 +146,7 @@ std::string ParameterGroup::text() const {
   std::string lines;
   for (const auto& parameter : parameters_) {
     const auto whole = parameter.lock_whole();
-    lines += fmt::format("{}, Shard({}){}\n", ddp::describe("parameter", {parameter.name, whole}),
+    lines += fmt::format("{}, Shard({}){}\n", modules::describe("parameter", {parameter.name, whole}),
                          parameter.dim, parameter.trained ? "" : ", no gradient");
   }
   return lines;
@@ -204,7 +204,7 @@ void ParameterGroup::follow_training() {
   }
 }
 
-void ParameterGroup::add(const nn::NamedTensor& named) {
+void ParameterGroup::add(const modules::NamedTensor& named) {
   check(named);
   const auto& [name, tensor] = named;
   const auto ranks = options_.shard_group.size();
@@ -221,7 +221,7 @@ void ParameterGroup::add(const nn::NamedTensor& named) {
                              .whole = c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())};
   if (!parameters_.empty())
     parameter.offset = parameters_.back().offset + parameters_.back().padded_shard_numel();
-  if (const auto* const part = cut_parameter(tensor)) {
+  if (const auto* const part = modules::cut_parameter(tensor)) {
     parameter.full_sizes = part->sizes();
     if (part->cut()) parameter.cuts.push_back(*part->cut());
   }
@@ -230,7 +230,7 @@ void ParameterGroup::add(const nn::NamedTensor& named) {
   parameters_.push_back(std::move(parameter));
 }
 
-std::int64_t ParameterGroup::shard_dim(const nn::NamedTensor& named) const {
+std::int64_t ParameterGroup::shard_dim(const modules::NamedTensor& named) const {
   const auto& [name, tensor] = named;
   const auto placement = options_.shard_placement_fn ? options_.shard_placement_fn(tensor) : std::nullopt;
   if (!placement) return 0;
@@ -254,7 +254,7 @@ void ParameterGroup::refuse(const std::string& name, const std::string& what) co
   throw_error<ArgumentError>("{}: parameter {} {}", call_text(options_.where), name, what);
 }
 
-void ParameterGroup::check(const nn::NamedTensor& named) const {
+void ParameterGroup::check(const modules::NamedTensor& named) const {
   const auto& [name, tensor] = named;
   if (tensor.layout() != at::kStrided)
     refuse(name, "is sparse, which cannot be sharded; add it to ignored_params");

@@ -12,7 +12,7 @@
 #include "fsdp/shard_gather.h"
 #include "fsdp/sharded_parameter.h"
 #include "fsdp/use_plan.h"
-#include "nn/named_tensors.h"
+#include "modules/named_tensors.h"
 
 namespace lockstep::fsdp {
 
@@ -38,7 +38,7 @@ struct ForwardPolicy {
 class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
  public:
   // Checks the parameters, and leaves them as they are until distribute().
-  static std::shared_ptr<ParameterGroup> create(const std::vector<nn::NamedTensor>& parameters,
+  static std::shared_ptr<ParameterGroup> create(const std::vector<modules::NamedTensor>& parameters,
                                                 GroupOptions options, std::shared_ptr<Tree> tree);
   ParameterGroup(GroupOptions options, std::shared_ptr<Tree> tree);
   // Collective.
@@ -88,9 +88,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::vector<std::shared_ptr<ForwardPolicy>> forward_policies;
 
  private:
-  void add(const nn::NamedTensor& named);
-  void check(const nn::NamedTensor& named) const;
-  std::int64_t shard_dim(const nn::NamedTensor& named) const;
+  void add(const modules::NamedTensor& named);
+  void check(const modules::NamedTensor& named) const;
+  std::int64_t shard_dim(const modules::NamedTensor& named) const;
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const;
 
   GroupOptions options_;

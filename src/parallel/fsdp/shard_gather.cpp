@@ -11,7 +11,6 @@
 
 #include "base/throw_error.h"
 #include "comm/mapped_memory.h"
-#include "comm/memory_for_calls.h"
 
 namespace lockstep::fsdp {
 namespace {
@@ -182,7 +181,7 @@ void ShardGather::forbid_access(const std::string& why) const {
   if (!options_.share_memory) return;
   for (const auto& parameter : parameters_)
     for (const auto& tensor : {parameter.lock_whole(), parameter.shard})
-      if (tensor.defined()) nn::forbid_access(tensor, why);
+      if (tensor.defined()) intercept::forbid_access(tensor, why);
 }
 
 void ShardGather::add_to(MemoryCount& count) const {

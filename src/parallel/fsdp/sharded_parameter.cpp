@@ -24,7 +24,8 @@ at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::
 }
 
 void set_shard(ShardedParameter& parameter, const at::Tensor& shard) {
-  optim::note_rows(shard, {parameter.full_sizes, offsets_of(parameter.cuts, parameter.sizes.size())});
+  optim::note_rows(shard,
+                   {parameter.full_sizes, modules::offsets_of(parameter.cuts, parameter.sizes.size())});
   parameter.shard = shard.requires_grad_(parameter.trained);
 }
 
@@ -71,7 +72,7 @@ at::Tensor take_rows(ShardedParameter& parameter, int rank) {
 }
 
 void set_type(const at::Tensor& tensor, const at::TensorOptions& options) {
-  auto operators = nn::take_operator_guard(tensor);
+  auto operators = intercept::take_operator_guard(tensor);
   const auto other = at::empty({0}, options.requires_grad(false));
   other.unsafeGetTensorImpl()->set_sizes_contiguous(tensor.sizes());
   if (tensor.is_meta()) {  // which set_data() refuses
@@ -79,26 +80,28 @@ void set_type(const at::Tensor& tensor, const at::TensorOptions& options) {
   } else {
     tensor.set_data(other);
   }
-  if (operators) nn::set_guard(tensor, std::move(operators));
+  if (operators) intercept::set_guard(tensor, std::move(operators));
 }
 
-void guard_parameter(const ShardedParameter& parameter, std::unique_ptr<nn::MemoryGuard> guard,
+void guard_parameter(const ShardedParameter& parameter, std::unique_ptr<intercept::MemoryGuard> guard,
                      std::optional<at::ScalarType> dtype) {
   const auto whole = parameter.lock_whole();
   if (const auto type = whole_dtype(parameter, dtype); type != whole.scalar_type()) {
     set_type(whole, whole.options().dtype(type));
   }
-  nn::set_guard(whole, std::move(guard));
+  intercept::set_guard(whole, std::move(guard));
   set_memory(parameter, {});
 }
 
-at::Tensor memory_of(const ShardedParameter& parameter) { return nn::guarded_memory(parameter.lock_whole()); }
+at::Tensor memory_of(const ShardedParameter& parameter) {
+  return intercept::guarded_memory(parameter.lock_whole());
+}
 
 void set_memory(const ShardedParameter& parameter, const at::Tensor& memory) {
   const auto whole = parameter.lock_whole();
-  if (!whole.defined() || nn::memory_guard_of(whole) == nullptr) return;  // backward reports it
+  if (!whole.defined() || intercept::memory_guard_of(whole) == nullptr) return;  // backward reports it
   auto* const storage = whole.storage().unsafeGetStorageImpl();
-  nn::set_guarded_memory(whole, memory);
+  intercept::set_guarded_memory(whole, memory);
   if (memory.defined()) {
     libtorch::allow_access(*storage);
   } else {
@@ -121,10 +124,11 @@ void make_shard(ShardedParameter& parameter, int rank, const at::Tensor& flat) {
   set_shard(parameter, shard);
 }
 
-void make_deferred_shard(ShardedParameter& parameter, int rank, std::unique_ptr<nn::MemoryGuard> guard) {
+void make_deferred_shard(ShardedParameter& parameter, int rank,
+                         std::unique_ptr<intercept::MemoryGuard> guard) {
   const auto whole = parameter.lock_whole();
   set_shard(parameter, at::empty(parameter.shard_sizes(rank), whole.options().requires_grad(false)));
-  nn::set_guard(whole, std::move(guard));
+  intercept::set_guard(whole, std::move(guard));
 }
 
 std::int64_t block_bytes(const std::vector<ShardedParameter>& parameters,

@@ -15,8 +15,8 @@
 #include <lockstep/comm/process_group.h>
 #include <lockstep/fsdp/fully_shard.h>
 
-#include "fsdp/cut.h"
-#include "nn/storage_guard.h"
+#include "intercept/storage_guard.h"
+#include "modules/cut.h"
 
 namespace lockstep::fsdp {
 
@@ -40,7 +40,7 @@ struct GroupOptions {
 struct ShardedParameter {
   std::string name;
   std::vector<std::int64_t> full_sizes;  // before any rank took a part
-  std::vector<Cut> cuts;                 // from these to this rank's rows
+  std::vector<modules::Cut> cuts;        // from these to this rank's rows
   std::vector<std::int64_t> sizes;       // of the module's tensor
   bool trained = false;
   std::int64_t dim = 0;     // of the rows
@@ -92,7 +92,7 @@ at::Tensor take_rows(ShardedParameter& parameter, int rank);
 // Gives a tensor another type or device in place. It has no memory then.
 void set_type(const at::Tensor& tensor, const at::TensorOptions& options);
 // Gives the module's tensor a guarded storage without memory, and the type that `dtype` asks for.
-void guard_parameter(const ShardedParameter& parameter, std::unique_ptr<nn::MemoryGuard> guard,
+void guard_parameter(const ShardedParameter& parameter, std::unique_ptr<intercept::MemoryGuard> guard,
                      std::optional<at::ScalarType> dtype);
 // What the module's tensor points at; undefined: nothing.
 at::Tensor memory_of(const ShardedParameter& parameter);
@@ -101,9 +101,10 @@ void set_memory(const ShardedParameter& parameter, const at::Tensor& memory);
 // Sets the shard to a leaf on flat memory. A shard that was on device meta stays the same tensor.
 void make_shard(ShardedParameter& parameter, int rank, const at::Tensor& flat);
 // Sets the shard, and the guard of the module's tensor, on device meta.
-void make_deferred_shard(ShardedParameter& parameter, int rank, std::unique_ptr<nn::MemoryGuard> guard);
+void make_deferred_shard(ShardedParameter& parameter, int rank,
+                         std::unique_ptr<intercept::MemoryGuard> guard);
 // Makes the guard of a parameter's storage.
-using GuardMaker = std::function<std::unique_ptr<nn::MemoryGuard>()>;
+using GuardMaker = std::function<std::unique_ptr<intercept::MemoryGuard>()>;
 
 // The size of a block that has the whole parameters of a group, in the types that `dtype` asks for, and the
 // parameters in such a block.

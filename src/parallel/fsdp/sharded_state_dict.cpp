@@ -17,15 +17,15 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
-#include "checkpoint/row_states.h"
 #include "optim/parameter_rows.h"
 #include "optim/unaveraged.h"
+#include "state/row_states.h"
 
 namespace lockstep::fsdp {
 namespace {
 
 // The tensor of `size` elements along the dimension of the cut.
-at::Tensor gather_parts(const at::Tensor& part, const Cut& cut, std::int64_t size) {
+at::Tensor gather_parts(const at::Tensor& part, const modules::Cut& cut, std::int64_t size) {
   auto sizes = part.sizes().vec();
   sizes[static_cast<std::size_t>(cut.dim)] = cut.chunk;
   const auto padded = at::zeros(sizes, part.options().requires_grad(false));
@@ -56,7 +56,8 @@ Value to_value(const at::Tensor& tensor, const ParameterEntry& entry, const Stat
   if (options.cpu_offload) part = part.to(at::kCPU);
   if (entry.cuts.empty() || options.full_state_dict) return part;
   ShardedTensor sharded{.size = entry.sizes, .dtype = part.scalar_type()};
-  if (part.numel() > 0) sharded.local_shards.push_back({part, offsets_of(entry.cuts, entry.sizes.size())});
+  if (part.numel() > 0)
+    sharded.local_shards.push_back({part, modules::offsets_of(entry.cuts, entry.sizes.size())});
   return sharded;
 }
 
@@ -77,7 +78,7 @@ const at::Tensor& whole_tensor(const Value& value, const ParameterEntry& entry, 
 // This rank's part of an entry of a state dict; the whole tensor if the parameter is not cut.
 at::Tensor part_of(const Value& value, const ParameterEntry& entry, const std::string& key) {
   const auto* const sharded = value.get_if<ShardedTensor>();
-  const auto own = offsets_of(entry.cuts, entry.sizes.size());
+  const auto own = modules::offsets_of(entry.cuts, entry.sizes.size());
   if (sharded == nullptr) {
     return optim::narrow_to_part(whole_tensor(value, entry, key), own, entry.part.sizes());
   }
@@ -264,7 +265,7 @@ Dict own_state(const Dict& saved, const ParameterEntry& entry) {
 }  // namespace
 
 ParameterEntry entry_of_parameter(const std::string& name, const at::Tensor& tensor) {
-  const auto* const part = cut_parameter(tensor);
+  const auto* const part = modules::cut_parameter(tensor);
   if (part == nullptr) return {name, tensor, tensor.sizes().vec()};
   ParameterEntry entry{name, tensor, part->sizes()};
   if (part->cut()) entry.cuts.push_back(*part->cut());
@@ -334,7 +335,7 @@ Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& 
   const auto entry_at = [&](const Value& index) -> const ParameterEntry& {
     return entry_of(entries, parameters.at(static_cast<std::size_t>(index.as_int())));
   };
-  const auto own = checkpointing::complete_state_dict(optimizer);
+  const auto own = state::complete_state_dict(optimizer);
   Dict states;
   for (const auto& [index, values] : own.at("state").as_dict()) {
     const auto& entry = entry_at(index);

@@ -9,9 +9,9 @@
 
 #include <lockstep/fsdp/state_dict.h>
 
-#include "fsdp/cut.h"
-#include "nn/gradient_norm.h"
-#include "nn/named_tensors.h"
+#include "modules/cut.h"
+#include "modules/gradient_norm.h"
+#include "modules/named_tensors.h"
 
 namespace lockstep::fsdp {
 
@@ -19,15 +19,15 @@ struct ParameterEntry {
   std::string name;
   at::Tensor part;                                // this rank's: what the optimizer steps
   std::vector<std::int64_t> sizes;                // of the whole parameter
-  std::vector<Cut> cuts = {};                     // from the outermost on; none: the part is the whole
+  std::vector<modules::Cut> cuts = {};            // from the outermost on; none: the part is the whole
   std::optional<ProcessGroup> expert_ranks = {};  // each with other experts
 };
 
 struct StateEntries {
   const char* owner;  // of the parameters, for messages: "the module's"
   std::vector<ParameterEntry> parameters;
-  std::vector<nn::NamedTensor> buffers;
-  std::map<std::string, std::string> aliases = {};  // nn::aliases_of() the module
+  std::vector<modules::NamedTensor> buffers;
+  std::map<std::string, std::string> aliases = {};  // modules::aliases_of() the module
 };
 
 // That of a module's parameter which fully_shard() does not have.
@@ -48,7 +48,7 @@ Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& 
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                                const Dict& optim_state_dict, const StateDictOptions& options);
 
-// For nn::clip_gradients(), which takes the norm of whole gradients.
-nn::CountedGradient counted_gradient(const ParameterEntry& entry);
+// For modules::clip_gradients(), which takes the norm of whole gradients.
+modules::CountedGradient counted_gradient(const ParameterEntry& entry);
 
 }  // namespace lockstep::fsdp

@@ -12,7 +12,7 @@
 #include "fsdp/parameter_group.h"
 #include "fsdp/sharded_state_dict.h"
 #include "fsdp/tree.h"
-#include "nn/experts.h"
+#include "modules/experts.h"
 #include "optim/unaveraged.h"
 #include "serialize/safetensors_folder.h"
 
@@ -40,7 +40,7 @@ struct Entries {
           {entry.name, parameter.shard, parameter.full_sizes, parameter.cuts, entry.expert_ranks});
     }
     if (const auto now = module.module_.lock()) {
-      all.buffers = nn::distinct(now->named_buffers());
+      all.buffers = modules::distinct(now->named_buffers());
     } else {
       for (const auto& [name, buffer] : module.buffers_) all.buffers.push_back({name, buffer});
     }
@@ -61,19 +61,19 @@ struct Entries {
 StateEntries entries_of(const torch::nn::Module& module, bool with_ignored) {
   if (const auto sharded = FSDPModule::find(module)) return Entries::of(*sharded, with_ignored);
   StateEntries all{.owner = "the module's", .parameters = {}, .buffers = {}};
-  const auto experts = nn::expert_tensors(module);
-  for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
+  const auto experts = modules::expert_tensors(module);
+  for (const auto& [name, tensor] : modules::distinct(module.named_parameters())) {
     all.parameters.push_back(entry_of_parameter(name, tensor));
-    const auto expert = std::ranges::find(experts, name, &nn::ExpertTensor::name);
+    const auto expert = std::ranges::find(experts, name, &modules::ExpertTensor::name);
     if (expert != experts.end()) all.parameters.back().expert_ranks = expert->ranks;
   }
-  all.buffers = nn::distinct(module.named_buffers());
-  all.aliases = nn::aliases_of(module);
+  all.buffers = modules::distinct(module.named_buffers());
+  all.aliases = modules::aliases_of(module);
   return all;
 }
 
-nn::CountedGradient counted_gradient(const ParameterEntry& entry) {
-  nn::CountedGradient gradient{.part = entry.part.grad(), .other_ranks = entry.expert_ranks};
+modules::CountedGradient counted_gradient(const ParameterEntry& entry) {
+  modules::CountedGradient gradient{.part = entry.part.grad(), .other_ranks = entry.expert_ranks};
   for (const auto& cut : entry.cuts) gradient.cuts.push_back(cut.ranks);
   return gradient;
 }
@@ -94,9 +94,9 @@ StateEntries entries_named(const StateEntries& entries, const std::vector<std::s
 
 double clip(const StateEntries& entries, double max_norm, const ClipGradNormOptions& options,
             std::source_location where) {
-  std::vector<nn::CountedGradient> gradients;
+  std::vector<modules::CountedGradient> gradients;
   for (const auto& entry : entries.parameters) gradients.push_back(counted_gradient(entry));
-  return nn::clip_gradients(gradients, max_norm, options, nullptr, where);
+  return modules::clip_gradients(gradients, max_norm, options, nullptr, where);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "modules/agreement.h"
+
 namespace lockstep::fsdp {
 
 void StepCalls::add(const std::vector<ProcessGroup>& ranks) {
@@ -22,11 +24,12 @@ void StepCalls::refuse(const std::string& why) const {
   throw ArgumentError(why);
 }
 
-void StepCalls::confirm(const std::string& change, const ddp::ModuleText& now, std::source_location where) {
+void StepCalls::confirm(const std::string& change, const modules::ModuleText& now,
+                        std::source_location where) {
   for (auto& each : agreements_) end_all_on_failure_in(each, [&] { each.confirm(change, now, where); });
 }
 
-const ddp::ChangeAgreement* StepCalls::agreement_of(const ProcessGroup& ranks) const {
+const modules::ChangeAgreement* StepCalls::agreement_of(const ProcessGroup& ranks) const {
   const auto found = std::ranges::find_if(
       agreements_, [&](const auto& each) { return each.group().backend() == ranks.backend(); });
   return found == agreements_.end() ? nullptr : &*found;

@@ -7,9 +7,9 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 
-#include "ddp/change_agreement.h"
 #include "fsdp/group_splits.h"
 #include "fsdp/step_record.h"
+#include "modules/change_agreement.h"
 
 namespace lockstep::fsdp {
 
@@ -34,14 +34,14 @@ class StepCalls {
   }
   // Throws ArgumentError. The other ranks' next calls in run() fail.
   [[noreturn]] void refuse(const std::string& why) const;
-  // See ddp::ChangeAgreement. Collective.
-  void confirm(const std::string& change, const ddp::ModuleText& now, std::source_location where);
+  // See modules::ChangeAgreement. Collective.
+  void confirm(const std::string& change, const modules::ModuleText& now, std::source_location where);
 
  private:
-  const ddp::ChangeAgreement* agreement_of(const ProcessGroup& ranks) const;
+  const modules::ChangeAgreement* agreement_of(const ProcessGroup& ranks) const;
   // A failure in one group of ranks ends the calls in all of them, such as the shard groups of HSDP.
   template <typename Calls>
-  auto end_all_on_failure_in(const ddp::ChangeAgreement& failing, const Calls& calls) const {
+  auto end_all_on_failure_in(const modules::ChangeAgreement& failing, const Calls& calls) const {
     try {
       return calls();
     } catch (const PeerLost&) {  // the others notice it themselves
@@ -55,7 +55,7 @@ class StepCalls {
     }
   }
 
-  std::vector<ddp::ChangeAgreement> agreements_;  // one for each group of ranks
+  std::vector<modules::ChangeAgreement> agreements_;  // one for each group of ranks
 };
 
 }  // namespace lockstep::fsdp

@@ -5,7 +5,7 @@
 
 namespace lockstep::fsdp {
 
-using Lane = ddp::StepTrace::Lane;
+using Lane = tracing::StepTrace::Lane;
 
 void StepRecord::write_trace(const ProcessGroup& ranks, bool is_replica, std::source_location where) {
   if (is_replica) return trace_.discard();
@@ -48,7 +48,8 @@ bool StepRecord::end_pass() {
   if (!trace_.is_on()) return true;
   trace_.add(Lane::compute, "forward", clock_.forward_begin(), clock_.forward_end());
   trace_.add(Lane::compute, "backward", clock_.forward_end(), clock_.gradients_end());
-  trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(), ddp::StepTrace::Clock::now());
+  trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(),
+             tracing::StepTrace::Clock::now());
   trace_.end_step();
   return true;
 }

@@ -9,7 +9,7 @@
 #include <lockstep/comm/process_group.h>
 #include <lockstep/fsdp/fully_shard.h>
 
-#include "ddp/step_trace.h"
+#include "trace/step_trace.h"
 
 namespace lockstep::fsdp {
 
@@ -73,11 +73,11 @@ class StepRecord {
   bool end_pass();
 
  private:
-  void trace_call(ddp::StepTrace::Lane lane, const std::string& name, const CallTimes& call);
+  void trace_call(tracing::StepTrace::Lane lane, const std::string& name, const CallTimes& call);
   void trace_wait(const std::string& name, const CallTimes& call);
 
-  ddp::StepClock clock_;
-  ddp::StepTrace trace_{{"compute", "reductions", "gathers"}};
+  tracing::StepClock clock_;
+  tracing::StepTrace trace_{{"compute", "reductions", "gathers"}};
   bool reduces_ = false;     // in this pass
   double barrier_wait_ = 0;  // in this step, in milliseconds
   double barrier_wait_last_ = 0;

@@ -47,7 +47,7 @@ class OrdinaryParameter {
 std::vector<at::Tensor> own_tensors_on_meta(const torch::nn::Module& module) {
   std::vector<at::Tensor> all;
   for (const auto& list : {module.named_parameters(false), module.named_buffers(false)})
-    for (const auto& [name, tensor] : nn::distinct(list))
+    for (const auto& [name, tensor] : modules::distinct(list))
       if (tensor.is_meta()) all.push_back(tensor);
   return all;
 }

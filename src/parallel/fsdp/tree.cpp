@@ -1,4 +1,31 @@
 // SPDX-License-Identifier: BSD-3-Clause
+
+// Note [Order of use]
+//
+// A module does not say which layer runs next, so the tree learns the order from operators (UsePlan). The
+// guard of a parameter calls use() before an operator reads it. Each time the group differs from the last
+// one, the order of this pass gets an entry, and groups are freed and gathered. Three groups, from the second
+// step on:
+//
+//                      forward                      backward
+//     operators        a  a  b     a     c          c     a     b     a
+//     order of use     A     B     A     C          C     A     B     A
+//     gathered ahead   B     -     C     -          A     B     -     -
+//     A is whole       |-----------------|                |-----------------|
+//     B is whole             |-----|                            |-----|
+//     C is whole                         |----------------|
+//
+// - Freed: every group that is not in use, unless this pass has used it less often than the last pass of its
+//   kind did (A above). The first pass knows no counts and frees each group at every change. In backward,
+//   a group is also freed when its gradients are ready.
+// - Gathered ahead: what followed at this place in the last pass of its kind, if the entry here is the same.
+//   Elsewhere, a group is gathered by its first use.
+// - Forward ends with the first gradient or the first use in backward; backward ends in a callback of the
+//   engine, which waits for reductions. Forwards without gradients teach nothing.
+// - Gathers are collective calls, so all ranks must use groups in the same order. Otherwise the fingerprints
+//   of the calls differ, which is a DesyncError.
+// - Groups in shared memory are not gathered: the first use after a change of the shards makes all
+//   of them current at once, between barriers.
 #include "fsdp/tree.h"
 
 #include <algorithm>
@@ -12,8 +39,9 @@
 
 #include <lockstep/base/error.h>
 
-#include "ddp/autograd_hooks.h"
 #include "fsdp/parameter_group.h"
+#include "intercept/nested_backward.h"
+#include "modules/agreement.h"
 
 namespace lockstep::fsdp {
 namespace {
@@ -48,7 +76,7 @@ std::string training_text(const ParameterGroup& group) {
 // By value: its groups own the earlier tree until they are moved.
 void Tree::adopt(std::shared_ptr<Tree> earlier) {  // NOLINT(performance-unnecessary-value-param)
   if (earlier.get() == this) return;
-  const nn::WithoutGuards no_operator_calls_us;
+  const intercept::WithoutGuards no_operator_calls_us;
   const std::scoped_lock lock(mutex_, earlier->mutex_);
   for (const auto& group : earlier->living()) insert(group);
   earlier->groups_.clear();
@@ -96,7 +124,7 @@ void Tree::throw_if_failed() const {
 
 // Later uses of shared parameters throw.
 void Tree::fail(const std::string& failure) {
-  failure_ = nn::why_forbidden(failure);
+  failure_ = intercept::why_forbidden(failure);
   for (const auto& group : living()) group->gather().forbid_access(failure_);
 }
 
@@ -122,8 +150,8 @@ void Tree::check_parameters_of(const Groups& all) {
     watched_->known = device::ModuleSnapshot(*module);
   }
   for (const auto& group : all) {
-    const auto* const moved =
-        find(*group, [](const auto&, const auto& whole) { return nn::memory_guard_of(whole) == nullptr; });
+    const auto* const moved = find(
+        *group, [](const auto&, const auto& whole) { return intercept::memory_guard_of(whole) == nullptr; });
     if (moved == nullptr) continue;
     calls_.refuse(
         fmt::format("{}: parameter {}: its data was replaced (to(), set_data()) since this call; call to(), "
@@ -139,7 +167,7 @@ void Tree::check_module_of(const Groups& all) {
   if (first == nullptr) return;
   std::string lines;
   for (const auto& group : all) lines += training_text(*group);
-  const ddp::ModuleText now{
+  const modules::ModuleText now{
       .user = caller_,
       .lines = lines,
       .advice = "Freeze and unfreeze the same parameters on all ranks before the same step"};
@@ -148,7 +176,7 @@ void Tree::check_module_of(const Groups& all) {
   for (const auto& group : all) group->follow_training();
 }
 
-nn::MemoryGuard::Views Tree::use(ParameterGroup& group, const Operator& op) {
+intercept::MemoryGuard::Views Tree::use(ParameterGroup& group, const Operator& op) {
   const Lock lock(mutex_);
   if (is_in_forward()) {
     if (op.is_forward) begin_forward(group);
@@ -164,8 +192,8 @@ nn::MemoryGuard::Views Tree::use(ParameterGroup& group, const Operator& op) {
     prefetch_after(group);
   }
   if (op.has_plain_views) group.stays_whole = true;
-  return group.is_shared() || group.stays_whole ? nn::MemoryGuard::Views::plain
-                                                : nn::MemoryGuard::Views::guarded;
+  return group.is_shared() || group.stays_whole ? intercept::MemoryGuard::Views::plain
+                                                : intercept::MemoryGuard::Views::guarded;
 }
 
 // Also in a forward without gradients.
@@ -268,8 +296,8 @@ void Tree::begin_backward() {
   // Autograd destroys the callback, and with it the pass, without a call if the pass throws.
   const auto pass = std::make_shared<char>();
   pass_ = pass;
-  ddp::in_outer_backward([pass, self = shared_from_this()] {
-    ddp::note_wrapped_backward();
+  intercept::in_outer_backward([pass, self = shared_from_this()] {
+    intercept::note_wrapped_backward();
     torch::autograd::Engine::get_default_engine().queue_callback([pass, self] { self->end_backward(); });
   });
 }

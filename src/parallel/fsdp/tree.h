@@ -12,7 +12,7 @@
 #include "device/module_snapshot.h"
 #include "fsdp/step_calls.h"
 #include "fsdp/use_plan.h"
-#include "nn/storage_guard.h"
+#include "intercept/storage_guard.h"
 
 namespace lockstep::fsdp {
 
@@ -35,10 +35,10 @@ class Tree : public std::enable_shared_from_this<Tree> {
 
   struct Operator {
     bool is_forward = true;        // unless autograd runs it
-    bool has_plain_views = false;  // see nn::MemoryGuard
+    bool has_plain_views = false;  // see intercept::MemoryGuard
   };
   // Before an operator uses the group's parameters.
-  nn::MemoryGuard::Views use(ParameterGroup& group, const Operator& op);
+  intercept::MemoryGuard::Views use(ParameterGroup& group, const Operator& op);
   // Autograd calls these two, on its threads.
   void before_gradient();
   void on_gradient_ready(ParameterGroup& group, std::size_t parameter);
@@ -74,7 +74,7 @@ class Tree : public std::enable_shared_from_this<Tree> {
  private:
   struct Lock {
     explicit Lock(std::mutex& mutex) : held(mutex) {}
-    nn::WithoutGuards no_operator_calls_us;
+    intercept::WithoutGuards no_operator_calls_us;
     std::lock_guard<std::mutex> held;
   };
 

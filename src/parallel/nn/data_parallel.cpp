@@ -92,7 +92,7 @@ c10::Device DataParallelModule::output_device() const {
 
 torch::OrderedDict<std::string, Tensor> nn::WrapperModule::named_parameters() const {
   torch::OrderedDict<std::string, Tensor> once;
-  for (auto& item : distinct(Module::named_parameters())) once.insert(item.name, item.tensor);
+  for (auto& item : modules::distinct(Module::named_parameters())) once.insert(item.name, item.tensor);
   return once;
 }
 

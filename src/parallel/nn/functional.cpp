@@ -7,15 +7,11 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/nn/functional.h>
 
 #include "base/throw_error.h"
-#include "device/libtorch_versions.h"
-#include "nn/record.h"
+#include "intercept/record.h"
 #include "runtime/run.h"
 
 namespace lockstep::nn::functional {
@@ -23,41 +19,6 @@ namespace {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
-
-class CommunicationBackward : public torch::autograd::Node {
- public:
-  CommunicationBackward(const char* name, Gradient gradient) : name_(name), gradient_(std::move(gradient)) {}
-
-  std::string name() const override { return name_; }
-
-  // The other ranks wait for the call, so outputs without a gradient have one of zeros.
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (!gradients[i].defined()) gradients[i] = input_metadata(i).zeros_like();
-    }
-    return gradient_(std::move(gradients));
-  }
-
- private:
-  const char* name_;
-  Gradient gradient_;
-};
-
-Tensors with_history(const char* name, const Tensors& inputs, Tensors outputs, Gradient gradient) {
-  const auto node = libtorch::make_node<CommunicationBackward>(name, std::move(gradient));
-  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
-  for (auto& output : outputs) torch::autograd::set_history(output, node);
-  return outputs;
-}
-
-}  // namespace
-
-Tensors record(const char* name, const Tensors& inputs, Tensors outputs, Gradient gradient) {
-  const bool records = c10::GradMode::is_enabled() && torch::autograd::compute_requires_grad(inputs);
-  return records ? with_history(name, inputs, std::move(outputs), std::move(gradient)) : outputs;
-}
-
-namespace {
 
 // Gradients of complex numbers are often lazy conjugates, which no backend carries.
 Tensor resolved(const Tensor& tensor) { return tensor.detach().resolve_conj().resolve_neg(); }
@@ -106,7 +67,7 @@ Tensor all_reduce(const Tensor& tensor, ReduceOp op, const Group& given, Where w
   const auto group = runtime::required_group(given, "nn::functional::all_reduce");
   const auto output = copy_of(tensor);
   group.all_reduce(output, op, where);
-  return record("AllReduceBackward", {tensor}, {output}, [=](Tensors gradients) -> Tensors {
+  return intercept::record("AllReduceBackward", {tensor}, {output}, [=](Tensors gradients) -> Tensors {
     return {all_reduce(gradients[0], op, group, where)};
   })[0];
 }
@@ -117,8 +78,9 @@ Tensors all_gather(const Tensor& tensor, const Group& given, Where where) {
   Tensors outputs;
   for (int i = 0; i < group.size(); ++i) outputs.push_back(at::empty_like(input));
   group.all_gather(outputs, input, where);
-  return record("AllGatherBackward", {tensor}, std::move(outputs),
-                [=](Tensors gradients) -> Tensors { return {sum_of_own(gradients, group, where)}; });
+  return intercept::record(
+      "AllGatherBackward", {tensor}, std::move(outputs),
+      [=](Tensors gradients) -> Tensors { return {sum_of_own(gradients, group, where)}; });
 }
 
 Tensor reduce_scatter(const Tensor& output, const Tensors& input_list, ReduceOp op, const Group& given,
@@ -126,8 +88,8 @@ Tensor reduce_scatter(const Tensor& output, const Tensors& input_list, ReduceOp 
   const auto group = runtime::required_group(given, "nn::functional::reduce_scatter");
   const auto result = written(output);
   group.reduce_scatter(result, each(input_list, sent), op, where);
-  return record("ReduceScatterBackward", input_list, {result},
-                [=](Tensors gradients) { return all_gather(gradients[0], group, where); })[0];
+  return intercept::record("ReduceScatterBackward", input_list, {result},
+                           [=](Tensors gradients) { return all_gather(gradients[0], group, where); })[0];
 }
 
 Tensors all_to_all(const Tensors& output_tensor_list, const Tensors& input_tensor_list, const Group& given,
@@ -137,7 +99,7 @@ Tensors all_to_all(const Tensors& output_tensor_list, const Tensors& input_tenso
   group.all_to_all(results, each(input_tensor_list, sent), where);
   std::vector<std::vector<std::int64_t>> shapes;
   for (const auto& input : input_tensor_list) shapes.push_back(input.sizes().vec());
-  return record("AllToAllBackward", input_tensor_list, results, [=](Tensors gradients) {
+  return intercept::record("AllToAllBackward", input_tensor_list, results, [=](Tensors gradients) {
     Tensors outputs;
     for (const auto& shape : shapes) outputs.push_back(at::empty(shape, gradients.front().options()));
     return all_to_all(outputs, gradients, group, where);
@@ -152,7 +114,7 @@ Tensor all_to_all_single(const Tensor& output, const Tensor& input,
   const auto result = written(output);
   group.all_to_all_single(result, sent(input), output_split_sizes, input_split_sizes, where);
   const auto shape = input.sizes().vec();
-  return record("AllToAllSingleBackward", {input}, {result}, [=](Tensors gradients) -> Tensors {
+  return intercept::record("AllToAllSingleBackward", {input}, {result}, [=](Tensors gradients) -> Tensors {
     const auto received = at::empty(shape, gradients[0].options());
     return {all_to_all_single(received, gradients[0], input_split_sizes, output_split_sizes, group, where)};
   })[0];
@@ -162,7 +124,7 @@ Tensor broadcast(const Tensor& tensor, int src, const Group& given, Where where)
   const auto group = runtime::required_group(given, "nn::functional::broadcast");
   const auto output = copy_of(tensor);
   group.broadcast(output, src, where);
-  return record("BroadcastBackward", {tensor}, {output}, [=](Tensors gradients) -> Tensors {
+  return intercept::record("BroadcastBackward", {tensor}, {output}, [=](Tensors gradients) -> Tensors {
     const auto sum = reduce(gradients[0], src, ReduceOp::SUM, group, where);
     return {group.rank() == src ? sum : sum.zero_()};
   })[0];
@@ -172,7 +134,7 @@ Tensor reduce(const Tensor& tensor, int dst, ReduceOp op, const Group& given, Wh
   const auto group = runtime::required_group(given, "nn::functional::reduce");
   const auto output = copy_of(tensor);
   group.reduce(output, dst, op, where);
-  return record("ReduceBackward", {tensor}, {output}, [=](Tensors gradients) -> Tensors {
+  return intercept::record("ReduceBackward", {tensor}, {output}, [=](Tensors gradients) -> Tensors {
     return {broadcast(gradients[0], dst, group, where)};
   })[0];
 }
@@ -183,8 +145,9 @@ Tensors gather(const Tensor& tensor, int dst, const Group& given, Where where) {
   Tensors outputs;
   for (int i = 0; i < group.size(); ++i) outputs.push_back(at::zeros_like(input));
   group.gather(input, group.rank() == dst ? outputs : Tensors{}, dst, where);
-  return record("GatherBackward", {tensor}, std::move(outputs),
-                [=](Tensors gradients) -> Tensors { return {scatter(gradients, dst, group, where)}; });
+  return intercept::record("GatherBackward", {tensor}, std::move(outputs), [=](Tensors gradients) -> Tensors {
+    return {scatter(gradients, dst, group, where)};
+  });
 }
 
 Tensor scatter(const Tensors& tensors, int src, const Group& given, Where where) {
@@ -196,8 +159,8 @@ Tensor scatter(const Tensors& tensors, int src, const Group& given, Where where)
   }
   const auto output = at::zeros_like(tensors.front(), at::MemoryFormat::Contiguous).detach();
   group.scatter(output, group.rank() == src ? each(tensors, sent) : Tensors{}, src, where);
-  return record("ScatterBackward", tensors, {output},
-                [=](Tensors gradients) { return gather(gradients[0], src, group, where); })[0];
+  return intercept::record("ScatterBackward", tensors, {output},
+                           [=](Tensors gradients) { return gather(gradients[0], src, group, where); })[0];
 }
 
 Tensor send(const Tensor& tensor, int dst, const Group& given, int tag, Where where) {
@@ -205,13 +168,13 @@ Tensor send(const Tensor& tensor, int dst, const Group& given, int tag, Where wh
   const auto message = sent(tensor);
   group.send(message, dst, tag, where);
   const auto shape = tensor.sizes().vec();
-  return record("SendBackward", {tensor}, {at::zeros({}, message.options())},
-                [=](Tensors gradients) -> Tensors {
-                  refuse_second_order("send");
-                  const auto gradient = at::empty(shape, gradients[0].options());
-                  group.recv(gradient, dst, tag, where);
-                  return {gradient};
-                })[0];
+  return intercept::record("SendBackward", {tensor}, {at::zeros({}, message.options())},
+                           [=](Tensors gradients) -> Tensors {
+                             refuse_second_order("send");
+                             const auto gradient = at::empty(shape, gradients[0].options());
+                             group.recv(gradient, dst, tag, where);
+                             return {gradient};
+                           })[0];
 }
 
 Tensor recv(const Tensor& tensor, int src, const Group& given, int tag, Where where) {
@@ -220,7 +183,7 @@ Tensor recv(const Tensor& tensor, int src, const Group& given, int tag, Where wh
   group.recv(message, src, tag, where);
   const bool differentiable = message.is_floating_point() || message.is_complex();
   if (!c10::GradMode::is_enabled() || !differentiable) return message;
-  return with_history("RecvBackward", {}, {std::move(message)}, [=](Tensors gradients) -> Tensors {
+  return intercept::with_history("RecvBackward", {}, {std::move(message)}, [=](Tensors gradients) -> Tensors {
     refuse_second_order("recv");
     group.send(sent(gradients[0]), src, tag, where);
     return {};

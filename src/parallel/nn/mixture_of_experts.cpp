@@ -17,8 +17,8 @@
 #include <lockstep/nn/mixture_of_experts.h>
 
 #include "base/throw_error.h"
-#include "nn/experts.h"
-#include "nn/record.h"
+#include "intercept/record.h"
+#include "modules/experts.h"
 
 namespace lockstep {
 namespace {
@@ -28,7 +28,7 @@ using Counts = std::vector<std::int64_t>;
 
 // The tensor itself, whose gradient is multiplied by `factor`.
 Tensor with_scaled_gradient(const Tensor& tensor, double factor) {
-  return nn::functional::record(
+  return intercept::record(
       "ScaledGradientBackward", {tensor}, {tensor.detach()},
       [=](std::vector<Tensor> gradients) -> std::vector<Tensor> { return {gradients[0] * factor}; })[0];
 }
@@ -80,7 +80,7 @@ MixtureOfExpertsImpl::MixtureOfExpertsImpl(const MixtureOfExpertsOptions& option
   if (options.mesh && options.mesh->size() > 1) group_ = options.mesh->get_group();
   gate = register_module(
       "gate", torch::nn::Linear(torch::nn::LinearOptions(options.dim, options.num_experts).bias(false)));
-  experts = register_module("experts", std::make_shared<nn::Experts>(group_));
+  experts = register_module("experts", std::make_shared<modules::Experts>(group_));
   const auto count = options.num_experts / (group_ ? group_->size() : 1);
   const auto first = group_ ? group_->rank() * count : 0;
   for (std::int64_t i = 0; i < options.num_experts; ++i) {
@@ -186,56 +186,10 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const Tensor& input) {
           .dropped = all - routes.choices.numel()};
 }
 
-std::vector<nn::ExpertTensor> nn::expert_tensors(const torch::nn::Module& module) {
-  std::vector<ExpertTensor> all;
-  const auto add = [&](const torch::nn::Module& layer, const std::string& prefix) {
-    const auto* experts = layer.as<Experts>();
-    if (experts == nullptr || !experts->ranks()) return;
-    for (const auto& tensors : {layer.named_parameters(), layer.named_buffers()})
-      for (const auto& item : tensors) all.push_back({prefix + item.key(), item.value(), *experts->ranks()});
-  };
-  add(module, "");
-  for (const auto& layer : module.named_modules("", /*include_self=*/false))
-    add(*layer.value(), layer.key() + ".");
-  return all;
-}
-
 std::vector<std::string> expert_names(const torch::nn::Module& module) {
   std::vector<std::string> names;
-  for (const auto& expert : nn::expert_tensors(module)) names.push_back(expert.name);
+  for (const auto& expert : modules::expert_tensors(module)) names.push_back(expert.name);
   return names;
-}
-
-namespace {
-
-// A rank of the group that has other experts than this one.
-std::optional<int> rank_with_others(const ProcessGroup& group, const ProcessGroup& experts,
-                                    std::source_location where) {
-  const auto places = group.all_gather_object(std::to_string(experts.rank()), where);
-  const auto other = std::ranges::find_if(places, [&](const auto& place) { return place != places.front(); });
-  if (other == places.end()) return std::nullopt;
-  const auto own = places[static_cast<std::size_t>(group.rank())];
-  return static_cast<int>((own == places.front() ? other : places.begin()) - places.begin());
-}
-
-}  // namespace
-
-void nn::refuse_experts(const torch::nn::Module& module, const std::vector<NamedTensor>& tensors,
-                        const ParameterSharer& sharer) {
-  std::vector<ProcessGroup> checked;
-  for (const auto& [name, expert, ranks] : expert_tensors(module)) {
-    const auto is_same = [&, &own = expert](const auto& each) { return each.tensor.is_same(own); };
-    const auto is_checked = [&, &now = ranks](const auto& each) { return each.backend() == now.backend(); };
-    if (std::ranges::none_of(tensors, is_same) || std::ranges::any_of(checked, is_checked)) continue;
-    const auto other = rank_with_others(sharer.group, ranks, sharer.where);
-    if (other) {
-      throw_error<ArgumentError>(
-          "{}:{}: {}: rank {} of {}: {} is of an expert that rank {} of group {} does not have; {}",
-          sharer.where.file_name(), sharer.where.line(), sharer.name, sharer.group.rank(),
-          sharer.group.size(), name, *other, sharer.group.name(), sharer.advice);
-    }
-    checked.push_back(ranks);
-  }
 }
 
 }  // namespace lockstep

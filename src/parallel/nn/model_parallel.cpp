@@ -6,8 +6,8 @@
 
 #include <lockstep/nn/model_parallel.h>
 
-#include "nn/module_names.h"
-#include "nn/storage_guard.h"
+#include "intercept/storage_guard.h"
+#include "modules/module_names.h"
 
 namespace lockstep {
 namespace {
@@ -70,7 +70,7 @@ void place(torch::nn::Module& module, const std::string& name, const DeviceOfMod
 
 }  // namespace
 
-class ModelParallel::Scope::State final : public nn::OperatorGuard {
+class ModelParallel::Scope::State final : public intercept::OperatorGuard {
  public:
   explicit State(const torch::nn::Module& module) : scope_(*this) {
     for (const auto& tensors : {module.parameters(), module.buffers()})
@@ -95,7 +95,7 @@ class ModelParallel::Scope::State final : public nn::OperatorGuard {
     const auto target = written.device ? written.device : of_module ? of_module : last_;
     // A tensor that the operator changes stays, and operators of lists may take several devices.
     if (!target || written.is_on_several) return false;
-    const nn::WithoutGuards plain(nn::WithoutGuards::Kinds::operators);
+    const intercept::WithoutGuards plain(intercept::WithoutGuards::Kinds::operators);
     for (auto i = stack.size() - count; i < stack.size(); ++i) stack[i] = moved(stack[i], *target);
     op.callBoxed(stack);
     return true;
@@ -108,7 +108,7 @@ class ModelParallel::Scope::State final : public nn::OperatorGuard {
 
   std::unordered_set<const c10::StorageImpl*> placed_;
   std::optional<c10::Device> last_;
-  nn::OperatorScope scope_;
+  intercept::OperatorScope scope_;
 };
 
 ModelParallel::Scope::Scope(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -120,7 +120,7 @@ ModelParallel::ModelParallel(torch::nn::Module& module, const DeviceMap& device_
     : module_(module) {
   std::vector<std::pair<torch::nn::Module*, c10::Device>> moves;
   for (const auto& [pattern, device] : device_map) {
-    for (const auto& named : nn::matching_modules(module, pattern, "ModelParallel", where))
+    for (const auto& named : modules::matching_modules(module, pattern, "ModelParallel", where))
       moves.emplace_back(named.module, device);
   }
   for (const auto& [layer, device] : moves) layer->to(device);

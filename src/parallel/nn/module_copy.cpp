@@ -10,7 +10,7 @@
 #include <lockstep/runtime/random.h>
 
 #include "base/throw_error.h"
-#include "device/thread_generator.h"
+#include "device/generators.h"
 
 namespace lockstep::nn {
 namespace {
@@ -23,8 +23,7 @@ namespace {
   }
   throw_error<ArgumentError>(
       "{}: the module {} cannot be cloned; derive it and its submodules from torch::nn::Cloneable, with "
-      "reset() "
-      "registering all that they have{}. {}",
+      "reset() registering all that they have{}. {}",
       user, module.name(), otherwise, reason);
 }
 

@@ -17,7 +17,8 @@
 #include <lockstep/runtime/random.h>
 
 #include "base/throw_error.h"
-#include "device/thread_generator.h"
+#include "device/generators.h"
+#include "intercept/thread_defaults.h"
 #include "nn/module_copy.h"
 #include "runtime/intra_op_threads.h"
 
@@ -93,8 +94,8 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const std::vecto
                    const Make& make, const std::function<bool(const torch::nn::Module&)>& is_replica)
     : original_(std::move(original)),
       known_(*original_),
-      parameters_(distinct(original_->named_parameters())) {
-  device::ThreadGenerator::register_kernels();
+      parameters_(modules::distinct(original_->named_parameters())) {
+  intercept::ThreadGenerator::register_kernels();
   for (const auto& device : devices) add(device, new_replica(*original_, make, is_replica));
 }
 
@@ -106,7 +107,7 @@ void Replicas::add(c10::Device device, std::shared_ptr<torch::nn::Module> module
   std::unordered_map<const void*, std::size_t> index;
   for (std::size_t i = 0; i < parameters_.size(); ++i) index[parameters_[i].tensor.unsafeGetTensorImpl()] = i;
   std::vector<Parameter> parameters;
-  for (const auto& [name, tensor] : distinct(own)) {
+  for (const auto& [name, tensor] : modules::distinct(own)) {
     parameters.push_back({tensor, index.at(originals[name].unsafeGetTensorImpl())});
     const auto original = parameters.back().original;
     torch::autograd::impl::set_post_acc_grad_hooks(
@@ -204,7 +205,7 @@ void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& jo
     try {
       const at::ThreadLocalStateGuard as_caller(state.local);
       state.set_autocast_types();
-      const device::ThreadGenerator random(replicas_[i].generator);
+      const intercept::ThreadGenerator random(replicas_[i].generator);
       const c10::OptionalStreamGuard stream(state.streams[i]);
       IntraOpThreads::set(share);
       job(i);

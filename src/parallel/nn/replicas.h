@@ -14,7 +14,7 @@
 #include <lockstep/nn/data_parallel.h>
 
 #include "device/module_snapshot.h"
-#include "nn/named_tensors.h"
+#include "modules/named_tensors.h"
 
 namespace lockstep::nn {
 
@@ -59,7 +59,7 @@ class Replicas {
   void update(std::size_t count);
 
   // The original's parameters, each once.
-  const std::vector<NamedTensor>& parameters() const { return parameters_; }
+  const std::vector<modules::NamedTensor>& parameters() const { return parameters_; }
 
   // While it lives, gradients of the replicas' parameters go to `sums` and not to .grad. One at a time.
   [[nodiscard]] auto collect_gradients(GradientSums& sums) {
@@ -95,7 +95,7 @@ class Replicas {
 
   std::shared_ptr<torch::nn::Module> original_;
   device::ModuleSnapshot known_;
-  std::vector<NamedTensor> parameters_;
+  std::vector<modules::NamedTensor> parameters_;
   std::vector<Replica> replicas_;
   std::shared_ptr<GradientSums*> sums_ = std::make_shared<GradientSums*>(nullptr);  // shared with hooks
 };

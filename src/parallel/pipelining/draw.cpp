@@ -8,7 +8,7 @@
 namespace lockstep::pipelining {
 namespace {
 
-constexpr double kRow = 28, kLeft = 70, kTop = 10;
+constexpr double kRow = 28, kLeftMargin = 70, kTopMargin = 10;
 
 // A hue for each kind of action, paler for stages further up.
 std::string color_of(const Action& action, int num_stages) {
@@ -33,11 +33,11 @@ std::string draw_svg(const Timeline& timeline) {
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" "
       "font-family=\"sans-serif\" "
       "font-size=\"11\">\n",
-      kLeft + scale * timeline.step_time + 10, kTop + kRow * ranks + 24);
+      kLeftMargin + scale * timeline.step_time + 10, kTopMargin + kRow * ranks + 24);
   for (int rank = 0; rank < ranks; ++rank)
-    svg += fmt::format("<text x=\"8\" y=\"{:.0f}\">rank {}</text>\n", kTop + kRow * rank + 17, rank);
+    svg += fmt::format("<text x=\"8\" y=\"{:.0f}\">rank {}</text>\n", kTopMargin + kRow * rank + 17, rank);
   for (const auto& each : timeline.actions) {
-    const double x = kLeft + scale * each.start, y = kTop + kRow * each.rank,
+    const double x = kLeftMargin + scale * each.start, y = kTopMargin + kRow * each.rank,
                  width = scale * (each.end - each.start);
     svg += fmt::format(
         "<g><title>{} from {:.6g} to {:.6g}</title><rect x=\"{:.2f}\" y=\"{:.0f}\" width=\"{:.2f}\" "
@@ -47,7 +47,7 @@ std::string draw_svg(const Timeline& timeline) {
         x + width / 2, y + 16, *each.action.microbatch_index);
   }
   return svg + fmt::format("<text x=\"8\" y=\"{:.0f}\">step {:.6g}, idle {:.1f}%</text>\n</svg>\n",
-                           kTop + kRow * ranks + 14, timeline.step_time, 100 * timeline.idle_share);
+                           kTopMargin + kRow * ranks + 14, timeline.step_time, 100 * timeline.idle_share);
 }
 
 }  // namespace lockstep::pipelining

@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "base/throw_error.h"
-#include "nn/experts.h"
+#include "modules/experts.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -35,10 +35,9 @@ LocalStage::LocalStage(PipelineStage stage, int n_microbatches)
   if (!shards_.empty() && options.data_parallel_group)
     throw_error<ArgumentError>(
         "stage {}: fully_shard() distributes it, so it cannot have a data_parallel_group; fully_shard() has "
-        "the "
-        "mesh",
+        "the mesh",
         stage_.stage_index());
-  const auto experts = nn::expert_tensors(*stage_.submodule());
+  const auto experts = modules::expert_tensors(*stage_.submodule());
   if (options.data_parallel_group && !experts.empty())
     throw_error<ArgumentError>(
         "stage {}: data_parallel_group would average {}, which is of an expert that other ranks do not have; "

@@ -14,7 +14,7 @@
 #include <lockstep/runtime/random.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
+#include "modules/agreement.h"
 #include "runtime/run.h"
 
 namespace lockstep::pipelining {
@@ -104,13 +104,13 @@ std::vector<double> measure_layers(const torch::nn::Sequential& net, const Tenso
   const auto where = std::source_location::current();
   const auto group = runtime::group_or_default({}, "measure_layers()");
   if (!group) return medians_of(net, input, repetitions);
-  const auto medians = ddp::tell_on_failure({*group}, "measure_layers()", where,
-                                            [&] { return medians_of(net, input, repetitions); });
-  ddp::check_same_on_all_ranks(*group,
-                               {.user = "measure_layers()",
-                                .lines = fmt::format("a net of {} layers\n", medians.size()),
-                                .advice = "Measure the same net on every rank"},
-                               where);
+  const auto medians = modules::tell_on_failure({*group}, "measure_layers()", where,
+                                                [&] { return medians_of(net, input, repetitions); });
+  modules::check_same_on_all_ranks(*group,
+                                   {.user = "measure_layers()",
+                                    .lines = fmt::format("a net of {} layers\n", medians.size()),
+                                    .advice = "Measure the same net on every rank"},
+                                   where);
   if (medians.empty()) return medians;
   // Ranks that measure other times would cut the net in other places.
   const auto means = torch::tensor(medians, at::kDouble).to(input.device());

@@ -12,7 +12,7 @@
 #include <lockstep/pipelining/pipeline.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
+#include "modules/agreement.h"
 #include "pipelining/action_errors.h"
 #include "pipelining/local_stage.h"
 #include "pipelining/microbatches.h"
@@ -126,13 +126,14 @@ Parts parts_on_all_ranks(const std::vector<PipelineStage>& stages, const Plan& p
                          const std::vector<ProcessGroup>& groups) {
   const auto where = std::source_location::current();
   auto parts =
-      ddp::tell_on_failure(groups, kUser, where, [&] { return parts_of(stages, plan, groups.front()); });
-  const ddp::ModuleText own{.user = kUser,
-                            .lines = text_of(parts.plan, options, has_loss),
-                            .advice = "Make the same schedule with the same options on every rank"};
+      modules::tell_on_failure(groups, kUser, where, [&] { return parts_of(stages, plan, groups.front()); });
+  const modules::ModuleText own{.user = kUser,
+                                .lines = text_of(parts.plan, options, has_loss),
+                                .advice = "Make the same schedule with the same options on every rank"};
   for (auto group = groups.begin(); group != groups.end(); ++group) {
     const std::vector rest(group + 1, groups.end());
-    ddp::tell_on_failure(rest, kUser, where, [&] { ddp::check_same_on_all_ranks(*group, own, where); });
+    modules::tell_on_failure(rest, kUser, where,
+                             [&] { modules::check_same_on_all_ranks(*group, own, where); });
   }
   return parts;
 }
@@ -144,6 +145,27 @@ double seconds_now() {
 
 }  // namespace
 
+// Note [The runtime]
+//
+// A plan is a list of actions for each rank, which check_plan() and simulate() have accepted. The runtime
+// performs the list of its rank in order and decides nothing. In zero-bubble plans backward has two actions:
+//
+//     stage        x ----> [ op 1 ] ----> [ op 2 ] ----> y
+//     I            dx <--- [ op 1 ] <---- [ op 2 ] <---- dy     the rank before waits for dx: SEND_B
+//     W                      dw 1           dw 2                nobody waits: fills gaps
+//
+//     plan, rank 0    F0 F1 .  I0 W0 I1 W1
+//           rank 1    .  F0 I0 F1 I1 W0 W1 .
+//
+// I (SplitBackward::input_part) runs the graph from dy to dx alone. At the forks, nodes that lead to inputs
+// and to parameters, it keeps the gradients that pass and cuts the edges to the input side. W
+// (SplitBackward::weight_part) runs the graph from the forks with what was kept, adds to the parameters'
+// gradients and frees the micro-batch. Each matrix product runs once, so the bits are those of one backward.
+// The first stage has no inputs that need gradients: its I keeps dy, and its W does everything.
+//
+// RECV actions only post a receive; the forward or backward that needs the message waits for it. Sends are
+// asynchronous and waited for at the end of the step. Between stages of one rank, outputs and gradients are
+// handed over in memory (`arrived_`). REDUCE_GRAD, after a stage's last B or W, divides and averages.
 class PipelineSchedule::Runtime {
  public:
   Runtime(ProcessGroup group, const std::vector<PipelineStage>& stages, Parts parts, LossFunction loss_fn,

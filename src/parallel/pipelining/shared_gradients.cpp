@@ -17,6 +17,8 @@
 #include "base/throw_error.h"
 #include "fsdp/module_groups.h"
 #include "fsdp/sharded_state_dict.h"
+#include "modules/agreement.h"
+#include "modules/broadcast.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -140,7 +142,7 @@ void SharedGradients::agree_on_trained(std::size_t stage) {
   checks_[stage].note_trained();
 }
 
-ddp::ModuleText SharedGradients::text_of(std::size_t stage) const {
+modules::ModuleText SharedGradients::text_of(std::size_t stage) const {
   return {.user = "a pipeline",
           .lines = checks_[stage].lines(),
           .advice = "Freeze and unfreeze parameters in all replicas of a stage before the same run"};
@@ -178,15 +180,15 @@ void SharedGradients::copy_replicas() const {
     if (!group) continue;
     const auto where = std::source_location::current();
     auto text = text_of(i);
-    auto tensors = nn::distinct(stage.submodule()->named_parameters());
-    for (auto& buffer : nn::distinct(stage.submodule()->named_buffers())) {
-      text.lines += ddp::describe("buffer", buffer) + "\n";
+    auto tensors = modules::distinct(stage.submodule()->named_parameters());
+    for (auto& buffer : modules::distinct(stage.submodule()->named_buffers())) {
+      text.lines += modules::describe("buffer", buffer) + "\n";
       tensors.push_back(std::move(buffer));
     }
-    ddp::check_same_on_all_ranks(*group, text, where);
+    modules::check_same_on_all_ranks(*group, text, where);
     const auto user = fmt::format("stage {} of a pipeline", stage.stage_index());
-    ddp::check_can_be_sent(*group, user.c_str(), tensors);
-    ddp::broadcast_from(*group, 0, tensors, where);
+    modules::check_can_be_sent(*group, user.c_str(), tensors);
+    modules::broadcast_from(*group, 0, tensors, where);
   }
 }
 
@@ -303,7 +305,7 @@ double SharedGradients::clip(double max_norm, const ClipGradNormOptions& options
     });
   };
   std::set<const c10::TensorImpl*> seen;  // once for those tied on this rank
-  std::vector<nn::CountedGradient> gradients;
+  std::vector<modules::CountedGradient> gradients;
   for (const auto& stage : stages_) {
     for (const auto& entry : fsdp::entries_of(*stage.submodule(), /*with_ignored=*/false).parameters) {
       if (!seen.insert(entry.part.unsafeGetTensorImpl()).second) continue;
@@ -311,7 +313,7 @@ double SharedGradients::clip(double max_norm, const ClipGradNormOptions& options
       gradients.back().counts = !is_of_other_rank(entry.part);
     }
   }
-  return nn::clip_gradients(gradients, max_norm, options, &group_, where);
+  return modules::clip_gradients(gradients, max_norm, options, &group_, where);
 }
 
 }  // namespace lockstep::pipelining

@@ -7,7 +7,7 @@
 
 #include <lockstep/pipelining/pipeline.h>
 
-#include "ddp/change_agreement.h"
+#include "modules/change_agreement.h"
 #include "pipelining/stage_check.h"
 
 namespace lockstep::pipelining {
@@ -30,7 +30,7 @@ class SharedGradients {
   // The calls of a run. If they throw, those of the other ranks of this host end, too.
   template <typename Calls>
   auto run(const Calls& calls) const {
-    return ddp::run_in_all(agreements_, calls);
+    return modules::run_in_all(agreements_, calls);
   }
   // After a run, also if it threw: what ended it does not end the next one.
   void end_run();
@@ -54,7 +54,7 @@ class SharedGradients {
 
   void check_stages() const;
   void agree_on_trained(std::size_t stage);
-  ddp::ModuleText text_of(std::size_t stage) const;
+  modules::ModuleText text_of(std::size_t stage) const;
   void end_others(const std::string& why) const;
   void copy_replicas() const;
   void find_tied();
@@ -65,9 +65,9 @@ class SharedGradients {
   ProcessGroup group_;
   std::vector<PipelineStage> stages_;
   int first_tag_;
-  std::vector<StageCheck> checks_;                // [stage of this rank] since the first run
-  std::vector<ddp::ChangeAgreement> agreements_;  // of the pipeline and of replicas of stages
-  std::vector<std::size_t> of_replicas_;          // [stage of this rank]: in agreements_; 0: it has none
+  std::vector<StageCheck> checks_;                    // [stage of this rank] since the first run
+  std::vector<modules::ChangeAgreement> agreements_;  // of the pipeline and of replicas of stages
+  std::vector<std::size_t> of_replicas_;              // [stage of this rank]: in agreements_; 0: it has none
   std::map<std::string, Tied> tied_;
   std::map<const c10::TensorImpl*, int> waiting_;  // local stages that have not been reduced
 };

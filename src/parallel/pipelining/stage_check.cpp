@@ -6,7 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
+#include "modules/agreement.h"
 #include "runtime/run.h"
 
 namespace lockstep::pipelining {
@@ -47,7 +47,7 @@ void StageCheck::note_trained() {
 std::string StageCheck::lines() const {
   std::string lines;
   for (const auto& each : parameters_)
-    lines += ddp::describe("parameter", {each.name, each.parameter}) +
+    lines += modules::describe("parameter", {each.name, each.parameter}) +
              (each.parameter.requires_grad() ? "\n" : ", no gradient\n");
   return lines;
 }

@@ -6,7 +6,7 @@
 #include <lockstep/pipelining/pipeline.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
+#include "modules/agreement.h"
 #include "pipelining/stage_check.h"
 #include "pipelining/stage_cuts.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 Plan plan_for(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches) {
   const auto groups = groups_of(stages, name);
-  return ddp::tell_on_failure(groups, name, std::source_location::current(), [&] {
+  return modules::tell_on_failure(groups, name, std::source_location::current(), [&] {
     return make_plan(name, groups.front().size(), static_cast<int>(stages.size()), n_microbatches);
   });
 }
@@ -58,8 +58,7 @@ PipelineStage::PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forwa
   if (std::dynamic_pointer_cast<nn::WrapperModule>(submodule_))
     throw_error<ArgumentError>(
         "PipelineStage {}: the module is wrapped by DistributedDataParallel or DataParallel, which would "
-        "reduce "
-        "in every micro-batch; pass the module itself and set data_parallel_group",
+        "reduce in every micro-batch; pass the module itself and set data_parallel_group",
         stage_index);
   if (stage_index < 0 || stage_index >= num_stages)
     throw_error<ArgumentError>("PipelineStage: stage_index {} of {} stages", stage_index, num_stages);

@@ -9,7 +9,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "base/throw_error.h"
-#include "ddp/module_sync.h"
+#include "modules/agreement.h"
+#include "modules/broadcast.h"
 #include "tensor_parallel/redistribute.h"
 
 namespace lockstep::tensor_parallel {
@@ -83,10 +84,10 @@ void refuse_partial(const std::optional<Placement>& layout, const char* option, 
 }
 
 // "parameter fc1.weight Float[4, 3] on cpu, a part": what ranks must have alike.
-std::string describe_whole(const std::string& kind, const nn::NamedTensor& item) {
+std::string describe_whole(const std::string& kind, const modules::NamedTensor& item) {
   const auto& [name, tensor] = item;
   const auto* const part = parallel_parameter(tensor);
-  if (part == nullptr) return ddp::describe(kind, item);
+  if (part == nullptr) return modules::describe(kind, item);
   return fmt::format("{} {}\t{}[{}] on {}, a part", kind, name, c10::toString(tensor.scalar_type()),
                      fmt::join(part->sizes(), ", "), c10::DeviceTypeName(tensor.device().type(), true));
 }
@@ -148,7 +149,7 @@ std::string Cuts::text() const {
   return lines;
 }
 
-void Cuts::send(const std::string& kind, const std::vector<nn::NamedTensor>& tensors) {
+void Cuts::send(const std::string& kind, const std::vector<modules::NamedTensor>& tensors) {
   for (const auto& each : tensors) {
     sent_text_ += describe_whole(kind, each) + "\n";
     if (parallel_parameter(each.tensor) == nullptr) sent_.push_back(each);
@@ -156,14 +157,14 @@ void Cuts::send(const std::string& kind, const std::vector<nn::NamedTensor>& ten
 }
 
 void Cuts::make(const std::function<std::string()>& plan) {
-  auto lines = ddp::tell_on_failure({ranks_.group}, caller_, ranks_.where, plan);
-  ddp::check_same_on_all_ranks(
+  auto lines = modules::tell_on_failure({ranks_.group}, caller_, ranks_.where, plan);
+  modules::check_same_on_all_ranks(
       ranks_.group,
       {.user = fmt::format("{}:{}: {}", ranks_.where.file_name(), ranks_.where.line(), caller_),
        .lines = std::move(lines) + text() + sent_text_,
        .advice = "Make the same calls for the same module with the same plan on every rank"},
       ranks_.where);
-  ddp::check_can_be_sent(ranks_.group, caller_, sent_);
+  modules::check_can_be_sent(ranks_.group, caller_, sent_);
   for (auto& each : planned_) make(each);
   for (const auto& change : then_) change();
 }
@@ -180,8 +181,8 @@ void Cuts::make(Planned& planned) const {
     auto guard = std::make_unique<ParallelParameter>(name, ranks_.group, dim, parameter.sizes().vec());
     // Not `part` itself: its storage is that of the memory.
     parameter.set_data(part.detach());
-    nn::set_guard(parameter, std::move(guard));
-    nn::set_guarded_memory(parameter, part);
+    intercept::set_guard(parameter, std::move(guard));
+    intercept::set_guarded_memory(parameter, part);
   }
   if (rule) parallel_parameter(parameter)->add(std::move(rule));
 }

@@ -12,7 +12,7 @@
 
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
-#include "nn/named_tensors.h"
+#include "modules/named_tensors.h"
 #include "tensor_parallel/rules.h"
 
 // Parameters of layers become parts of themselves.
@@ -42,7 +42,7 @@ class Cuts {
   // `rule`: may be empty.
   void add(const at::Tensor& parameter, const std::string& name, std::optional<std::int64_t> dim, Rule rule);
   // The caller broadcasts the tensors after make(), which compares and checks them, but those that are parts.
-  void send(const std::string& kind, const std::vector<nn::NamedTensor>& tensors);
+  void send(const std::string& kind, const std::vector<modules::NamedTensor>& tensors);
   // make() calls it after the cuts.
   void then(std::function<void()> change) { then_.push_back(std::move(change)); }
 
@@ -66,7 +66,7 @@ class Cuts {
   Ranks ranks_;
   const char* caller_;
   std::vector<Planned> planned_;
-  std::vector<nn::NamedTensor> sent_;
+  std::vector<modules::NamedTensor> sent_;
   std::string sent_text_;
   std::vector<std::function<void()>> then_;
 };

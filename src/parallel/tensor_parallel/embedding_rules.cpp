@@ -23,7 +23,7 @@ std::optional<Lookup> lookup_of(const Call& call, Placement input) {
     return std::nullopt;
   const auto indices =
       redistribute(arguments[1].toTensor(), call.parameter.group(), {input, Replicate(), Replicate(), input});
-  return Lookup{nn::without_operator_guard(arguments[0].toTensor()), indices, arguments[2].toInt(),
+  return Lookup{intercept::without_operator_guard(arguments[0].toTensor()), indices, arguments[2].toInt(),
                 arguments[3].toBool(), arguments[4].toBool()};
 }
 

@@ -4,7 +4,7 @@
 
 #include <lockstep/tensor_parallel/layers.h>
 
-#include "nn/storage_guard.h"
+#include "intercept/storage_guard.h"
 #include "tensor_parallel/cut.h"
 
 namespace lockstep::tensor_parallel {
@@ -22,7 +22,7 @@ torch::nn::Linear cut_layer(const torch::nn::LinearOptions& options, const Devic
     cut_linear(linear->weight, linear->bias, std::string(name) + ".", style, cuts);
     return fmt::format("{}, bias={}\n", describe_style(name, style), linear->bias.defined());
   });
-  if (linear->bias.defined() && !nn::has_guard(linear->bias))
+  if (linear->bias.defined() && !intercept::has_guard(linear->bias))
     cuts.ranks().group.broadcast(linear->bias.detach(), 0, where);
   return linear;
 }

@@ -12,7 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
-#include "nn/record.h"
+#include "intercept/record.h"
 #include "tensor_parallel/redistribute.h"
 #include "tensor_parallel/rules.h"
 
@@ -52,20 +52,20 @@ bool is_weight(const c10::IValue& value, const Call& call, bool transposed = fal
 std::optional<Product> product_of(const Call& call) {
   const auto& arguments = call.arguments;
   if (call.name == "aten::linear" && is_weight(arguments[1], call)) {
-    const auto weight = nn::without_operator_guard(arguments[1].toTensor());
+    const auto weight = intercept::without_operator_guard(arguments[1].toTensor());
     return Product{arguments[0].toTensor(), tensor_or_none(arguments[2]),
                    [=](const Tensor& x, const Tensor& bias) { return at::linear(x, weight, bias); }};
   }
   const bool is_matmul = call.name == "aten::matmul" || call.name == "aten::mm";
   if (is_matmul && is_weight(arguments[1], call, true)) {
-    const auto weight = nn::without_operator_guard(arguments[1].toTensor());
+    const auto weight = intercept::without_operator_guard(arguments[1].toTensor());
     return Product{
         arguments[0].toTensor(), {}, [=](const Tensor& x, const Tensor&) { return at::matmul(x, weight); }};
   }
   if (call.name == "aten::addmm" && is_weight(arguments[2], call, true)) {
     if (arguments[3].toScalar().toDouble() != 1 || arguments[4].toScalar().toDouble() != 1)
       return std::nullopt;
-    const auto weight = nn::without_operator_guard(arguments[2].toTensor());
+    const auto weight = intercept::without_operator_guard(arguments[2].toTensor());
     return Product{arguments[1].toTensor(), arguments[0].toTensor(),
                    [=](const Tensor& x, const Tensor& bias) {
                      return bias.defined() ? at::addmm(bias, x, weight) : at::mm(x, weight);
@@ -96,7 +96,7 @@ Rule added(std::function<Tensor(const Tensor& bias, const Call& call)> term) {
     if (!call.arguments[1].isTensor() || parallel_parameter(call.arguments[1].toTensor()) != &call.parameter)
       return std::nullopt;
     if (!call.arguments[0].isTensor() || is_weight_decay(call)) return std::nullopt;
-    const auto bias = term(nn::without_operator_guard(call.arguments[1].toTensor()), call);
+    const auto bias = term(intercept::without_operator_guard(call.arguments[1].toTensor()), call);
     const auto sum = call.arguments[0].toTensor();
     const auto alpha = call.arguments[2].toScalar();
     return in_place ? sum.add_(bias, alpha) : at::add(sum, bias, alpha);
@@ -118,7 +118,7 @@ Rule colwise_linear(Layouts layouts, std::shared_ptr<SharedInput> shared) {
     const auto input = shared ? shared->convert(product->input, group)
                               : redistribute(product->input, group, colwise_input(layouts.input));
     check_features(input, call.parameter.sizes()[1], call, "ColwiseParallel");
-    const auto output = product->compute(input, nn::without_operator_guard(product->bias));
+    const auto output = product->compute(input, intercept::without_operator_guard(product->bias));
     return redistribute(output, group,
                         {.from = Shard(-1),
                          .to = layouts.output,
@@ -144,9 +144,8 @@ Rule colwise_bias(Placement output) {
 Rule rowwise_bias() {
   // Each rank adds its share, as in PyTorch, and gets the whole gradient.
   return added([](const Tensor& bias, const Call& call) {
-    return nn::functional::record("BiasShareBackward", {bias},
-                                  {bias.detach() / call.parameter.group().size()},
-                                  [](std::vector<Tensor> gradients) { return gradients; })[0];
+    return intercept::record("BiasShareBackward", {bias}, {bias.detach() / call.parameter.group().size()},
+                             [](std::vector<Tensor> gradients) { return gradients; })[0];
   });
 }
 

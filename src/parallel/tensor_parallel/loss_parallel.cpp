@@ -18,7 +18,7 @@
 #include <lockstep/tensor_parallel/layers.h>
 
 #include "base/throw_error.h"
-#include "nn/record.h"
+#include "intercept/record.h"
 #include "tensor_parallel/cut.h"
 
 namespace lockstep::tensor_parallel {
@@ -216,10 +216,10 @@ Tensor loss_parallel(const Tensor& input, const Tensor& target, const DeviceMesh
     loss.log_probabilities = shifted - sum.log();
     result = value_of(loss, options, ranks).to(input.scalar_type());
   }
-  return nn::functional::record("LossParallelBackward", {input}, {result},
-                                [loss, options, dtype = input.scalar_type()](std::vector<Tensor> gradients) {
-                                  return std::vector{gradient_of(loss, gradients[0], options).to(dtype)};
-                                })[0];
+  return intercept::record("LossParallelBackward", {input}, {result},
+                           [loss, options, dtype = input.scalar_type()](std::vector<Tensor> gradients) {
+                             return std::vector{gradient_of(loss, gradients[0], options).to(dtype)};
+                           })[0];
 }
 
 }  // namespace lockstep::tensor_parallel

@@ -7,14 +7,15 @@
 
 #include <lockstep/base/error.h>
 
-#include "nn/named_tensors.h"
+#include "modules/agreement.h"
+#include "modules/named_tensors.h"
 #include "tensor_parallel/parallel_parameter.h"
 
 namespace lockstep::tensor_parallel {
 
 ModuleCheck::ModuleCheck(const torch::nn::Module& module, std::source_location where)
     : module_(module.weak_from_this()), known_(module), where_(where) {
-  for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
+  for (const auto& [name, tensor] : modules::distinct(module.named_parameters())) {
     const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
     trained_.push_back({name, weak, tensor.requires_grad()});
     const auto* const planned = parallel_parameter(tensor);
@@ -62,9 +63,10 @@ void ModuleCheck::agree_on_trained() {
     changes += fmt::format("{}parameter {} has been {}", changes.empty() ? "" : "; ", each.name,
                            each.known ? "frozen" : "unfrozen");
   }
-  const ddp::ModuleText now{.user = "parallelize_module()",
-                            .lines = lines,
-                            .advice = "Freeze and unfreeze parameters on all ranks before the same forward"};
+  const modules::ModuleText now{
+      .user = "parallelize_module()",
+      .lines = lines,
+      .advice = "Freeze and unfreeze parameters on all ranks before the same forward"};
   run([&] {
     for (auto& each : agreements_) each.confirm(changes, now, where_);
   });

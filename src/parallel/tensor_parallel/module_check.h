@@ -14,8 +14,8 @@
 
 #include <lockstep/base/error.h>
 
-#include "ddp/change_agreement.h"
 #include "device/module_snapshot.h"
+#include "modules/change_agreement.h"
 
 namespace lockstep::tensor_parallel {
 
@@ -72,9 +72,9 @@ class ModuleCheck : public std::enable_shared_from_this<ModuleCheck> {
   std::weak_ptr<const torch::nn::Module> module_;  // expired: it is in no shared_ptr
   device::ModuleSnapshot known_;
   std::vector<Planned> planned_;
-  std::mutex mutex_;                              // of the next one: backward runs operators in other threads
-  std::vector<Trained> trained_;                  // the module's parameters, each once
-  std::vector<ddp::ChangeAgreement> agreements_;  // in each group of the planned parameters
+  std::mutex mutex_;              // of the next one: backward runs operators in other threads
+  std::vector<Trained> trained_;  // the module's parameters, each once
+  std::vector<modules::ChangeAgreement> agreements_;  // in each group of the planned parameters
   std::source_location where_;
 };
 

@@ -45,7 +45,7 @@ bool writes(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> argumen
     const auto* const alias = schema.arguments()[i].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
     if (arguments[i].isTensorList()) return true;
-    if (arguments[i].isTensor() && nn::is_operator_guarded(arguments[i].toTensor())) return true;
+    if (arguments[i].isTensor() && intercept::is_operator_guarded(arguments[i].toTensor())) return true;
   }
   return false;
 }
@@ -94,14 +94,15 @@ bool run_with_summed_gradients(const c10::OperatorHandle& op, torch::jit::Stack&
   std::vector<std::size_t> places;
   std::vector<at::Tensor> tensors;
   for (auto i = stack.size() - count; i < stack.size(); ++i) {
-    if (!stack[i].isTensor() || !nn::is_operator_guarded(stack[i].toTensor())) continue;
+    if (!stack[i].isTensor() || !intercept::is_operator_guarded(stack[i].toTensor())) continue;
     const auto* const other = parallel_parameter(stack[i].toTensor());
     if (other == nullptr || other->cut() || other->group().backend() != parameter.group().backend()) continue;
     places.push_back(i);
     tensors.push_back(stack[i].toTensor());
   }
   const auto inputs = with_summed_gradients(tensors, parameter.group());
-  for (std::size_t i = 0; i < places.size(); ++i) stack[places[i]] = nn::without_operator_guard(inputs[i]);
+  for (std::size_t i = 0; i < places.size(); ++i)
+    stack[places[i]] = intercept::without_operator_guard(inputs[i]);
   op.callBoxed(stack);
   return true;
 }
@@ -109,7 +110,7 @@ bool run_with_summed_gradients(const c10::OperatorHandle& op, torch::jit::Stack&
 // A module's to() and clone() put copies in the places of parameters. These would have no rules.
 void run_if_no_copy(const c10::OperatorHandle& op, torch::jit::Stack& stack,
                     const ParallelParameter& parameter) {
-  const nn::WithoutGuards plain(nn::WithoutGuards::Kinds::operators);
+  const intercept::WithoutGuards plain(intercept::WithoutGuards::Kinds::operators);
   op.callBoxed(stack);
   if (parallel_parameter(stack.back().toTensor()) == &parameter) return;
   throw_error<Error>(
@@ -127,14 +128,14 @@ ParallelParameter::ParallelParameter(std::string name, ProcessGroup group, std::
   auto& size = part_sizes_[static_cast<std::size_t>(*dim)];
   const Chunk own(size, group_.size(), group_.rank());
   size = own.count;
-  cut_ = fsdp::Cut{group_, *dim, own.first, own.chunk};
+  cut_ = modules::Cut{group_, *dim, own.first, own.chunk};
 }
 
 bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto& schema = op.schema();
   if (schema.name() == "aten::detach" || schema.name() == "aten::alias") {
-    const nn::WithoutGuards plain(nn::WithoutGuards::Kinds::operators);
-    const auto view = nn::without_operator_guard(stack.back().toTensor());
+    const intercept::WithoutGuards plain(intercept::WithoutGuards::Kinds::operators);
+    const auto view = intercept::without_operator_guard(stack.back().toTensor());
     replace_arguments(stack, 1, schema.name() == "aten::detach" ? view.detach() : view);
     return true;
   }
@@ -186,7 +187,7 @@ bool ParallelParameter::run_rule(const c10::OperatorHandle& op, torch::jit::Stac
 
 bool ParallelParameter::run_rule_of_other(const c10::OperatorHandle& op, torch::jit::Stack& stack) const {
   for (const c10::IValue& value : torch::jit::last(stack, op.schema().arguments().size())) {
-    if (!value.isTensor() || !nn::is_operator_guarded(value.toTensor())) continue;
+    if (!value.isTensor() || !intercept::is_operator_guarded(value.toTensor())) continue;
     const auto* const other = parallel_parameter(value.toTensor());
     if (other != nullptr && other != this && other->cut() && other->run_rule(op, stack)) return true;
   }
@@ -194,7 +195,7 @@ bool ParallelParameter::run_rule_of_other(const c10::OperatorHandle& op, torch::
 }
 
 ParallelParameter* parallel_parameter(const at::Tensor& tensor) {
-  return dynamic_cast<ParallelParameter*>(nn::operator_guard_of(tensor));
+  return dynamic_cast<ParallelParameter*>(intercept::operator_guard_of(tensor));
 }
 
 }  // namespace lockstep::tensor_parallel

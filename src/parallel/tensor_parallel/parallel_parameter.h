@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/cut.h"
+#include "modules/cut.h"
 
 namespace lockstep::tensor_parallel {
 
@@ -28,7 +28,7 @@ struct Call {
 using Rule = std::function<std::optional<at::Tensor>(const Call& call)>;
 
 // What operators know of a parameter of a module that parallelize_module() changed. Owned by its storage.
-class ParallelParameter final : public fsdp::CutParameter {
+class ParallelParameter final : public modules::CutParameter {
  public:
   // `dim`: the dimension of which this rank has a part; nullopt: it is whole, and used with parts of a
   // sequence or by its rules. `sizes`: of the whole parameter.
@@ -47,7 +47,7 @@ class ParallelParameter final : public fsdp::CutParameter {
   const std::string& name() const { return name_; }
   const ProcessGroup& group() const { return group_; }
   const std::vector<std::int64_t>& sizes() const override { return sizes_; }
-  const std::optional<fsdp::Cut>& cut() const override { return cut_; }
+  const std::optional<modules::Cut>& cut() const override { return cut_; }
   const std::vector<std::int64_t>& part_sizes() const { return part_sizes_; }
 
  private:
@@ -60,7 +60,7 @@ class ParallelParameter final : public fsdp::CutParameter {
   ProcessGroup group_;
   std::vector<std::int64_t> sizes_;
   std::vector<std::int64_t> part_sizes_;
-  std::optional<fsdp::Cut> cut_;
+  std::optional<modules::Cut> cut_;
   std::vector<Rule> rules_;
   std::shared_ptr<ModuleCheck> check_;  // may be nullptr
   bool checks_ = false;

@@ -14,9 +14,9 @@
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "base/throw_error.h"
-#include "nn/experts.h"
-#include "nn/module_names.h"
-#include "nn/named_tensors.h"
+#include "modules/experts.h"
+#include "modules/module_names.h"
+#include "modules/named_tensors.h"
 #include "tensor_parallel/cut.h"
 #include "tensor_parallel/module_check.h"
 #include "tensor_parallel/redistribute.h"
@@ -26,7 +26,7 @@ namespace lockstep::tensor_parallel {
 namespace {
 
 struct Target {
-  nn::NamedModule named;
+  modules::NamedModule named;
   const std::string& pattern;  // that matches its name
   const ParallelStyle& style;
   const Ranks& ranks;
@@ -113,13 +113,13 @@ void plan_cuts(const SequenceParallel&, const Target& target, Cuts& cuts) {
     if (module->as<torch::nn::DropoutImpl>() != nullptr)
       cuts.then([module, group = target.ranks.group] { draw_apart(module, group); });
   }
-  for (const auto& [name, parameter] : nn::distinct(target.named.module->named_parameters()))
+  for (const auto& [name, parameter] : modules::distinct(target.named.module->named_parameters()))
     cuts.add(parameter, target.prefix() + name, std::nullopt, {});
 }
 
 void check_not_sharded(const torch::nn::Module& module, std::source_location where) {
   for (const auto& parameter : module.named_parameters()) {
-    if (nn::memory_guard_of(parameter.value()) == nullptr) continue;
+    if (intercept::memory_guard_of(parameter.value()) == nullptr) continue;
     throw_error<ArgumentError>(
         "{}:{}: parallelize_module(): {} is distributed by fully_shard(), which comes after this function",
         where.file_name(), where.line(), parameter.key());
@@ -128,11 +128,12 @@ void check_not_sharded(const torch::nn::Module& module, std::source_location whe
 
 void check_experts(const torch::nn::Module& module, const Ranks& ranks) {
   for (const auto& tensors : {module.named_parameters(), module.named_buffers()}) {
-    nn::refuse_experts(module, nn::distinct(tensors),
-                       {.name = "parallelize_module()",
-                        .group = ranks.group,
-                        .where = ranks.where,
-                        .advice = "use another dimension of the mesh, or give a module without experts"});
+    modules::refuse_experts(
+        module, modules::distinct(tensors),
+        {.name = "parallelize_module()",
+         .group = ranks.group,
+         .where = ranks.where,
+         .advice = "use another dimension of the mesh, or give a module without experts"});
   }
 }
 
@@ -150,7 +151,7 @@ void plan_cuts(torch::nn::Module& module, const ParallelizePlan& plan, Cuts& cut
   std::vector<Target> targets;
   for (const auto& [pattern, style] : plan) {
     for (const auto& named :
-         nn::matching_modules(module, pattern, "parallelize_module()", cuts.ranks().where)) {
+         modules::matching_modules(module, pattern, "parallelize_module()", cuts.ranks().where)) {
       targets.push_back({named, pattern, style, cuts.ranks()});
       std::visit([&](const auto& each) { check(each, targets.back()); }, style);
     }
@@ -162,8 +163,8 @@ void plan_cuts(torch::nn::Module& module, const ParallelizePlan& plan, Cuts& cut
 
 void broadcast_rest(const torch::nn::Module& module, const Ranks& ranks) {
   for (const auto& tensors : {module.named_parameters(), module.named_buffers()}) {
-    for (const auto& [name, tensor] : nn::distinct(tensors)) {
-      if (nn::has_guard(tensor)) continue;
+    for (const auto& [name, tensor] : modules::distinct(tensors)) {
+      if (intercept::has_guard(tensor)) continue;
       const auto copy = tensor.detach().contiguous();
       ranks.group.broadcast(copy, 0, ranks.where);
       if (!copy.is_alias_of(tensor)) tensor.detach().copy_(copy);
@@ -191,8 +192,8 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   const c10::NoGradGuard no_gradients;
   cuts.make([&] {
     plan_cuts(module, plan, cuts);
-    cuts.send("parameter", nn::distinct(module.named_parameters()));
-    cuts.send("buffer", nn::distinct(module.named_buffers()));
+    cuts.send("parameter", modules::distinct(module.named_parameters()));
+    cuts.send("buffer", modules::distinct(module.named_buffers()));
     return text_of(plan);
   });
   watch_module(module, where);

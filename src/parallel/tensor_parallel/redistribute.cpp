@@ -10,8 +10,8 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
-#include "comm/memory_for_calls.h"
-#include "nn/record.h"
+#include "comm/mapped_memory.h"
+#include "intercept/record.h"
 #include "tensor_parallel/module_check.h"
 
 namespace lockstep::tensor_parallel {
@@ -138,11 +138,10 @@ Tensor redistribute(const Tensor& tensor, const ProcessGroup& group, const Route
                    .gradient_to = route.to,
                    .from_total = route.to_total,
                    .to_total = route.from_total};
-  return nn::functional::record(
-      "RedistributeBackward", {tensor}, {std::move(output)},
-      [=, run = runner()](Tensors gradients) -> Tensors {
-        return run([&] { return Tensors{redistribute(gradients[0], group, back)}; });
-      })[0];
+  return intercept::record("RedistributeBackward", {tensor}, {std::move(output)},
+                           [=, run = runner()](Tensors gradients) -> Tensors {
+                             return run([&] { return Tensors{redistribute(gradients[0], group, back)}; });
+                           })[0];
 }
 
 Placement gradient_layout(Placement layout) { return layout.kind() == Kind::partial ? Replicate() : layout; }
@@ -150,10 +149,10 @@ Placement gradient_layout(Placement layout) { return layout.kind() == Kind::part
 Tensors with_summed_gradients(const Tensors& tensors, const ProcessGroup& group) {
   Tensors outputs;
   for (const auto& tensor : tensors) outputs.push_back(tensor.detach());
-  return nn::functional::record("SummedGradientsBackward", tensors, std::move(outputs),
-                                [=, run = runner()](const Tensors& gradients) {
-                                  return run([&] { return sums_of(gradients, group); });
-                                });
+  return intercept::record("SummedGradientsBackward", tensors, std::move(outputs),
+                           [=, run = runner()](const Tensors& gradients) {
+                             return run([&] { return sums_of(gradients, group); });
+                           });
 }
 
 }  // namespace lockstep::tensor_parallel

@@ -7,12 +7,34 @@
 #include <fmt/format.h>
 #include <torch/nn/modules.h>
 
-#include "device/module_members.h"
-
 namespace lockstep::device {
 namespace {
 
 using torch::nn::Module;
+using Tensors = torch::OrderedDict<std::string, at::Tensor>;
+using Modules = torch::OrderedDict<std::string, std::shared_ptr<Module>>;
+
+struct ParametersOf : Module {
+  static constexpr auto member = &ParametersOf::parameters_;
+};
+
+// An explicit instantiation may name private members.
+template <typename Key, typename Key::Member member>
+struct Reveal {
+  friend typename Key::Member member_of(Key) { return member; }
+};
+
+struct Buffers {
+  using Member = Tensors Module::*;
+  friend Member member_of(Buffers);
+};
+template struct Reveal<Buffers, &Module::buffers_>;
+
+struct Children {
+  using Member = Modules Module::*;
+  friend Member member_of(Children);
+};
+template struct Reveal<Children, &Module::children_>;
 
 const void* object_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 const void* object_of(const std::shared_ptr<Module>& module) { return module.get(); }
@@ -124,6 +146,10 @@ void visit_members(const Module& module, bool with_buffers, const std::string& p
 }
 
 }  // namespace
+
+const Tensors& own_parameters(const Module& module) { return module.*ParametersOf::member; }
+const Tensors& own_buffers(const Module& module) { return module.*member_of(Buffers()); }
+const Modules& own_children(const Module& module) { return module.*member_of(Children()); }
 
 ModuleSnapshot::ModuleSnapshot(const Module& module, Content content) : content_(content) {
   add(module, "");

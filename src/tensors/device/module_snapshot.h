@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +13,15 @@
 #include "device/cold_lines.h"
 
 namespace lockstep::device {
+
+// What a module has registered itself, without the copies that its own functions return.
+const torch::OrderedDict<std::string, at::Tensor>& own_parameters(const torch::nn::Module& module);
+const torch::OrderedDict<std::string, at::Tensor>& own_buffers(const torch::nn::Module& module);
+const torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>>& own_children(
+    const torch::nn::Module& module);
+
+// The tensors with which layers of LibTorch compute instead of the parameters that are registered, by name.
+std::vector<std::pair<std::string, at::Tensor>> unregistered_parameters(const torch::nn::Module& module);
 
 // Where a layer keeps a tensor. Lives as long as the layer.
 class LayerPlace {

@@ -238,7 +238,8 @@ void CapturedStep::record_step_counts(const Optimizers& optimizers) {
 
 void CapturedStep::roll_back(const Optimizers& optimizers) const {
   gradients_.restore();
-  for (const auto& state : states_before_) set_step(state, state.step);
+  for (const auto& state : states_before_)
+    if (auto* step = step_of(state)) *step = state.step;
   for (const auto& state : states_of(optimizers)) {
     const bool is_new = std::ranges::none_of(states_before_, [&](const ParameterState& before) {
       return before.optimizer == state.optimizer && before.key == state.key;
@@ -262,7 +263,7 @@ Tensors CapturedStep::replay(const Tensors& inputs, bool copy_outputs) {
   graph_->replay();
   for (const auto& action : replay_actions_) action();
   if (replayed_) {
-    for (const auto& [state, increment] : step_counts_) advance_step(state, increment);
+    for (const auto& [state, increment] : step_counts_) *step_of(state) += increment;
   }
   replayed_ = true;
   gradients_.assign_results();

@@ -46,10 +46,8 @@ struct ParameterState {
   std::int64_t step;  // -1: the optimizer has no step count on the host
 };
 std::vector<ParameterState> states_of(const Optimizers& optimizers);
-// Sets the step count of a state of states_of().
-void set_step(const ParameterState& state, std::int64_t step);
-// Adds to the step count.
-void advance_step(const ParameterState& state, std::int64_t steps);
+// The step count of a state of states_of(), as long as the state exists; nullptr if it is not on the host.
+std::int64_t* step_of(const ParameterState& state);
 
 // The memory and layout of a tensor at the capture, which the graph reads and writes. Keeps the memory alive.
 class TensorLocation {

@@ -14,6 +14,7 @@
 
 #include "base/throw_error.h"
 #include "graphs/captured_step.h"
+#include "optim/optimizer_kind.h"
 
 namespace lockstep::graphs {
 namespace {
@@ -73,19 +74,11 @@ bool same_group(const OptimizerOptions& left, const OptimizerOptions& right) {
   return same.value_or(false);
 }
 
-ParameterState state_of(Optimizer& optimizer, void* key, OptimizerParamState& state) {
-  if (auto* sgd = dynamic_cast<SGDParamState*>(&state)) {
-    return {&optimizer, key, {sgd->momentum_buffer()}, -1};
-  }
-  if (auto* fused = dynamic_cast<optim::FusedAdamParamState*>(&state)) {
-    return {
-        &optimizer, key, {fused->step(), fused->exp_avg(), fused->exp_avg_sq(), fused->max_exp_avg_sq()}, -1};
-  }
-  if (auto* rms = dynamic_cast<RMSpropParamState*>(&state)) {
-    return {&optimizer, key, {rms->square_avg(), rms->momentum_buffer(), rms->grad_avg()}, rms->step()};
-  }
-  auto& adagrad = dynamic_cast<AdagradParamState&>(state);
-  return {&optimizer, key, {adagrad.sum()}, adagrad.step()};
+optim::StateParts parts_of(const optim::OptimizerKind& kind, OptimizerParamState& state) {
+  optim::StateParts parts;
+  optim::Fields fields(parts);
+  kind.visit_state(state, fields);
+  return parts;
 }
 
 }  // namespace
@@ -129,30 +122,24 @@ std::vector<at::Tensor> parameters_of(const Optimizers& optimizers) {
 std::vector<ParameterState> states_of(const Optimizers& optimizers) {
   std::vector<ParameterState> states;
   for (auto* optimizer : optimizers) {
+    const auto& kind = optim::kind_of(*optimizer);
     for (const auto& group : optimizer->param_groups()) {
       for (const auto& parameter : group.params()) {
         void* key = parameter.unsafeGetTensorImpl();
         const auto at = optimizer->state().find(key);
-        if (at != optimizer->state().end()) states.push_back(state_of(*optimizer, key, *at->second));
+        if (at == optimizer->state().end()) continue;
+        auto parts = parts_of(kind, *at->second);
+        states.push_back(
+            {optimizer, key, std::move(parts.tensors), parts.steps == nullptr ? -1 : *parts.steps});
       }
     }
   }
   return states;
 }
 
-void set_step(const ParameterState& state, std::int64_t step) {
-  if (state.step < 0) return;
-  auto& kept = *state.optimizer->state().at(state.key);
-  if (auto* rms = dynamic_cast<RMSpropParamState*>(&kept)) {
-    rms->step(step);
-  } else {
-    dynamic_cast<AdagradParamState&>(kept).step(step);
-  }
-}
-
-void advance_step(const ParameterState& state, std::int64_t steps) {
-  auto& kept = *state.optimizer->state().at(state.key);
-  set_step(state, state_of(*state.optimizer, state.key, kept).step + steps);
+std::int64_t* step_of(const ParameterState& state) {
+  auto& optimizer = *state.optimizer;
+  return parts_of(optim::kind_of(optimizer), *optimizer.state().at(state.key)).steps;
 }
 
 }  // namespace lockstep::graphs

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/throw_error.h"
 #include "optim/schedule.h"
 
 namespace lockstep::optim {

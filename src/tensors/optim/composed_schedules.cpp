@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 
+#include "base/throw_error.h"
 #include "optim/schedule.h"
 
 namespace lockstep::optim {
@@ -38,7 +39,8 @@ class ComposedSchedule : public Schedule {
     fields.read("_schedulers", [this](const Value& list) {
       const auto& items = list.as_items();
       if (items.size() != schedules_.size())
-        throw_error("there are {} states for {} schedulers", items.size(), schedules_.size());
+        throw_error<CheckpointError>("there are {} states for {} schedulers", items.size(),
+                                     schedules_.size());
       for (std::size_t i = 0; i < items.size(); ++i) schedules_[i]->load_state_dict(items[i].as_dict());
     });
   }

@@ -3,13 +3,38 @@
 #include <cmath>
 #include <numbers>
 
-#include "optim/momentum_option.h"
+#include "optim/optimizer_kind.h"
 #include "optim/schedule.h"
 
 namespace lockstep::optim {
 namespace {
 
 using torch::optim::Optimizer;
+using torch::optim::OptimizerOptions;
+
+constexpr const char* kBetas = "betas";
+constexpr const char* kMomentum = "momentum";
+
+Dict dict_of(OptimizerOptions& options) {
+  Dict dict;
+  Fields fields(dict);
+  visit_options(options, fields);
+  return dict;
+}
+
+// Sets the option that is cycled: the first of `betas`, or `momentum`.
+void set_momentum(OptimizerOptions& options, double value) {
+  auto dict = dict_of(options);
+  Dict changed;
+  if (auto* betas = dict.find(kBetas)) {
+    std::get<Tuple>(betas->variant()).items.front() = value;
+    changed.set(kBetas, std::move(*betas));
+  } else if (dict.contains(kMomentum)) {
+    changed.set(kMomentum, value);
+  }
+  Fields fields(changed, "options", /*complete=*/false);
+  visit_options(options, fields);
+}
 
 // A schedule that cycles the momentum, too.
 class MomentumSchedule : public Schedule {
@@ -17,12 +42,12 @@ class MomentumSchedule : public Schedule {
   MomentumSchedule(Optimizer& optimizer, const char* name, bool cycle_momentum)
       : Schedule(optimizer, name), cycle_momentum_(cycle_momentum) {
     if (!cycle_momentum) return;
-    const auto kind = momentum_kind(optimizer.defaults());
-    if (kind == MomentumKind::none) {
+    const auto options = dict_of(optimizer.defaults());
+    use_beta1_ = options.contains(kBetas);
+    if (!use_beta1_ && !options.contains(kMomentum)) {
       throw_error<ArgumentError>(
           "{}: the optimizer has neither momentum nor betas; give cycle_momentum = false", name);
     }
-    use_beta1_ = kind == MomentumKind::beta1;
   }
 
   void update(std::optional<std::int64_t> epoch) override {
@@ -49,7 +74,8 @@ class MomentumSchedule : public Schedule {
     fields("cycle_momentum", cycle_momentum_);
     if (cycle_momentum_) fields("use_beta1", use_beta1);
     if (use_beta1 != use_beta1_)
-      throw_error("{}: it is the state over an optimizer of another kind (use_beta1)", name());
+      throw_error<CheckpointError>("{}: it is the state over an optimizer of another kind (use_beta1)",
+                                   name());
     Schedule::visit_fields(fields);
   }
 
@@ -102,7 +128,8 @@ class CyclicSchedule : public MomentumSchedule {
     fields("scale_mode", scale_mode_);
     fields.constant("_scale_fn_custom", None());
     fields.read("_scale_fn_custom", [](const Value& state) {
-      if (!state.is<None>()) throw_error("it has the attributes of a Python object; make it None");
+      if (!state.is<None>())
+        throw_error<CheckpointError>("it has the attributes of a Python object; make it None");
     });
     MomentumSchedule::visit_fields(fields);
     if (!cycle_momentum_) return;
@@ -265,7 +292,8 @@ class OneCycleSchedule : public MomentumSchedule {
       const auto text = [&](const char* name) {
         const auto& entry = item[name].as_string();
         for (const auto& entries : entries_->groups)
-          if (!entries.contains(entry)) throw_error("there is no entry '{}' in the parameter groups", entry);
+          if (!entries.contains(entry))
+            throw_error<CheckpointError>("there is no entry '{}' in the parameter groups", entry);
         return entry;
       };
       auto& phase =

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/throw_error.h"
 #include "optim/schedule.h"
 
 namespace lockstep::optim {
@@ -25,7 +26,8 @@ class LambdaSchedule : public Schedule {
     fields.constant("lr_lambdas", List(std::vector<Value>(lr_lambdas_.size())));
     fields.read("lr_lambdas", [](const Value& states) {
       for (const auto& state : states.as_items()) {
-        if (!state.is<None>()) throw_error("it has the attributes of a Python object; make it [None, ...]");
+        if (!state.is<None>())
+          throw_error<CheckpointError>("it has the attributes of a Python object; make it [None, ...]");
       }
     });
     Schedule::visit_fields(fields);

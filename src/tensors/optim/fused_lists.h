@@ -11,7 +11,7 @@
 
 #include <lockstep/optim/fused.h>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 
 namespace lockstep::optim {
 

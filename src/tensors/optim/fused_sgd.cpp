@@ -4,6 +4,7 @@
 
 #include <lockstep/optim/fused.h>
 
+#include "base/throw_error.h"
 #include "optim/fused_lists.h"
 
 namespace lockstep::optim {

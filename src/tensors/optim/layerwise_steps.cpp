@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/throw_error.h"
 #include "optim/optimizer_rules.h"
 
 namespace lockstep::optim {

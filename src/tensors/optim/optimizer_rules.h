@@ -11,6 +11,7 @@
 
 #include <lockstep/optim/optimizers.h>
 
+#include "base/throw_error.h"
 #include "optim/fields.h"
 #include "optim/parameter_rows.h"
 

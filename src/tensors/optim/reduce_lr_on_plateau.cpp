@@ -2,6 +2,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/throw_error.h"
 #include "optim/schedule.h"
 
 namespace lockstep::optim {
@@ -121,9 +122,9 @@ void ReduceLROnPlateau::load_state_dict(const Dict& state_dict) {
   auto loaded = *this;
   Fields fields(state_dict, "ReduceLROnPlateau", false);
   loaded.visit_fields(fields);
-  if (!is_mode(loaded.mode_)) throw_error("mode {} is unknown!", loaded.mode_);
+  if (!is_mode(loaded.mode_)) throw_error<CheckpointError>("mode {} is unknown!", loaded.mode_);
   if (!is_threshold_mode(loaded.threshold_mode_))
-    throw_error("threshold mode {} is unknown!", loaded.threshold_mode_);
+    throw_error<CheckpointError>("threshold mode {} is unknown!", loaded.threshold_mode_);
   *this = std::move(loaded);
 }
 

@@ -2,10 +2,70 @@
 #include "optim/schedule.h"
 
 #include <cmath>
+#include <mutex>
 
 #include <c10/util/ScopeExit.h>
 
+#include "base/throw_error.h"
+
 namespace lockstep::optim {
+namespace {
+
+// By address, because no class of LibTorch has a place for them: its optimizers have groups, states and
+// default options only, a group has parameters and options, and options of a class of ours would replace
+// those that the user gave. No scheduler outlives its optimizer, so the address identifies it as long as
+// entries live.
+struct KnownEntries {
+  std::mutex mutex;
+  std::map<const torch::optim::Optimizer*, std::weak_ptr<GroupEntries>> by_optimizer;
+};
+
+KnownEntries& known_entries() {
+  static auto& known = *new KnownEntries;  // schedulers may be destroyed after static objects
+  return known;
+}
+
+std::shared_ptr<GroupEntries> existing_entries(const torch::optim::Optimizer& optimizer) {
+  auto& known = known_entries();
+  const std::lock_guard lock(known.mutex);
+  const auto found = known.by_optimizer.find(&optimizer);
+  return found == known.by_optimizer.end() ? nullptr : found->second.lock();
+}
+
+constexpr auto kEntryNames = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"};
+
+}  // namespace
+
+std::shared_ptr<GroupEntries> shared_entries(const torch::optim::Optimizer& optimizer) {
+  auto& known = known_entries();
+  const std::lock_guard lock(known.mutex);
+  auto& kept = known.by_optimizer[&optimizer];
+  if (auto entries = kept.lock()) return entries;
+  const auto forget = [&optimizer](GroupEntries* entries) {
+    delete entries;
+    auto& all = known_entries();
+    const std::lock_guard locked(all.mutex);
+    const auto found = all.by_optimizer.find(&optimizer);
+    if (found != all.by_optimizer.end() && found->second.expired()) all.by_optimizer.erase(found);
+  };
+  const std::shared_ptr<GroupEntries> entries(new GroupEntries, forget);
+  kept = entries;
+  return entries;
+}
+
+void write_entries(const torch::optim::Optimizer& optimizer, std::size_t index, Dict& group) {
+  const auto entries = existing_entries(optimizer);
+  if (!entries || index >= entries->groups.size()) return;
+  for (const auto& [name, value] : entries->groups[index]) group.set(name, value);
+}
+
+void read_entries(const torch::optim::Optimizer& optimizer, std::size_t index, const Dict& group) {
+  const auto entries = existing_entries(optimizer);
+  if (!entries || index >= entries->groups.size()) return;
+  for (const auto* name : kEntryNames) {
+    if (const auto* value = group.find(name)) entries->groups[index][name] = serialize::number_of(*value);
+  }
+}
 
 std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
   std::vector<double> rates;
@@ -103,7 +163,7 @@ void Schedule::load_state_dict(const Dict& state_dict) {
     auto text = problem();
     if (text.empty() && state_dict.contains("base_lrs")) text = count_problem("base_lrs", base_lrs_.size());
     if (text.empty()) text = count_problem("_last_lr", last_lr_.size());
-    if (!text.empty()) throw_error("{}: {}", name_, text);
+    if (!text.empty()) throw_error<CheckpointError>("{}: {}", name_, text);
   } catch (...) {
     read(before);
     throw;

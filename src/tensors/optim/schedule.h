@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,9 +10,22 @@
 #include <lockstep/optim/lr_scheduler.h>
 
 #include "optim/fields.h"
-#include "optim/group_entries.h"
 
 namespace lockstep::optim {
+
+// What Python's schedulers add to the param_groups of their optimizer, such as "initial_lr". The schedulers
+// of an optimizer share it as long as one of them lives.
+struct GroupEntries {
+  std::vector<std::map<std::string, double>> groups;
+};
+
+// The entries that the living schedulers of the optimizer share; new ones if there are none. Any thread.
+std::shared_ptr<GroupEntries> shared_entries(const torch::optim::Optimizer& optimizer);
+
+// Add the entries of group `index` to its state dict, and replace those that the dict has. Without schedulers
+// there are none.
+void write_entries(const torch::optim::Optimizer& optimizer, std::size_t index, Dict& group);
+void read_entries(const torch::optim::Optimizer& optimizer, std::size_t index, const Dict& group);
 
 // The state and rules of an LRScheduler, which is a handle to it. A scheduler overrides its formula and the
 // fields of its state dict.

@@ -16,7 +16,7 @@
 
 #include <lockstep/serialize/torch_file.h>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -90,12 +90,14 @@ class FileSource : public ByteSource {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& why) const { throw_error("{}: cannot be read: {}", name_, why); }
+  [[noreturn]] void fail(const std::string& why) const {
+    throw_error<CheckpointError>("{}: cannot be read: {}", name_, why);
+  }
 
   void restrict_to(const FilePart& part) {
     if (part.offset > size_ || part.length > size_ - part.offset) {
-      throw_error("{}: it is cut short: {} bytes are expected at {}, but it ends at {}", name_, part.length,
-                  part.offset, size_);
+      throw_error<CheckpointError>("{}: it is cut short: {} bytes are expected at {}, but it ends at {}",
+                                   name_, part.length, part.offset, size_);
     }
     start_ = part.offset;
     size_ = part.length;
@@ -142,8 +144,9 @@ c10::Storage empty_storage(std::uint64_t bytes, const std::string& name) {
 
 void ByteSource::check_range(std::uint64_t offset, std::uint64_t bytes) const {
   if (offset <= size() && bytes <= size() - offset) return;
-  throw_error("{}: it is damaged or cut short: {} bytes are expected at {}, but it ends at {}", name(), bytes,
-              offset, size());
+  throw_error<CheckpointError>(
+      "{}: it is damaged or cut short: {} bytes are expected at {}, but it ends at {}", name(), bytes, offset,
+      size());
 }
 
 void ByteSource::read(std::uint64_t offset, std::span<char> into) const {

@@ -5,7 +5,7 @@
 
 #include <lockstep/serialize/value.h>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -136,8 +136,8 @@ const Value& Dict::at(const Value& key) const {
   List keys;
   for (std::size_t i = 0; i < std::min<std::size_t>(items_.size(), 10); ++i)
     keys.items.push_back(items_[i].key);
-  throw_error("there is no key {} in this dict of {} keys: {}{}", repr(key, 100), items_.size(),
-              repr(Value(keys), 300), items_.size() > 10 ? " ..." : "");
+  throw_error<CheckpointError>("there is no key {} in this dict of {} keys: {}{}", repr(key, 100),
+                               items_.size(), repr(Value(keys), 300), items_.size() > 10 ? " ..." : "");
 }
 
 Value& Dict::at(const Value& key) { return const_cast<Value&>(std::as_const(*this).at(key)); }

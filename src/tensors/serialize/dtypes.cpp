@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -87,13 +87,13 @@ std::vector<at::Tensor> sparse_parts(const at::Tensor& tensor) {
 at::Layout layout_named(std::string_view name) {
   const auto found = std::ranges::find(kLayouts, name, &NamedLayout::name);
   if (found != kLayouts.end()) return found->layout;
-  throw_error("the checkpoint names an unknown layout: {}", name);
+  throw_error<CheckpointError>("the checkpoint names an unknown layout: {}", name);
 }
 
 std::string_view layout_name(at::Layout layout) {
   const auto found = std::ranges::find(kLayouts, layout, &NamedLayout::layout);
   if (found != kLayouts.end()) return found->name;
-  throw_error("layout {} cannot be saved", static_cast<int>(layout));
+  throw_error<CheckpointError>("layout {} cannot be saved", static_cast<int>(layout));
 }
 
 }  // namespace lockstep::serialize

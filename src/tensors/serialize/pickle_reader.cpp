@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 #include "serialize/pickle.h"
 
 namespace lockstep::pickle {
@@ -25,7 +25,7 @@ class Reader {
 
  private:
   [[noreturn]] void fail(std::string_view what) const {
-    throw_error("the pickle is damaged at byte {}: {}", position_, what);
+    throw_error<CheckpointError>("the pickle is damaged at byte {}: {}", position_, what);
   }
 
   [[noreturn]] void fail_cut_short() const {
@@ -107,9 +107,8 @@ class Reader {
   void push_global(std::string_view module, std::string_view name) {
     if (module == "__builtin__") module = "builtins";
     if (!allowed_(module, name)) {
-      throw_error(
-          "the checkpoint names {}.{}, which a checkpoint may not hold (it may hold tensors, "
-          "numbers, "
+      throw_error<CheckpointError>(
+          "the checkpoint names {}.{}, which a checkpoint may not hold (it may hold tensors, numbers, "
           "strings, containers); nothing was run. Save a state_dict instead, or convert the object in Python",
           module, name);
     }

@@ -4,8 +4,8 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
+#include "base/throw_error.h"
 #include "serialize/dtypes.h"
-#include "serialize/errors.h"
 #include "serialize/pickle.h"
 #include "serialize/torch_format.h"
 
@@ -35,7 +35,8 @@ class Pickler {
   }
   void operator()(const std::string& value) {
     if (!pickle::is_utf8(value))
-      throw_error("{} is not UTF-8, so Python cannot read it as a str: save it as Bytes", repr(value, 100));
+      throw_error<CheckpointError>("{} is not UTF-8, so Python cannot read it as a str: save it as Bytes",
+                                   repr(value, 100));
     writer_.text(value);
   }
   void operator()(const Bytes& value) {
@@ -115,7 +116,7 @@ class Pickler {
   }
 
   void operator()(const ShardedTensor& value) {
-    throw_error(
+    throw_error<CheckpointError>(
         "{} is in parts on several ranks, which a single file cannot hold: save it with "
         "distributed_checkpoint::save(), or a CheckpointManager with CheckpointWriting::every_rank",
         repr(value, 100));
@@ -144,7 +145,7 @@ class Pickler {
 
   static const Dtype& dtype(at::ScalarType type) {
     if (const auto* known = find_dtype(type)) return *known;
-    throw_error("dtype {} cannot be saved", c10::toString(type));
+    throw_error<CheckpointError>("dtype {} cannot be saved", c10::toString(type));
   }
 
   void add_parameter(const Parameter& parameter) {
@@ -253,7 +254,7 @@ Pickled pickle_value(const Value& value) {
   try {
     return Pickler().pickle(value);
   } catch (const c10::Error& error) {
-    throw_error("a tensor cannot be saved: {}", error.what_without_backtrace());
+    throw_error<CheckpointError>("a tensor cannot be saved: {}", error.what_without_backtrace());
   }
 }
 

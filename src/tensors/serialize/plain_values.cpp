@@ -8,8 +8,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
+#include "base/throw_error.h"
 #include "serialize/dtypes.h"
-#include "serialize/errors.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -35,7 +35,7 @@ Value make_device(const std::vector<Value>& given) {
   try {
     return at::Device(text);
   } catch (const c10::Error&) {
-    throw_error("the checkpoint holds a device that this LibTorch does not know: {}", text);
+    throw_error<CheckpointError>("the checkpoint holds a device that this LibTorch does not know: {}", text);
   }
 }
 
@@ -74,7 +74,7 @@ Value make_bytes(std::string_view callee, const std::vector<Value>& given) {
 }  // namespace
 
 void refuse_call(std::string_view callee) {
-  throw_error("the checkpoint calls {} in a way that PyTorch does not use", callee);
+  throw_error<CheckpointError>("the checkpoint calls {} in a way that PyTorch does not use", callee);
 }
 
 Value make_plain(std::string_view callee, const std::vector<Value>& given) {
@@ -125,14 +125,15 @@ Value numpy_scalar(std::string_view type, std::string_view order, std::string_vi
     if (type == "b1") return number<std::uint8_t>(data) != 0;
     if (type == "c16") return number<std::complex<double>>(data);
   }
-  throw_error("the checkpoint has a numpy scalar of type {}{}, which is not a plain number", order, type);
+  throw_error<CheckpointError>("the checkpoint has a numpy scalar of type {}{}, which is not a plain number",
+                               order, type);
 }
 
 double number_of(const Value& value) {
   if (!value.is<at::Tensor>() && !value.is<Parameter>()) return value.as_double();
   const auto& tensor = value.as_tensor();
   if (tensor.numel() != 1 || tensor.is_complex() || tensor.is_meta())
-    throw_error("expected a number, but it is {}", repr(value, 100));
+    throw_error<CheckpointError>("expected a number, but it is {}", repr(value, 100));
   return tensor.item<double>();
 }
 

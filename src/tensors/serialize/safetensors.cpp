@@ -9,13 +9,14 @@
 
 #include <lockstep/serialize/safetensors.h>
 
+#include "base/throw_error.h"
 #include "serialize/dtypes.h"
-#include "serialize/errors.h"
 #include "serialize/safetensors_folder.h"
 #include "serialize/safetensors_header.h"
 #include "serialize/storage.h"
 #include "serialize/tensor_calls.h"
 #include "serialize/torch_format.h"
+#include "serialize/with_source.h"
 
 namespace lockstep::safetensors {
 namespace {
@@ -38,7 +39,9 @@ struct NamedTensor {
 };
 
 void check_tensor(const std::string& name, const at::Tensor& tensor) {
-  const auto refuse = [&](const std::string& why) { throw_error("tensor {} {}", shown(name), why); };
+  const auto refuse = [&](const std::string& why) {
+    throw_error<CheckpointError>("tensor {} {}", shown(name), why);
+  };
   if (!tensor.defined()) refuse("is undefined");
   if (tensor.layout() != at::kStrided)
     refuse("is sparse, which the format cannot hold; save to_dense() of it, or use lockstep::save()");
@@ -56,12 +59,14 @@ std::vector<NamedTensor> named_tensors(const Dict& dict) {
   for (const auto& [key, value] : dict) {
     const auto* name = key.get_if<std::string>();
     if (name == nullptr)
-      throw_error("the key {} is a {}; the format has strings only", repr(key, 100), key.type_name());
+      throw_error<CheckpointError>("the key {} is a {}; the format has strings only", repr(key, 100),
+                                   key.type_name());
     if (*name == kMetadataKey)
-      throw_error("no tensor can be named {}, because the format reserves this name", *name);
+      throw_error<CheckpointError>("no tensor can be named {}, because the format reserves this name", *name);
     if (!value.is<at::Tensor>() && !value.is<Parameter>()) {
-      throw_error("the entry {} is a {}, not a Tensor; the format holds a flat dict of tensors", shown(*name),
-                  value.type_name());
+      throw_error<CheckpointError>(
+          "the entry {} is a {}, not a Tensor; the format holds a flat dict of tensors", shown(*name),
+          value.type_name());
     }
     check_tensor(*name, value.as_tensor());
     tensors.push_back({*name, value.as_tensor()});
@@ -93,7 +98,7 @@ void refuse_shared(const std::vector<NamedTensor>& tensors) {
   for (std::size_t i = 1; i < extents.size(); ++i) {
     if (extents[i].begin >= extents[i - 1].end) continue;
     const auto [first, second] = std::minmax(extents[i - 1].position, extents[i].position);
-    throw_error(
+    throw_error<CheckpointError>(
         "tensors {} and {} share memory, which the format cannot hold: leave one out, clone() one of "
         "them to have both written (lockstep ckpt convert --copy-shared does), or use lockstep::save()",
         shown(tensors[first].name), shown(tensors[second].name));
@@ -152,8 +157,8 @@ class SafeOpen::File {
     List names;
     for (const auto& tensor : header.tensors | std::views::take(most_names))
       names.items.emplace_back(tensor.name);
-    throw_error("{}: it has no tensor {}; it has {} tensors: {}", source->name(), shown(name),
-                header.tensors.size(), repr(Value(names), 500));
+    throw_error<CheckpointError>("{}: it has no tensor {}; it has {} tensors: {}", source->name(),
+                                 shown(name), header.tensors.size(), repr(Value(names), 500));
   }
 
   at::Device device;
@@ -199,8 +204,9 @@ void save_file(const Dict& tensors, const std::filesystem::path& file, const Sav
     });
     const auto header = header_text(place(named), options.metadata);
     if (header.size() > kLargestHeader) {
-      throw_error("its header would have {} bytes, but the format allows {}; shorten the names",
-                  header.size(), kLargestHeader);
+      throw_error<CheckpointError>(
+          "its header would have {} bytes, but the format allows {}; shorten the names", header.size(),
+          kLargestHeader);
     }
     serialize::replace_file(file, options.sync,
                             [&](AtomicFile& target) { write_file(target, header, named); });

@@ -10,8 +10,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 #include "serialize/torch_format.h"
+#include "serialize/with_source.h"
 
 namespace lockstep::safetensors {
 namespace {
@@ -29,8 +30,9 @@ constexpr std::uintmax_t kLargestIndex = 100'000'000;
 OrderedJson read_index(const path& file) {
   std::error_code code;
   if (const auto size = std::filesystem::file_size(file, code); code || size > kLargestIndex) {
-    throw_error("{}: {}", file.string(),
-                code ? code.message() : fmt::format("{} bytes are too many for an index", size));
+    throw_error<CheckpointError>(
+        "{}: {}", file.string(),
+        code ? code.message() : fmt::format("{} bytes are too many for an index", size));
   }
   std::ifstream stream(file);
   auto index = OrderedJson::parse(stream, nullptr, false);
@@ -39,7 +41,7 @@ OrderedJson read_index(const path& file) {
   };
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object() ||
       !std::ranges::all_of(index["weight_map"], is_name)) {
-    throw_error(
+    throw_error<CheckpointError>(
         "{}: it is not an index of safetensors files: it needs a weight_map from tensors to files of "
         "the same folder",
         file.string());
@@ -53,9 +55,9 @@ void in_folder(const path& folder, const Action& action) {
   try {
     action();
   } catch (const std::system_error& error) {
-    throw_error("{}: cannot be written: {}", folder.string(), error.code().message());
+    throw_error<CheckpointError>("{}: cannot be written: {}", folder.string(), error.code().message());
   } catch (const TimeoutError& error) {
-    throw_error("{}: cannot be written: {}", folder.string(), error.what());
+    throw_error<CheckpointError>("{}: cannot be written: {}", folder.string(), error.what());
   }
 }
 
@@ -70,7 +72,8 @@ Dict load_indexed(const path& index, const LoadOptions& options) {
       file = files.emplace(file_name, load_file(index.parent_path() / file_name, options)).first;
     auto* const tensor = file->second.find(name);
     if (tensor == nullptr)
-      throw_error("{}: file {} has no tensor {}", index.string(), file_name, repr(Value(name), 100));
+      throw_error<CheckpointError>("{}: file {} has no tensor {}", index.string(), file_name,
+                                   repr(Value(name), 100));
     tensors.set(name, std::move(*tensor));
   }
   return tensors;

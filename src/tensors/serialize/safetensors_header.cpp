@@ -9,8 +9,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "base/throw_error.h"
 #include "serialize/dtypes.h"
-#include "serialize/errors.h"
+#include "serialize/with_source.h"
 
 namespace lockstep::safetensors {
 
@@ -78,14 +79,14 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     if (place_ != Place::top && place_ != Place::metadata) return start_field(name);
     const bool at_top = place_ == Place::top;
     if (at_top ? !names_.insert(name).second : header_.metadata.contains(name))
-      throw_error("its header has the key {} twice", shown(name));
+      throw_error<CheckpointError>("its header has the key {} twice", shown(name));
     key_ = std::move(name);
     return go_to(at_top ? Place::entry : Place::metadata_value);
   }
 
   bool parse_error(std::size_t position, const std::string& /*token*/,
                    const nlohmann::detail::exception& /*error*/) override {
-    throw_error("its header is not valid JSON: see byte {} of it", position);
+    throw_error<CheckpointError>("its header is not valid JSON: see byte {} of it", position);
   }
 
  private:
@@ -113,11 +114,11 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   };
 
   [[noreturn]] void unexpected(std::string_view what) const {
-    throw_error("its header has {} where none belongs{}", what,
-                key_.empty() ? "" : fmt::format(", at the key {}", shown(key_)));
+    throw_error<CheckpointError>("its header has {} where none belongs{}", what,
+                                 key_.empty() ? "" : fmt::format(", at the key {}", shown(key_)));
   }
   [[noreturn]] void refuse_tensor(std::string_view what) const {
-    throw_error("tensor {} has {}", shown(key_), what);
+    throw_error<CheckpointError>("tensor {} has {}", shown(key_), what);
   }
 
   // Each of these returns true, so that the parser continues.
@@ -187,7 +188,7 @@ Header parse_header(const std::string& text) {
     throw CheckpointError("it is not a safetensors file: its header does not start with '{'");
   // Where the parser would stop, as at the end.
   if (text.find('\0') != std::string::npos)
-    throw_error("its header is not valid JSON: byte {} of it is 0", text.find('\0'));
+    throw_error<CheckpointError>("its header is not valid JSON: byte {} of it is 0", text.find('\0'));
   HeaderReader reader;
   Json::sax_parse(text, &reader);
   return reader.take();
@@ -198,7 +199,7 @@ std::uint64_t bytes_of(const std::vector<std::int64_t>& shape, at::ScalarType dt
   auto bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
   for (const auto size : shape) {
     if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes)) {
-      throw_error(
+      throw_error<CheckpointError>(
           "there is a tensor of impossible shape [{}]",
           fmt::join(shape.begin(), shape.begin() + std::min<std::ptrdiff_t>(std::ssize(shape), 20), ", "));
     }
@@ -210,17 +211,18 @@ constexpr std::uint64_t kLengthSize = 8;
 
 std::uint64_t header_length(const serialize::ByteSource& source) {
   if (source.size() < kLengthSize) {
-    throw_error("it has {} bytes, too few for a safetensors file; was it copied only in part?",
-                source.size());
+    throw_error<CheckpointError>(
+        "it has {} bytes, too few for a safetensors file; was it copied only in part?", source.size());
   }
   std::uint64_t length = 0;
   std::memcpy(&length, source.read_text(0, kLengthSize).data(), kLengthSize);
   if (length > kLargestHeader) {
-    throw_error("it is not a safetensors file: its header would have {} bytes, but the limit is {}", length,
-                kLargestHeader);
+    throw_error<CheckpointError>(
+        "it is not a safetensors file: its header would have {} bytes, but the limit is {}", length,
+        kLargestHeader);
   }
   if (length > source.size() - kLengthSize) {
-    throw_error(
+    throw_error<CheckpointError>(
         "it is cut short, or not a safetensors file: its header should have {} bytes, but {} are left",
         length, source.size() - kLengthSize);
   }
@@ -231,8 +233,8 @@ void check_size(const TensorInfo& tensor) {
   const auto wanted = bytes_of(tensor.shape, tensor.dtype);
   const auto there = tensor.end - tensor.begin;
   if (wanted == there) return;
-  throw_error("tensor {} of shape [{}] needs {} bytes, but data_offsets gives it {}", shown(tensor.name),
-              fmt::join(tensor.shape, ", "), wanted, there);
+  throw_error<CheckpointError>("tensor {} of shape [{}] needs {} bytes, but data_offsets gives it {}",
+                               shown(tensor.name), fmt::join(tensor.shape, ", "), wanted, there);
 }
 
 // One after the other, they fill all of the data.
@@ -246,18 +248,20 @@ void check_places(const std::vector<TensorInfo>& tensors, std::uint64_t data_siz
   std::uint64_t filled = 0;
   for (const auto* tensor : in_place) {
     if (tensor->begin != filled) {
-      throw_error("the data of tensor {} starts at {} instead of {}: there is {}", shown(tensor->name),
-                  tensor->begin, filled, tensor->begin < filled ? "an overlap" : "a hole");
+      throw_error<CheckpointError>("the data of tensor {} starts at {} instead of {}: there is {}",
+                                   shown(tensor->name), tensor->begin, filled,
+                                   tensor->begin < filled ? "an overlap" : "a hole");
     }
     filled = tensor->end;
   }
   if (filled < data_size) {
-    throw_error("{} bytes at its end belong to no tensor; the header is not that of this file",
-                data_size - filled);
+    throw_error<CheckpointError>(
+        "{} bytes at its end belong to no tensor; the header is not that of this file", data_size - filled);
   }
   if (filled > data_size) {
-    throw_error("it is cut short: the tensors have {} bytes, but the file has {} of them; copy it again",
-                filled, data_size);
+    throw_error<CheckpointError>(
+        "it is cut short: the tensors have {} bytes, but the file has {} of them; copy it again", filled,
+        data_size);
   }
 }
 
@@ -274,7 +278,7 @@ std::string quoted(const std::string& text) {
   try {
     return Json(text).dump();
   } catch (const Json::type_error&) {
-    throw_error("{} is not UTF-8, which the format requires", shown(text));
+    throw_error<CheckpointError>("{} is not UTF-8, which the format requires", shown(text));
   }
 }
 

@@ -9,8 +9,8 @@
 #include <ATen/Functions.h>
 #include <fmt/ranges.h>
 
+#include "base/throw_error.h"
 #include "serialize/dtypes.h"
-#include "serialize/errors.h"
 #include "serialize/plain_values.h"
 
 namespace lockstep::serialize {
@@ -24,7 +24,7 @@ std::uint64_t byte_count(const Value& elements, std::uint64_t element) {
   const auto count = elements.as_int();
   std::uint64_t bytes = 0;
   if (count < 0 || __builtin_mul_overflow(static_cast<std::uint64_t>(count), element, &bytes))
-    throw_error("the checkpoint has a storage of {} elements", count);
+    throw_error<CheckpointError>("the checkpoint has a storage of {} elements", count);
   return bytes;
 }
 
@@ -45,8 +45,8 @@ Value parameter_of(const Value& data, bool requires_grad) {
 }
 
 [[noreturn]] void refuse_quantized(std::string_view storage) {
-  throw_error("the checkpoint has a quantized tensor{}; Lockstep holds none: dequantize it in Python first",
-              storage);
+  throw_error<CheckpointError>(
+      "the checkpoint has a quantized tensor{}; Lockstep holds none: dequantize it in Python first", storage);
 }
 
 void refuse_kind(std::string_view name) {
@@ -127,8 +127,9 @@ at::Tensor rebuild_strided(const c10::Storage& storage, at::ScalarType dtype, st
   const auto there = static_cast<std::int64_t>(storage.nbytes() / c10::elementSize(dtype));
   const auto wanted = reach(offset, sizes, strides);
   if (wanted > there) {
-    throw_error("the checkpoint has a tensor of shape [{}] that reaches to element {} of a storage of {}",
-                fmt::join(sizes, ", "), wanted, there);
+    throw_error<CheckpointError>(
+        "the checkpoint has a tensor of shape [{}] that reaches to element {} of a storage of {}",
+        fmt::join(sizes, ", "), wanted, there);
   }
   const auto options = at::TensorOptions().dtype(dtype).device(storage.device());
   return at::empty({0}, options).set_(storage, offset, sizes, strides);

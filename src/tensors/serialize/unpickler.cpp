@@ -9,8 +9,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
+#include "base/throw_error.h"
 #include "serialize/dtypes.h"
-#include "serialize/errors.h"
 #include "serialize/plain_values.h"
 #include "serialize/tensor_calls.h"
 
@@ -124,12 +124,13 @@ class Unpickler {
     if (name.starts_with("torch ")) {
       if (const auto* dtype = dtype_named(name.substr(6))) return dtype->type;
     }
-    throw_error("the checkpoint holds {} itself, which is not a value", name);
+    throw_error<CheckpointError>("the checkpoint holds {} itself, which is not a value", name);
   }
 
   Value container(Ref ref, const Node& node) {
     if (open_[ref]) throw CheckpointError("the checkpoint has a container that holds itself");
-    if (depth_ >= kDeepest) throw_error("the checkpoint is nested more than {} deep", kDeepest);
+    if (depth_ >= kDeepest)
+      throw_error<CheckpointError>("the checkpoint is nested more than {} deep", kDeepest);
     open_[ref] = true;
     ++depth_;
     const auto close = c10::make_scope_exit([&] {
@@ -277,7 +278,8 @@ Value unpickle(const pickle::Pickle& pickle, const LoadStorage& load_storage) {
   try {
     return Unpickler(pickle, load_storage).value(pickle.root);
   } catch (const c10::Error& error) {
-    throw_error("the checkpoint holds a value that LibTorch rejects: {}", error.what_without_backtrace());
+    throw_error<CheckpointError>("the checkpoint holds a value that LibTorch rejects: {}",
+                                 error.what_without_backtrace());
   }
 }
 

@@ -7,8 +7,8 @@
 
 #include <lockstep/serialize/value.h>
 
+#include "base/throw_error.h"
 #include "serialize/dtypes.h"
-#include "serialize/errors.h"
 
 namespace lockstep {
 namespace {
@@ -20,7 +20,8 @@ constexpr std::array<std::string_view, std::variant_size_v<Value::Variant>> kTyp
     "torch.Size", "torch.dtype", "torch.device", "torch.layout", "ShardedTensor"};
 
 [[noreturn]] void refuse(const Value& value, std::string_view wanted) {
-  throw_error("expected {}, but the checkpoint has {} {}", wanted, value.type_name(), repr(value, 100));
+  throw_error<CheckpointError>("expected {}, but the checkpoint has {} {}", wanted, value.type_name(),
+                               repr(value, 100));
 }
 
 bool equal_strided(const at::Tensor& left, const at::Tensor& right) {

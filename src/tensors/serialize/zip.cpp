@@ -8,7 +8,7 @@
 #include <c10/util/ScopeExit.h>
 #include <zlib.h>
 
-#include "serialize/errors.h"
+#include "base/throw_error.h"
 #include "serialize/storage.h"
 
 namespace lockstep::serialize {
@@ -131,7 +131,7 @@ std::string descriptor(std::uint64_t size, std::uint64_t offset, std::uint32_t c
 }  // namespace
 
 void ZipReader::fail(std::string_view what) const {
-  throw_error("{}: the zip file is damaged: {}", source_.name(), what);
+  throw_error<CheckpointError>("{}: the zip file is damaged: {}", source_.name(), what);
 }
 
 bool ZipReader::looks_like_zip(const ByteSource& source) {
@@ -207,14 +207,14 @@ void ZipReader::read_directory(std::uint64_t offset, std::uint64_t size, std::ui
 
 void ZipReader::check_method(std::string_view name, const ZipRecord& record, std::uint16_t method) const {
   if (compression_ == ZipCompression::refused && method != kStored) {
-    throw_error(
+    throw_error<CheckpointError>(
         "{}: record {} is compressed, which PyTorch never does; unpack the zip file and pack it again "
         "without compression (zip -0)",
         source_.name(), name);
   }
   if (method != kStored && method != kDeflate) {
-    throw_error("{}: record {} is compressed by method {}; only deflate is supported", source_.name(), name,
-                method);
+    throw_error<CheckpointError>("{}: record {} is compressed by method {}; only deflate is supported",
+                                 source_.name(), name, method);
   }
   if (!record.deflated && record.packed != record.size) fail(fmt::format("record {} has two sizes", name));
   if (record.deflated && record.size / kMostInflation > record.packed) {
@@ -253,7 +253,7 @@ c10::Storage ZipReader::inflate(std::string_view name, const ZipRecord& record) 
   auto bytes = empty_storage(record.size, source_.name());
   z_stream stream{};
   // Negative: without zlib's own header.
-  if (::inflateInit2(&stream, -MAX_WBITS) != Z_OK) throw_error("zlib could not be started");
+  if (::inflateInit2(&stream, -MAX_WBITS) != Z_OK) throw_error<CheckpointError>("zlib could not be started");
   const auto end = c10::make_scope_exit([&stream] { ::inflateEnd(&stream); });
   std::string_view in = packed;
   std::span<Bytef> out(static_cast<Bytef*>(bytes.mutable_data()), record.size);
@@ -275,8 +275,8 @@ c10::Storage ZipReader::inflate(std::string_view name, const ZipRecord& record) 
 }
 
 void ZipReader::fail_checksum(std::string_view name, const ZipRecord& record, std::uint32_t found) const {
-  throw_error("{}: record {} is damaged: its checksum is {:08x} instead of {:08x}", source_.name(), name,
-              found, record.crc);
+  throw_error<CheckpointError>("{}: record {} is damaged: its checksum is {:08x} instead of {:08x}",
+                               source_.name(), name, found, record.crc);
 }
 
 void ZipReader::verify_checksums() const {

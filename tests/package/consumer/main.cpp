@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed.h>
 
 int main() {
   auto context = lockstep::init();

@@ -16,10 +16,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/world.h>
-
 #include "base/host.h"
 #include "base/log_writer.h"
+#include "base/set_world.h"
 #include "child.h"
 #include "support/file_system_faults.h"
 #include "support/temp_folder.h"

@@ -5,6 +5,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/optim/lr_scheduler.h>
+#include <lockstep/optim/optimizers.h>
 
 #include "support/error_of.h"
 
@@ -69,6 +71,27 @@ TEST(OptimizerState, LoadedTensorsAreCopies) {
   EXPECT_TRUE(equal(state_dict(other), dict));
   other.step();
   EXPECT_FALSE(equal(state_dict(other), dict));
+}
+
+// Python's order, with what its schedulers add.
+TEST(OptimizerState, EntriesOfSchedulersComeBeforeTheParameters) {
+  torch::nn::Linear net(2, 2);
+  const auto last_keys = [](const torch::optim::Optimizer& optimizer) {
+    const auto dict = state_dict(optimizer);
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : dict.at("param_groups").as_items()[0].as_dict())
+      keys.push_back(key.as_string());
+    return std::vector(keys.end() - 2, keys.end());
+  };
+  const std::vector<std::string> expected{"initial_lr", "params"};
+  torch::optim::SGD sgd(net->parameters(), 0.5);
+  optim::NAdam nadam(net->parameters());
+  {
+    const optim::StepLR of_sgd(sgd, 3), of_nadam(nadam, 3);
+    EXPECT_EQ(last_keys(sgd), expected);
+    EXPECT_EQ(last_keys(nadam), expected);
+  }
+  EXPECT_NE(last_keys(sgd), expected);  // its last scheduler is gone
 }
 
 // What Python's LBFGS has when there was nothing to do.

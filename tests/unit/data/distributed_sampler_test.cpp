@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/world.h>
 #include <lockstep/data/sampler.h>
 
+#include "base/set_world.h"
 #include "support/error_of.h"
 
 namespace lockstep::data {

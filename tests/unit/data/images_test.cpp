@@ -7,12 +7,14 @@
 #include <unistd.h>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
 
 #include <lockstep/data/images.h>
+#include <lockstep/data/loader.h>
 
 #include "support/error_of.h"
 #include "support/temp_folder.h"
@@ -163,6 +165,79 @@ TEST(EncodeImage, WrongImagesAndQualitiesAreRefused) {
               }),
               HasSubstr("[1, 3 channels, height, width] on the CPU, not Byte [2, 3, 3]"));
   EXPECT_THAT(error_of<ArgumentError>([] { data::save_image(picture(), "x.gif"); }), HasSubstr("x.gif"));
+}
+
+// 40 images of 2 x 3 pixels, of one brightness each, which is the target.
+data::ImageDataset shades() {
+  const auto brightness = at::arange(40, at::kLong);
+  return {brightness.mul(6).to(at::kByte).view({40, 1, 1}).expand({40, 2, 3}), brightness};
+}
+
+// The brightness of each image of a grid, whose first pixels are 4 rows and 5 columns apart.
+at::Tensor drawn_shades(const std::string& file) {
+  const auto grid = data::read_image(file)[0].to(at::kLong);
+  return grid.slice(0, 2, std::nullopt, 4).slice(1, 2, std::nullopt, 5).flatten().div(6, "trunc");
+}
+
+TEST(SaveSamples, ADatasetGivesRandomSamples) {
+  const TempFolder folder;
+  const auto file = folder.file("grid.png");
+  at::manual_seed(1);
+  const auto batch = data::save_samples(shades(), file);
+  EXPECT_EQ(batch.data.sizes(), at::IntArrayRef({32, 1, 2, 3}));
+  EXPECT_EQ(std::get<0>(at::_unique(batch.target)).numel(), 32);
+  EXPECT_TRUE(at::equal(drawn_shades(file), batch.target));
+  EXPECT_FALSE(at::equal(data::save_samples(shades(), file).target, batch.target));
+  at::manual_seed(1);
+  EXPECT_TRUE(at::equal(data::save_samples(shades(), file).target, batch.target));
+}
+
+TEST(SaveSamples, ASmallDatasetIsDrawnWhole) {
+  const TempFolder folder;
+  const data::TensorDataset two(at::zeros({2, 3, 4, 4}), at::arange(2));
+  EXPECT_EQ(data::save_samples(two, folder.file("grid.png")).target.numel(), 2);
+  const data::TensorDataset none(at::zeros({0, 3, 4, 4}), at::zeros({0}));
+  EXPECT_THAT(error_of<ArgumentError>([&] { data::save_samples(none, folder.file("grid.png")); }),
+              HasSubstr("the dataset is empty"));
+}
+
+TEST(SaveSamples, ALoaderGivesItsNextBatchAndKeepsItsPosition) {
+  const TempFolder folder;
+  const auto file = folder.file("grid.png");
+  auto loader = data::make_loader(shades(), {.batch_size = 4, .num_workers = 1});
+  EXPECT_TRUE(at::equal(data::save_samples(loader, file).target, at::arange(4)));
+  EXPECT_TRUE(at::equal(drawn_shades(file), at::arange(4)));
+  EXPECT_EQ(loader.position().passes, 0);
+  loader.seek({.batches = 3,
+               .samples = 12,
+               .pass_generator = at::make_generator<at::CPUGeneratorImpl>().get_state()});
+  EXPECT_TRUE(at::equal(data::save_samples(loader, file).target, at::arange(12, 16)));
+  EXPECT_EQ(loader.position().batches, 3);
+  EXPECT_TRUE(at::equal(loader.begin()->target, at::arange(12, 16)));
+}
+
+struct NoSamples {
+  struct Stream {
+    static std::optional<at::Tensor> next() { return std::nullopt; }
+  };
+  static std::unique_ptr<Stream> iter(const data::StreamShare& /*share*/) {
+    return std::make_unique<Stream>();
+  }
+};
+
+TEST(SaveSamples, WhatCannotBeDrawnIsRefused) {
+  const TempFolder folder;
+  const auto refusal = [&](auto samples) {
+    return error_of<ArgumentError>([&] { data::save_samples(samples, folder.file("grid.png")); });
+  };
+  EXPECT_THAT(refusal(data::make_loader(NoSamples())), HasSubstr("the loader yields no batch"));
+  EXPECT_THAT(refusal(at::zeros({8, 3})), HasSubstr("[n, channels, height, width], not Float [8, 3]"));
+  EXPECT_THAT(refusal(at::zeros({1, 3, 4, 4}, at::kLong)), HasSubstr("not Long [1, 3, 4, 4]"));
+  EXPECT_THAT(refusal(std::vector<at::Tensor>()), HasSubstr("not undefined"));
+  const std::pair normalized(at::tensor({-1.5, 2.0}).view({2, 1, 1, 1}), at::arange(2));
+  EXPECT_THAT(refusal(normalized),
+              HasSubstr("values from -1.5 to 2, which are not within [0, 1]; set .normalize"));
+  EXPECT_NO_THROW(data::save_samples(normalized, folder.file("grid.png"), {.normalize = true}));
 }
 
 // Without root's right to write everywhere.

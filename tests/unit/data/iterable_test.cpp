@@ -10,8 +10,9 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/world.h>
 #include <lockstep/data/loader.h>
+
+#include "base/set_world.h"
 
 namespace lockstep::data {
 namespace {

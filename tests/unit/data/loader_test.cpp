@@ -3,9 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/world.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/sampler.h>
+
+#include "base/set_world.h"
 
 namespace lockstep::data {
 namespace {

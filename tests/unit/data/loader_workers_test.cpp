@@ -11,9 +11,10 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/world.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/loader_options.h>
+
+#include "base/set_world.h"
 
 namespace lockstep::data {
 namespace {

@@ -4,9 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/world.h>
 #include <lockstep/data/web_dataset.h>
 
+#include "base/set_world.h"
 #include "support/error_of.h"
 
 namespace lockstep::data {

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed.h>
 
 #include "comm/stream_watch.h"
 #include "graphs/graph_phase.h"

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ddp/module_sync.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

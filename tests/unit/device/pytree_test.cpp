@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/device/any_pytree.h>
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed.h>
 
 #include "unit/ddp/fake_group.h"
 

@@ -18,6 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::ThrowsMessage;
 
 Report report_of(const std::string& host) {
   return {.host = host,
@@ -77,7 +78,11 @@ TEST(Hosts, AreShownInATable) {
 
 TEST(Hosts, MustBeListedOnce) {
   check_hosts({"a", "b"});
-  EXPECT_THROW(check_hosts({"a", "me@a"}), ArgumentError);
+  EXPECT_THAT(
+      [] {
+        check_hosts({"a", "me@a"});
+      },
+      ThrowsMessage<ArgumentError>(HasSubstr("a is listed twice; list each host once")));
   EXPECT_THROW(check_hosts({"a", ""}), ArgumentError);
   EXPECT_THROW(check_hosts({"-oProxyCommand=x"}), ArgumentError);
 }

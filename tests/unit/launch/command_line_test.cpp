@@ -144,7 +144,8 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
   EXPECT_THAT(complaint({.node_rank = 1, .command = x}), HasSubstr("--nnodes"));
   EXPECT_THAT(complaint({.rdzv_backend = "etcd", .command = x}), HasSubstr("--rdzv-backend etcd"));
   EXPECT_THAT(complaint({.rdzv_conf = "read_timeout=3", .command = x}), HasSubstr("read_timeout"));
-  EXPECT_THAT(complaint({.max_restarts = -1, .command = x}), HasSubstr("max-restarts"));
+  EXPECT_THAT(complaint({.max_restarts = -1, .command = x}),
+              HasSubstr("max-restarts is -1; it must be 0 or more"));
   EXPECT_THAT(complaint({.start_method = "thread", .command = x}), HasSubstr("--start-method thread"));
   EXPECT_THAT(complaint({.numa_binding = "node", .command = x}), HasSubstr("--bind"));
   EXPECT_THAT(complaint({.signals_to_handle = "SIGKILL", .command = x}), HasSubstr("SIGKILL"));

@@ -20,6 +20,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::ThrowsMessage;
 
 class HostControlStream : public ::testing::Test {
  protected:
@@ -112,6 +113,7 @@ TEST(Hosts, AreNamesAndNumbersOfRanks) {
   for (const auto* wrong : {"", "a:0", "a:x", "a:", ":4", "-o", "a,a", "a,me@a", "a,,b"}) {
     EXPECT_THROW(parse_hosts(wrong), ArgumentError) << wrong;
   }
+  EXPECT_THAT([] { parse_hosts("a,me@a"); }, ThrowsMessage<ArgumentError>(HasSubstr("as in a:4")));
 }
 
 }  // namespace

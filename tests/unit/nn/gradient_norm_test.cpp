@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "nn/gradient_norm.h"
+#include "modules/gradient_norm.h"
 
 #include <cmath>
 #include <limits>

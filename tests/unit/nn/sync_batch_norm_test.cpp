@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed.h>
 
 namespace lockstep {
 namespace {

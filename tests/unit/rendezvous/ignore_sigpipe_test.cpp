@@ -5,9 +5,10 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/rendezvous/init.h>
+#include <lockstep/base/env.h>
 
 #include "base/unique_fd.h"
+#include "rendezvous/session.h"
 
 namespace lockstep {
 namespace {
@@ -30,7 +31,7 @@ int signal_of_broken_pipe() {
 TEST(IgnoreSigpipe, WritesToLostPeersAreErrorsInAContext) {
   EXPECT_EQ(signal_of_broken_pipe(), SIGPIPE);
   {
-    const auto context = init({.env = Env(std::map<std::string, std::string>{})});
+    const auto context = rendezvous::init({{}, Env(std::map<std::string, std::string>{})});
     EXPECT_EQ(signal_of_broken_pipe(), 0);
   }
   EXPECT_EQ(signal_of_broken_pipe(), SIGPIPE) << "as before";
@@ -40,7 +41,7 @@ TEST(IgnoreSigpipe, KeepsAHandlerOfTheProgram) {
   const auto handler = [](int) { ::_exit(3); };
   const auto before = std::signal(SIGPIPE, handler);
   {
-    const auto context = init({.env = Env(std::map<std::string, std::string>{})});
+    const auto context = rendezvous::init({{}, Env(std::map<std::string, std::string>{})});
     EXPECT_EQ(std::signal(SIGPIPE, handler), static_cast<void (*)(int)>(handler));
   }
   EXPECT_EQ(std::signal(SIGPIPE, before), static_cast<void (*)(int)>(handler));

@@ -22,8 +22,8 @@ using ::testing::ThrowsMessage;
 const Env kEmpty{std::map<std::string, std::string>{}};
 
 template <typename Expected>
-void expect_refused(const InitOptions& options, const ::testing::Matcher<std::string>& text) {
-  EXPECT_THAT([&] { auto context = init(options); }, ThrowsMessage<Expected>(text));
+void expect_refused(const rendezvous::SessionOptions& options, const ::testing::Matcher<std::string>& text) {
+  EXPECT_THAT([&] { auto context = rendezvous::init(options); }, ThrowsMessage<Expected>(text));
   EXPECT_FALSE(is_initialized());
 }
 
@@ -32,7 +32,7 @@ TEST(Init, APlainProcessIsAGroupOfOne) {
   EXPECT_EQ(get_world_size(), 1);
   ::testing::internal::CaptureStderr();
   {
-    const auto context = init({.env = kEmpty});
+    const auto context = rendezvous::init({{}, kEmpty});
     EXPECT_TRUE(is_initialized());
     EXPECT_TRUE(context.is_main());
     EXPECT_EQ(context.world_size(), 1);
@@ -51,18 +51,18 @@ TEST(Init, APlainProcessIsAGroupOfOne) {
 TEST(Init, TheDebugLevelOfPyTorchMayBeInLowerCase) {
   const auto with_level = [](const std::string& level) { return Env({{"TORCH_DISTRIBUTED_DEBUG", level}}); };
   const auto checks = [&](const std::string& level) {
-    return rendezvous::checks_calls({.env = with_level(level)});
+    return rendezvous::checks_calls({{}, with_level(level)});
   };
   EXPECT_TRUE(checks("DETAIL"));
   EXPECT_TRUE(checks("detail"));
   EXPECT_FALSE(checks("INFO"));
-  EXPECT_FALSE(rendezvous::checks_calls({.env = kEmpty}));
-  expect_refused<ArgumentError>({.backend = "gloo", .with_python = true, .env = with_level("Detail")},
+  EXPECT_FALSE(rendezvous::checks_calls({{}, kEmpty}));
+  expect_refused<ArgumentError>({{.backend = "gloo", .with_python = true}, with_level("Detail")},
                                 HasSubstr("TORCH_DISTRIBUTED_DEBUG=DETAIL"));
 }
 
 TEST(Init, TheFakeBackendWaitsForNoOtherRank) {
-  const auto context = init({.backend = "fake", .world_size = 4, .rank = 2, .env = kEmpty});
+  const auto context = rendezvous::init({{.backend = "fake", .world_size = 4, .rank = 2}, kEmpty});
   EXPECT_EQ(context.rank(), 2);
   EXPECT_EQ(context.world_size(), 4);
   EXPECT_EQ(context.local_world_size(), 4);
@@ -83,63 +83,63 @@ TEST(Init, WithoutAContextTheErrorNamesInit) {
 }
 
 TEST(Init, ASecondContextIsRejected) {
-  const auto context = init({.env = kEmpty});
-  EXPECT_THAT([] { auto second = init({.env = kEmpty}); },
-              ThrowsMessage<ArgumentError>(HasSubstr("in a run already")));
+  const auto context = rendezvous::init({{}, kEmpty});
+  EXPECT_THAT(
+      [] {
+        auto second = rendezvous::init({{}, kEmpty});
+      },
+      ThrowsMessage<ArgumentError>(HasSubstr("in a run already")));
   EXPECT_TRUE(is_initialized());
 }
 
 TEST(Init, ManyInARow) {
   for (int i = 0; i < 3; ++i) {
-    const auto context = init({.env = kEmpty});
+    const auto context = rendezvous::init({{}, kEmpty});
     context.barrier();
   }
 }
 
 TEST(Init, WrongOptionsAreNamed) {
-  expect_refused<ArgumentError>({.backend = "nccl", .env = kEmpty},
+  expect_refused<ArgumentError>({{.backend = "nccl"}, kEmpty},
                                 HasSubstr("on the CPU use shm (one host), gloo"));
-  expect_refused<ArgumentError>({.timeout = std::chrono::milliseconds(0), .env = kEmpty},
+  expect_refused<ArgumentError>({{.timeout = std::chrono::milliseconds(0)}, kEmpty},
                                 HasSubstr("timeout is 0 ms"));
-  expect_refused<ArgumentError>({.rank = 0, .env = kEmpty}, HasSubstr("rank is given but world_size is not"));
-  expect_refused<ArgumentError>({.world_size = 2, .env = kEmpty},
+  expect_refused<ArgumentError>({{.rank = 0}, kEmpty}, HasSubstr("rank is given but world_size is not"));
+  expect_refused<ArgumentError>({{.world_size = 2}, kEmpty},
                                 HasSubstr("world_size is given but rank is not"));
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  expect_refused<ArgumentError>({.store = store, .env = kEmpty}, HasSubstr("needs rank and world_size"));
-  expect_refused<ArgumentError>({.init_method = "env://", .store = store, .env = kEmpty},
-                                HasSubstr("not both"));
+  expect_refused<ArgumentError>({{.store = store}, kEmpty}, HasSubstr("needs rank and world_size"));
+  expect_refused<ArgumentError>({{.init_method = "env://", .store = store}, kEmpty}, HasSubstr("not both"));
 }
 
 TEST(Init, MissingNumbersNameTheirSources) {
   expect_refused<RendezvousError>(
-      {.init_method = "tcp://127.0.0.1:9", .env = kEmpty},
+      {{.init_method = "tcp://127.0.0.1:9"}, kEmpty},
       AllOf(HasSubstr("InitOptions::rank"), HasSubstr("?rank="), HasSubstr("RANK")));
-  expect_refused<RendezvousError>({.init_method = "env://", .env = kEmpty},
-                                  HasSubstr("needs RANK, WORLD_SIZE"));
-  expect_refused<RendezvousError>({.world_size = 2, .rank = 5, .env = kEmpty},
+  expect_refused<RendezvousError>({{.init_method = "env://"}, kEmpty}, HasSubstr("needs RANK, WORLD_SIZE"));
+  expect_refused<RendezvousError>({{.world_size = 2, .rank = 5}, kEmpty},
                                   HasSubstr("missing MASTER_ADDR, MASTER_PORT"));
 }
 
 TEST(Init, EnvAcceptsNumbersFromQueryAndOptions) {
-  EXPECT_EQ(init({.init_method = "env://?rank=0&world_size=1", .env = kEmpty}).world_size(), 1);
+  EXPECT_EQ(rendezvous::init({{.init_method = "env://?rank=0&world_size=1"}, kEmpty}).world_size(), 1);
   const Env half{{{"WORLD_SIZE", "2"}, {"RANK", "0"}}};
-  expect_refused<RendezvousError>({.init_method = "env://", .rank = 2, .env = half},
+  expect_refused<RendezvousError>({{.init_method = "env://", .rank = 2}, half},
                                   HasSubstr("missing MASTER_ADDR, MASTER_PORT"));
 }
 
 TEST(Init, ARankOutsideTheWorldIsRejectedBeforeAnyWait) {
-  expect_refused<RendezvousError>({.init_method = "tcp://127.0.0.1:9?rank=2&world_size=2", .env = kEmpty},
+  expect_refused<RendezvousError>({{.init_method = "tcp://127.0.0.1:9?rank=2&world_size=2"}, kEmpty},
                                   HasSubstr("rank 2 in a world of 2"));
 }
 
 TEST(Init, ARendezvousFileNeedsItsFolder) {
-  expect_refused<RendezvousError>(
-      {.init_method = "file:///no/such/folder/f?rank=0&world_size=2", .env = kEmpty},
-      HasSubstr("/no/such/folder"));
+  expect_refused<RendezvousError>({{.init_method = "file:///no/such/folder/f?rank=0&world_size=2"}, kEmpty},
+                                  HasSubstr("/no/such/folder"));
 }
 
 TEST(Init, NewGroupChecksItsRanks) {
-  const auto context = init({.env = kEmpty});
+  const auto context = rendezvous::init({{}, kEmpty});
   for (const std::vector<int>& ranks : {std::vector<int>{}, {0, 0}, {1}, {-1}}) {
     EXPECT_THROW((void)context.new_group(ranks), ArgumentError);
   }
@@ -151,7 +151,7 @@ TEST(Init, NewGroupChecksItsRanks) {
 TEST(Init, GroupsEndWithTheContext) {
   std::optional<ProcessGroup> kept;
   {
-    const auto context = init({.env = kEmpty});
+    const auto context = rendezvous::init({{}, kEmpty});
     kept = context.group();
   }
   EXPECT_THAT([&] { kept->barrier(); }, ThrowsMessage<Error>(HasSubstr("has been closed")));
@@ -160,7 +160,7 @@ TEST(Init, GroupsEndWithTheContext) {
 TEST(Init, OneStoreServesSeveralRunsInTurn) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   for (int run = 0; run < 3; ++run) {
-    const auto context = init({.world_size = 1, .rank = 0, .store = store, .env = kEmpty});
+    const auto context = rendezvous::init({{.world_size = 1, .rank = 0, .store = store}, kEmpty});
     context.barrier();
   }
   EXPECT_EQ(store->add("lockstep/default/joins", 0), 3);

@@ -2,6 +2,7 @@
 // Waits that cannot end well end soon, also those that give way to others on a machine with more to do than
 // cores.
 #include <limits>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,6 +30,10 @@ class LoneWait {
     engine_.start(barrier_, kLimit);
   }
   void wait() { engine_.wait(*barrier_, kLimit); }
+  // Until it is time to wait.
+  void poll() {
+    while (!engine_.test(*barrier_)) std::this_thread::yield();
+  }
   Communicator other() const { return ranks_.communicator(1); }
 
  private:
@@ -44,6 +49,20 @@ RankObserver of_a_death() {
 
 TEST(Waits, ThatYieldDetectLostRanks) {
   LoneWait rank(of_a_death());
+  EXPECT_THAT([&] { rank.wait(); }, ThrowsMessage<PeerLost>(HasSubstr("rank 1 died")));
+}
+
+TEST(Waits, ARefusalIsReportedBeforeADeath) {
+  auto news = of_a_death();
+  news.is_refused = [] { return true; };
+  LoneWait rank(news);
+  rank.poll();
+  EXPECT_THAT([&] { rank.wait(); }, ThrowsMessage<DesyncError>(HasSubstr("refuses")));
+}
+
+TEST(Waits, ThatPollDetectLostRanks) {
+  LoneWait rank(of_a_death());
+  rank.poll();
   EXPECT_THAT([&] { rank.wait(); }, ThrowsMessage<PeerLost>(HasSubstr("rank 1 died")));
 }
 

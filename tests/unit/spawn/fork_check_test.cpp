@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "spawn/fork_check.h"
+
 #include <filesystem>
 
 #include <gtest/gtest.h>
 
-#include "spawn/spawn_processes.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::spawning {

@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/world.h>
 #include <lockstep/training/logging.h>
 
+#include "base/set_world.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 

@@ -8,6 +8,7 @@
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
+#include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "comm/stream_watch.h"
 #include "comm/to_c10d.h"
@@ -82,7 +83,7 @@ std::size_t DeviceDispatchBackend::part(const c10::Device& device) const {
   const auto found = std::ranges::find_if(
       parts_, [&](const BackendHandle& each) { return each.traits.devices.contains(device.type()); });
   if (found != parts_.end()) return static_cast<std::size_t>(found - parts_.begin());
-  throw ArgumentError(fmt::format("{} has no backend for tensors on {}", getBackendName(), device.str()));
+  throw_error<ArgumentError>("{} has no backend for tensors on {}", getBackendName(), device.str());
 }
 
 const comm::StreamBackend* DeviceDispatchBackend::streams_of(const c10d::Work& work) const {
@@ -114,7 +115,7 @@ WorkPtr DeviceDispatchBackend::mark_stream() const {
       return streams->mark_stream();
     }
   }
-  throw Error(fmt::format("{} has no calls on a stream", getBackendName()));
+  throw_error<Error>("{} has no calls on a stream", getBackendName());
 }
 
 void DeviceDispatchBackend::prepare_observing_thread() const {

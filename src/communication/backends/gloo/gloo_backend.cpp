@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The only file that includes Gloo's headers: the distribution's Gloo is older than the one inside LibTorch,
 // so no symbol of these classes may be defined by our objects (a test looks at them).
-#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <lockstep/base/env.h>
@@ -9,7 +8,7 @@
 
 #include "backends/factories.h"
 #include "backends/gloo/route.h"
-#include "backends/join_node_group.h"
+#include "base/throw_error.h"
 
 namespace lockstep::backends {
 namespace {
@@ -18,7 +17,7 @@ using Device = std::shared_ptr<::gloo::transport::Device>;
 
 // PyTorch's variable holds for all groups.
 bool connects_on_use(const BackendRequest& request) {
-  return request.connect_on_use || c10d::getDefaultGlooLazyInit();
+  return request.gloo.connect_on_use || c10d::getDefaultGlooLazyInit();
 }
 
 std::vector<Device> devices_named(const std::string& list, bool on_use) {
@@ -42,10 +41,10 @@ std::vector<Device> devices_for(const BackendRequest& request) {
     return tcp_devices(request);
   } catch (const c10::Error& error) {
     if (transport == "TCP") throw;
-    throw ArgumentError(fmt::format(
+    throw_error<ArgumentError>(
         "GLOO_DEVICE_TRANSPORT={}: this LibTorch's Gloo cannot use it ({}). PyTorch's packages are "
         "built without TLS; use a private network, WireGuard or ssh tunnels (docs/security.md)",
-        transport, error.what_without_backtrace()));
+        transport, error.what_without_backtrace());
   }
 }
 
@@ -68,16 +67,16 @@ BackendHandle create_gloo(const BackendRequest& request) {
     return {.backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size,
                                                                    options),
             .traits = gloo_traits(),
-            .node_group = request.one_host && request.size > 1 && !request.only_c10d_keys
+            .node_group = request.one_host && request.size > 1 && !request.python.only_c10d_keys
                               ? join_node_group(request, {})
                               : nullptr};
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw RendezvousError(fmt::format("rank {} of {}: Gloo could not connect the ranks of group {}: {}",
-                                      request.rank, request.size, request.group_name,
-                                      text.substr(0, text.find('\n'))));
+    throw_error<RendezvousError>("rank {} of {}: Gloo could not connect the ranks of group {}: {}",
+                                 request.rank, request.size, request.group_name,
+                                 text.substr(0, text.find('\n')));
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/throw_error.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::backends {
@@ -42,9 +43,8 @@ AddressList resolve(const std::string& host) {
   addrinfo* list = nullptr;
   const int code = ::getaddrinfo(host.c_str(), "9", &hints, &list);
   if (code != 0) {
-    throw RendezvousError(
-        fmt::format("the master address {} does not resolve ({}); this host's interfaces are {}", host,
-                    ::gai_strerror(code), describe_interfaces()));
+    throw_error<RendezvousError>("the master address {} does not resolve ({}); this host's interfaces are {}",
+                                 host, ::gai_strerror(code), describe_interfaces());
   }
   return {list, &::freeaddrinfo};
 }
@@ -84,10 +84,10 @@ std::vector<std::string> interfaces_named(const std::string& list) {
   for (std::string name; std::getline(stream, name, ',');) {
     if (name.empty()) continue;
     if (::if_nametoindex(name.c_str()) == 0) {
-      throw RendezvousError(
-          fmt::format("GLOO_SOCKET_IFNAME names the interface {}, which this host does not have; "
-                      "it has {}",
-                      name, describe_interfaces()));
+      throw_error<RendezvousError>(
+          "GLOO_SOCKET_IFNAME names the interface {}, which this host does not have; "
+          "it has {}",
+          name, describe_interfaces());
     }
     names.push_back(name);
   }
@@ -99,26 +99,25 @@ std::string local_address_towards(const std::string& host) {
   for (const auto* target = targets.get(); target != nullptr; target = target->ai_next) {
     if (const auto address = source_address(*target)) return *address;
   }
-  throw RendezvousError(
-      fmt::format("no interface of this host routes to the master address {}; tried {}. Set "
-                  "MASTER_ADDR to an address that all ranks reach, or GLOO_SOCKET_IFNAME",
-                  host, describe_interfaces()));
+  throw_error<RendezvousError>(
+      "no interface of this host routes to the master address {}; tried {}. Set "
+      "MASTER_ADDR to an address that all ranks reach, or GLOO_SOCKET_IFNAME",
+      host, describe_interfaces());
 }
 
 std::string shared_route(const BackendRequest& request) {
   const std::string own = local_address_towards(request.master_host);
-  if (request.one_host || request.only_c10d_keys) return own;
+  if (request.one_host || request.python.only_c10d_keys) return own;
   request.store->set(key_of(request.rank), own);
   if (!is_loopback(own)) return own;
   for (int rank = 0; rank < request.size; ++rank) {
     const std::string other = request.store->get_to_str(key_of(rank));
     if (!is_loopback(other)) return local_address_towards(other);
   }
-  throw RendezvousError(
-      fmt::format("the ranks run on several hosts, but every one of them reaches the master address {} over "
-                  "the loopback. Set "
-                  "MASTER_ADDR to rank 0's address on the network, or GLOO_SOCKET_IFNAME; this host has {}",
-                  request.master_host, describe_interfaces()));
+  throw_error<RendezvousError>(
+      "the ranks run on several hosts, but every one of them reaches the master address {} over the "
+      "loopback. Set MASTER_ADDR to rank 0's address on the network, or GLOO_SOCKET_IFNAME; this host has {}",
+      request.master_host, describe_interfaces());
 }
 
 }  // namespace lockstep::backends

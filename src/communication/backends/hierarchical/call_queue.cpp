@@ -4,18 +4,17 @@
 #include <algorithm>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "base/wait_check.h"
 #include "comm/gil_use.h"
 
 namespace lockstep::backends {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{20};  // of a wait, at what may end it
+constexpr std::chrono::milliseconds kQueuePollPeriod{20};  // of a wait, at what may end it
 
 // False if the interpreter ends.
 bool drop(std::shared_ptr<QueuedCall> call) {
@@ -53,10 +52,11 @@ void QueuedCall::await_run(std::chrono::milliseconds rest, std::chrono::millisec
   mark_.refuse_wait_in_child();
   const Deadline deadline(rest);
   std::unique_lock lock(mutex_);
-  while (!done_.wait_for(lock, whole == kNoTimeout ? kLook : std::min(kLook, deadline.remaining()),
-                         [this] { return is_done_; })) {
+  while (!done_.wait_for(
+      lock, whole == kNoTimeout ? kQueuePollPeriod : std::min(kQueuePollPeriod, deadline.remaining()),
+      [this] { return is_done_; })) {
     if (whole != kNoTimeout && deadline.expired())
-      throw TimeoutError(fmt::format("it is in progress after {} ms", whole.count()));
+      throw_error<TimeoutError>("it is in progress after {} ms", whole.count());
     lock.unlock();
     check_wait();
     lock.lock();
@@ -81,19 +81,19 @@ void CallQueue::end() {
   is_over ? thread_.join() : thread_.detach();
 }
 
-CallQueue::Turn::Turn(CallQueue& queue) : queue_(queue) {
+CallQueue::QueuePlace::QueuePlace(CallQueue& queue) : queue_(queue) {
   const std::lock_guard lock(queue.mutex_);
   place_ = &queue.calls_.emplace_back();
 }
 
-CallQueue::Turn::~Turn() {
+CallQueue::QueuePlace::~QueuePlace() {
   await();
   const std::lock_guard lock(queue_.mutex_);
   queue_.calls_.pop_front();
   queue_.changed_.notify_all();
 }
 
-void CallQueue::Turn::await() {
+void CallQueue::QueuePlace::await() {
   std::unique_lock lock(queue_.mutex_);
   queue_.changed_.wait(lock, [this] { return &queue_.calls_.front() == place_; });
 }

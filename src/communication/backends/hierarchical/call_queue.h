@@ -67,8 +67,8 @@ class QueuedCall : public comm::Operation {
   std::exception_ptr failure_;
 };
 
-// Makes calls one after another, in the order of add() and Turn(): those of add() on a thread, so that the
-// network is used while the caller computes.
+// Makes calls one after another, in the order of add() and QueuePlace(): those of add() on a thread, so that
+// the network is used while the caller computes.
 //
 // Dropping a call may drop a tensor that has a Python object, which needs Python's GIL. The thread does so
 // without the mutex, because a caller may have the GIL. For the same reason end() does not wait for it: DDP's
@@ -87,12 +87,12 @@ class CallQueue {
   }
 
   // The place of a call that the caller's thread makes.
-  class Turn {
+  class QueuePlace {
    public:
-    explicit Turn(CallQueue& queue);
-    ~Turn();
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    explicit QueuePlace(CallQueue& queue);
+    ~QueuePlace();
+    QueuePlace(const QueuePlace&) = delete;
+    QueuePlace& operator=(const QueuePlace&) = delete;
 
     // Until the calls before it have ended.
     void await();

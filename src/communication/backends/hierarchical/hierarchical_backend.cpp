@@ -4,7 +4,6 @@
 #include <functional>
 
 #include <c10/util/ScopeExit.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <lockstep/base/error.h>
 
@@ -92,8 +91,8 @@ class HierarchicalBackend final : public comm::FromC10d {
                       std::chrono::milliseconds timeout)
       : FromC10d(layout.rank(), layout.size(), "hierarchical", std::move(traits), timeout),
         parts_(std::make_shared<Parts>(layout, std::move(legs))) {
-    if (dynamic_cast<c10d::ProcessGroupGloo*>(parts_->legs.flat.backend.get()) == nullptr) return;
-    messages_ = std::make_shared<Messages>(parts_->flat, layout.rank(), layout.size());
+    if (parts_->legs.network == "gloo")
+      messages_ = std::make_shared<Messages>(parts_->flat, layout.rank(), layout.size());
   }
 
   // Calls under way go on.
@@ -157,10 +156,10 @@ class HierarchicalBackend final : public comm::FromC10d {
       CallQueue::add(queue_, queued);
       return queued;
     }
-    CallQueue::Turn turn(*queue_);
+    CallQueue::QueuePlace place(*queue_);
     report(CallStage::may_block);
     const comm::ProfilerEvent event("hierarchical", call);
-    turn.await();
+    place.await();
     parts_->collectives.run(limited);
     return nullptr;
   }

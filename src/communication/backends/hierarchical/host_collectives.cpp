@@ -16,10 +16,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
 
-#include "backends/hierarchical/origin.h"
+#include "backends/hierarchical/hierarchical_call.h"
 #include "backends/shm/call_request.h"
 #include "backends/shm/kernels.h"
-#include "comm/divide.h"
+#include "comm/emulated_reductions.h"
 
 namespace lockstep::backends {
 namespace {
@@ -69,7 +69,7 @@ std::vector<Tensor> cut(const Tensor& tensor, c10::IntArrayRef splits, std::int6
   return parts;
 }
 
-constexpr std::uint64_t kLeft = 1;  // the scope of the reason for which a rank has left its host
+constexpr std::uint64_t kLeavingScope = 1;  // the scope of the reason for which a rank has left its host
 
 ReduceOp without_division(ReduceOp op) { return op == ReduceOp::AVG ? ReduceOp::SUM : op; }
 
@@ -133,7 +133,7 @@ std::string HostCollectives::reasons_of_host() const {
   std::string text;
   const auto node = host_->node_group();
   for (int rank = 0; rank < layout_.local_size(); ++rank) {
-    if (node->refuses(rank, kLeft))
+    if (node->refuses(rank, kLeavingScope))
       text += fmt::format("\n  {} has left because of: {}", node->name_of(rank), node->reason_of(rank));
   }
   return text;
@@ -141,7 +141,7 @@ std::string HostCollectives::reasons_of_host() const {
 
 void HostCollectives::leave(const std::string& reason) noexcept {
   has_failed_ = true;
-  if (!reason.empty()) host_->node_group()->refuse(kLeft, reason, true);
+  if (!reason.empty()) host_->node_group()->refuse(kLeavingScope, reason, true);
   host_->close();
   auto legs = lanes_;
   if (auto all = all_to_all_leg()) legs.push_back(std::move(all));
@@ -153,53 +153,54 @@ void HostCollectives::leave(const std::string& reason) noexcept {
 
 void HostCollectives::dispatch(const Call& call) {
   const at::NoGradGuard no_grad;
-  const Origin origin(call, peers_);
+  const HierarchicalCall parent(call, peers_);
   const auto& out = call.outputs;
   switch (call.kind) {
     case CallKind::all_reduce:
-      return all_reduce(row_of(out[0]), call.op, origin);
+      return all_reduce(row_of(out[0]), call.op, parent);
     case CallKind::broadcast:
-      return broadcast(row_of(out[0]), call.root, origin);
+      return broadcast(row_of(out[0]), call.root, parent);
     case CallKind::reduce:
-      return reduce(row_of(out[0]), call.root, call.op, origin);
+      return reduce(row_of(out[0]), call.root, call.op, parent);
     case CallKind::all_gather: {
-      const auto parts = all_gather(row_of(call.inputs[0]), origin);
+      const auto parts = all_gather(row_of(call.inputs[0]), parent);
       for (std::size_t rank = 0; rank < parts.size(); ++rank) row_of(out[rank]).copy_(parts[rank]);
       return;
     }
     case CallKind::all_gather_into_tensor: {
       Tensor whole = row_of(out[0]);
-      at::cat_out(whole, all_gather(row_of(call.inputs[0]), origin));
+      at::cat_out(whole, all_gather(row_of(call.inputs[0]), parent));
       return;
     }
     case CallKind::reduce_scatter:
     case CallKind::reduce_scatter_tensor:
-      return reduce_scatter(row_of(out[0]), parts_of(call, layout_.size()), call.op, origin);
+      return reduce_scatter(row_of(out[0]), parts_of(call, layout_.size()), call.op, parent);
     case CallKind::barrier:
-      return barrier(origin);
+      return barrier(parent);
     case CallKind::all_to_all:
-      return all_to_all(rows_of(out), rows_of(call.inputs), origin);
+      return all_to_all(rows_of(out), rows_of(call.inputs), parent);
     case CallKind::all_to_all_single:
       return all_to_all(cut(out[0], call.output_splits, layout_.size()),
-                        cut(call.inputs[0], call.input_splits, layout_.size()), origin);
+                        cut(call.inputs[0], call.input_splits, layout_.size()), parent);
     default:
       throw std::logic_error("this call does not use shared memory");
   }
 }
 
-void HostCollectives::all_reduce(const Tensor& row, ReduceOp op, const Origin& origin) const {
+void HostCollectives::all_reduce(const Tensor& row, ReduceOp op, const HierarchicalCall& call) const {
   if (bytes_of(row) <= kSmallBytes) {
-    reduce_through_leader(row, without_division(op), origin);
+    reduce_through_leader(row, without_division(op), call);
   } else {
-    reduce_in_lanes(row, without_division(op), origin);
+    reduce_in_lanes(row, without_division(op), call);
   }
   if (op == ReduceOp::AVG) comm::divide(row, layout_.size());
 }
 
-void HostCollectives::reduce_through_leader(const Tensor& row, ReduceOp op, const Origin& origin) const {
-  origin.run(host_, {.kind = CallKind::reduce, .outputs = row, .op = op, .root = 0});
-  if (is_leader()) origin.run_in_lane(first_lane(), {.kind = CallKind::all_reduce, .outputs = row, .op = op});
-  origin.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = 0});
+void HostCollectives::reduce_through_leader(const Tensor& row, ReduceOp op,
+                                            const HierarchicalCall& call) const {
+  call.run(host_, {.kind = CallKind::reduce, .outputs = row, .op = op, .root = 0});
+  if (is_leader()) call.run_in_lane(first_lane(), {.kind = CallKind::all_reduce, .outputs = row, .op = op});
+  call.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = 0});
 }
 
 // [lane]: its part of the row. Then empty parts, so that every local rank has as many.
@@ -212,51 +213,71 @@ std::vector<Tensor> HostCollectives::shares_of(const Tensor& row) const {
   return shares;
 }
 
-void HostCollectives::gather_shares(const Tensors& shares, const Origin& origin) const {
+void HostCollectives::gather_shares(const Tensors& shares, const HierarchicalCall& call) const {
   const auto ranks = static_cast<std::size_t>(layout_.local_size());
   const auto own = static_cast<std::size_t>(layout_.local_rank());
   for (std::size_t first = 0; first < shares.size(); first += ranks) {
-    origin.run(host_, {.kind = CallKind::all_gather,
-                       .inputs = shares[first + own],
-                       .outputs = at::TensorList(shares).slice(first, ranks)});
+    call.run(host_, {.kind = CallKind::all_gather,
+                     .inputs = shares[first + own],
+                     .outputs = at::TensorList(shares).slice(first, ranks)});
   }
 }
 
 // Each share becomes its sum on the rank that has its lane. With shares of one size, no rank reads the sums
 // of the others.
 void HostCollectives::reduce_on_host(const Tensor& chunk, const Tensors& shares, ReduceOp op,
-                                     const Origin& origin) const {
+                                     const HierarchicalCall& call) const {
   const auto is_as_large = [&](const Tensor& share) { return share.numel() == shares[0].numel(); };
   if (!std::ranges::all_of(shares, is_as_large))
-    return origin.run(host_, {.kind = CallKind::all_reduce, .outputs = chunk, .op = op});
+    return call.run(host_, {.kind = CallKind::all_reduce, .outputs = chunk, .op = op});
   const auto ranks = static_cast<std::size_t>(layout_.local_size());
   const auto own = static_cast<std::size_t>(layout_.local_rank());
   for (std::size_t first = 0; first < shares.size(); first += ranks) {
-    origin.run(host_, {.kind = CallKind::reduce_scatter,
-                       .inputs = at::TensorList(shares).slice(first, ranks),
-                       .outputs = shares[first + own],
-                       .op = op});
+    call.run(host_, {.kind = CallKind::reduce_scatter,
+                     .inputs = at::TensorList(shares).slice(first, ranks),
+                     .outputs = shares[first + own],
+                     .op = op});
   }
 }
 
-void HostCollectives::reduce_in_lanes(const Tensor& row, ReduceOp op, const Origin& origin) const {
+// Note [Chunks]
+//
+// A large all_reduce over two hosts with two ranks each. One chunk has a share for each lane:
+//
+//                     host 0                      host 1
+//                     rank 0      rank 1          rank 2      rank 3
+//     reduce_on_host  a0          b0              a1          b1          sums of the host, in rank order
+//     lanes               a0 + a1 between ranks 0 and 2, b0 + b1 between ranks 1 and 3
+//     gather_shares   a b         a b             a b         a b
+//
+// The lanes of one chunk run while the hosts reduce the next one and gather the one before:
+//
+//     host       reduce 0 | reduce 1 | gather 0 | reduce 2 | gather 1 | gather 2
+//     network             [ lanes 0 ......... ] [ lanes 2 .........  ]
+//                                    [ lanes 1 .........  ]
+//
+// So at most two chunks are on the network, and a chunk's shares are gathered only after its lanes have
+// ended. Each chunk costs one message per step of the network's ring, hence the lower limit of 8 MiB, which
+// grows with the hosts (chunk_bytes()). reduce_scatter() has the same order: sums_of_host() and exchange() of
+// one chunk, then the sums that have arrived for the chunk before.
+void HostCollectives::reduce_in_lanes(const Tensor& row, ReduceOp op, const HierarchicalCall& call) const {
   const auto step =
       std::max<std::int64_t>(1, chunk_bytes(layout_.hosts()) / static_cast<std::int64_t>(row.element_size()));
   Tensors before;  // the shares that the network reduces
   std::vector<Work> works;
   const auto finish = [&] {
     if (before.empty()) return;
-    for (auto& work : works) origin.wait(work);
-    gather_shares(before, origin);
+    for (auto& work : works) call.wait(work);
+    gather_shares(before, call);
   };
   for (std::int64_t begin = 0; begin < row.numel(); begin += step) {
     const auto chunk = row.slice(0, begin, std::min(begin + step, row.numel()));
     auto shares = shares_of(chunk);
-    reduce_on_host(chunk, shares, op, origin);
+    reduce_on_host(chunk, shares, op, call);
     std::vector<Work> next;
     auto own = static_cast<std::size_t>(layout_.local_rank());
     for (const auto& lane : lanes_) {
-      next.push_back(origin.start(lane, {.kind = CallKind::all_reduce, .outputs = shares[own], .op = op}));
+      next.push_back(call.start(lane, {.kind = CallKind::all_reduce, .outputs = shares[own], .op = op}));
       own += static_cast<std::size_t>(layout_.local_size());
     }
     finish();
@@ -275,14 +296,14 @@ struct HostCollectives::Exchange {
 };
 
 void HostCollectives::reduce_scatter(const Tensor& output, const Tensors& parts, ReduceOp op,
-                                     const Origin& origin) const {
+                                     const HierarchicalCall& call) const {
   const auto sum = without_division(op);
   const auto bytes_of_row = layout_.size() * static_cast<std::int64_t>(output.element_size());
   const auto step = std::max<std::int64_t>(1, chunk_bytes(layout_.hosts()) / bytes_of_row);
   std::optional<Exchange> before;  // that the network makes
   const auto finish = [&] {
     if (!before) return;
-    for (auto& work : before->works) origin.wait(work);
+    for (auto& work : before->works) call.wait(work);
     reduce_rows(before->output, before->received, sum);
   };
   for (std::int64_t begin = 0; begin < output.numel(); begin += step) {
@@ -291,7 +312,7 @@ void HostCollectives::reduce_scatter(const Tensor& output, const Tensors& parts,
     };
     Tensors chunks;
     for (const auto& part : parts) chunks.push_back(chunk_of(part));
-    auto next = exchange(chunk_of(output), sums_of_host(chunks, sum, origin), origin);
+    auto next = exchange(chunk_of(output), sums_of_host(chunks, sum, call), call);
     finish();
     before = std::move(next);
   }
@@ -301,7 +322,7 @@ void HostCollectives::reduce_scatter(const Tensor& output, const Tensors& parts,
 
 // A rank is served by the lane of its own number, so it is the one that this lane has on its host.
 HostCollectives::Exchange HostCollectives::exchange(const Tensor& output, Tensors sums,
-                                                    const Origin& origin) const {
+                                                    const HierarchicalCall& call) const {
   Exchange result{.output = output,
                   .received = at::empty({layout_.hosts(), output.numel()}, output.options()),
                   .sums = std::move(sums),
@@ -314,18 +335,18 @@ HostCollectives::Exchange HostCollectives::exchange(const Tensor& output, Tensor
     const bool is_own = number == layout_.local_rank();
     const std::vector<std::int64_t> taken(sent.size(), is_own ? 1 : 0);
     result.works.push_back(
-        origin.start(lanes_[i], {.kind = CallKind::all_to_all_single,
-                                 .inputs = result.sums[i],
-                                 .outputs = is_own ? result.received : result.received.slice(0, 0, 0),
-                                 .output_splits = taken,
-                                 .input_splits = sent}));
+        call.start(lanes_[i], {.kind = CallKind::all_to_all_single,
+                               .inputs = result.sums[i],
+                               .outputs = is_own ? result.received : result.received.slice(0, 0, 0),
+                               .output_splits = taken,
+                               .input_splits = sent}));
   }
   return result;
 }
 
 // [lane of this rank]: one row for each host that has a rank of the lane's number.
 std::vector<Tensor> HostCollectives::sums_of_host(const Tensors& parts, ReduceOp op,
-                                                  const Origin& origin) const {
+                                                  const HierarchicalCall& call) const {
   const auto count = parts[0].numel();
   // Where a lane has no rank on a host.
   const auto spare = at::empty({count}, parts[0].options());
@@ -343,56 +364,57 @@ std::vector<Tensor> HostCollectives::sums_of_host(const Tensors& parts, ReduceOp
         inputs.push_back(rank < 0 ? spare : parts[static_cast<std::size_t>(rank)]);
       }
       const auto sum = layout_.member(host, own) < 0 ? unused : rows[next++];
-      origin.run(host_, {.kind = CallKind::reduce_scatter, .inputs = inputs, .outputs = sum, .op = op});
+      call.run(host_, {.kind = CallKind::reduce_scatter, .inputs = inputs, .outputs = sum, .op = op});
     }
     sums.push_back(rows);
   }
   return sums;
 }
 
-void HostCollectives::broadcast(const Tensor& row, int src, const Origin& origin) const {
+void HostCollectives::broadcast(const Tensor& row, int src, const HierarchicalCall& call) const {
   const int source = layout_.host_of(src);
   const bool is_here = source == layout_.host();
   const auto on_host = [&](int root) {
-    origin.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = root});
+    call.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = root});
   };
   if (is_here) on_host(layout_.local_rank_of(src));
   if (is_leader())
-    origin.run_in_lane(first_lane(), {.kind = CallKind::broadcast, .outputs = row, .root = source});
+    call.run_in_lane(first_lane(), {.kind = CallKind::broadcast, .outputs = row, .root = source});
   if (!is_here) on_host(0);
 }
 
-void HostCollectives::reduce(const Tensor& row, int dst, ReduceOp op, const Origin& origin) const {
+void HostCollectives::reduce(const Tensor& row, int dst, ReduceOp op, const HierarchicalCall& call) const {
   const auto sum = without_division(op);
   const int target = layout_.host_of(dst);
-  origin.run(host_, {.kind = CallKind::reduce, .outputs = row, .op = sum, .root = 0});
+  call.run(host_, {.kind = CallKind::reduce, .outputs = row, .op = sum, .root = 0});
   if (is_leader())
-    origin.run_in_lane(first_lane(), {.kind = CallKind::reduce, .outputs = row, .op = sum, .root = target});
+    call.run_in_lane(first_lane(), {.kind = CallKind::reduce, .outputs = row, .op = sum, .root = target});
   if (target == layout_.host() && layout_.local_rank_of(dst) != 0)
-    origin.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = 0});
+    call.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = 0});
   if (op == ReduceOp::AVG && dst == layout_.rank()) comm::divide(row, layout_.size());
 }
 
 // Hosts with fewer ranks send as many bytes as the largest one.
-std::vector<Tensor> HostCollectives::all_gather(const Tensor& input, const Origin& origin) const {
+std::vector<Tensor> HostCollectives::all_gather(const Tensor& input, const HierarchicalCall& call) const {
   const auto whole = at::empty({layout_.hosts(), layout_.lanes(), input.numel()}, input.options());
   const auto own = whole[layout_.host()];
   Tensors parts;
   for (int local = 0; is_leader() && local < layout_.local_size(); ++local) parts.push_back(own[local]);
-  origin.run(host_, {.kind = CallKind::gather, .inputs = input, .outputs = parts, .root = 0});
+  call.run(host_, {.kind = CallKind::gather, .inputs = input, .outputs = parts, .root = 0});
   if (is_leader()) {
     const auto copy = own.clone();
-    origin.run_in_lane(first_lane(),
-                       {.kind = CallKind::all_gather_into_tensor, .inputs = copy, .outputs = whole});
+    call.run_in_lane(first_lane(),
+                     {.kind = CallKind::all_gather_into_tensor, .inputs = copy, .outputs = whole});
   }
-  origin.run(host_, {.kind = CallKind::broadcast, .outputs = whole, .root = 0});
+  call.run(host_, {.kind = CallKind::broadcast, .outputs = whole, .root = 0});
   Tensors inputs;
   for (int rank = 0; rank < layout_.size(); ++rank)
     inputs.push_back(whole[layout_.host_of(rank)][layout_.local_rank_of(rank)]);
   return inputs;
 }
 
-void HostCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, const Origin& origin) {
+void HostCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs,
+                                 const HierarchicalCall& call) {
   if (!all_) {
     auto all = connect_all_();
     const std::lock_guard lock(all_mutex_);
@@ -413,22 +435,22 @@ void HostCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, 
   const auto sent_row = at::cat(sent);
   const auto received =
       at::empty({std::accumulate(from.begin(), from.end(), std::int64_t{0})}, sent_row.options());
-  auto work = origin.start(all_, {.kind = CallKind::all_to_all_single,
-                                  .inputs = sent_row,
-                                  .outputs = received,
-                                  .output_splits = from,
-                                  .input_splits = to});
-  origin.run(host_, {.kind = CallKind::all_to_all, .inputs = to_host, .outputs = from_host});
-  origin.wait(work);
+  auto work = call.start(all_, {.kind = CallKind::all_to_all_single,
+                                .inputs = sent_row,
+                                .outputs = received,
+                                .output_splits = from,
+                                .input_splits = to});
+  call.run(host_, {.kind = CallKind::all_to_all, .inputs = to_host, .outputs = from_host});
+  call.wait(work);
   const auto parts = received.split_with_sizes(from);
   for (std::size_t i = 0; i < parts.size(); ++i)
     if (from[i] > 0) outputs[i].copy_(parts[i]);
 }
 
-void HostCollectives::barrier(const Origin& origin) const {
-  origin.run(host_, {});
-  if (is_leader()) origin.run_in_lane(first_lane(), {});
-  origin.run(host_, {});
+void HostCollectives::barrier(const HierarchicalCall& call) const {
+  call.run(host_, {});
+  if (is_leader()) call.run_in_lane(first_lane(), {});
+  call.run(host_, {});
 }
 
 }  // namespace lockstep::backends

@@ -41,7 +41,7 @@ namespace lockstep::backends {
 // to its rank status, where the ranks of the host find it, because only it knows which host has not answered.
 // For the same reason calls over the network have a limit that is a bit shorter.
 
-class Origin;
+class HierarchicalCall;
 
 // All ranks make the same calls in the same order, from one thread at a time.
 class HostCollectives {
@@ -78,19 +78,21 @@ class HostCollectives {
   void leave(const std::string& reason) noexcept;
   std::string reasons_of_host() const;
 
-  void all_reduce(const Tensor& row, ReduceOp op, const Origin& origin) const;
-  void reduce_through_leader(const Tensor& row, ReduceOp op, const Origin& origin) const;
-  void reduce_on_host(const Tensor& chunk, const Tensors& shares, ReduceOp op, const Origin& origin) const;
-  void reduce_in_lanes(const Tensor& row, ReduceOp op, const Origin& origin) const;
-  void gather_shares(const Tensors& shares, const Origin& origin) const;
-  void reduce_scatter(const Tensor& output, const Tensors& parts, ReduceOp op, const Origin& origin) const;
-  Exchange exchange(const Tensor& output, Tensors sums, const Origin& origin) const;
-  Tensors sums_of_host(const Tensors& parts, ReduceOp op, const Origin& origin) const;
-  void broadcast(const Tensor& row, int src, const Origin& origin) const;
-  void reduce(const Tensor& row, int dst, ReduceOp op, const Origin& origin) const;
-  Tensors all_gather(const Tensor& input, const Origin& origin) const;
-  void all_to_all(const Tensors& outputs, const Tensors& inputs, const Origin& origin);
-  void barrier(const Origin& origin) const;
+  void all_reduce(const Tensor& row, ReduceOp op, const HierarchicalCall& call) const;
+  void reduce_through_leader(const Tensor& row, ReduceOp op, const HierarchicalCall& call) const;
+  void reduce_on_host(const Tensor& chunk, const Tensors& shares, ReduceOp op,
+                      const HierarchicalCall& call) const;
+  void reduce_in_lanes(const Tensor& row, ReduceOp op, const HierarchicalCall& call) const;
+  void gather_shares(const Tensors& shares, const HierarchicalCall& call) const;
+  void reduce_scatter(const Tensor& output, const Tensors& parts, ReduceOp op,
+                      const HierarchicalCall& call) const;
+  Exchange exchange(const Tensor& output, Tensors sums, const HierarchicalCall& call) const;
+  Tensors sums_of_host(const Tensors& parts, ReduceOp op, const HierarchicalCall& call) const;
+  void broadcast(const Tensor& row, int src, const HierarchicalCall& call) const;
+  void reduce(const Tensor& row, int dst, ReduceOp op, const HierarchicalCall& call) const;
+  Tensors all_gather(const Tensor& input, const HierarchicalCall& call) const;
+  void all_to_all(const Tensors& outputs, const Tensors& inputs, const HierarchicalCall& call);
+  void barrier(const HierarchicalCall& call) const;
 
   bool is_leader() const { return layout_.local_rank() == 0; }
   const Leg& first_lane() const { return lanes_.front(); }

@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
+#include "base/throw_error.h"
 #include "node/node_group.h"
 
 namespace lockstep::backends {
@@ -22,7 +23,7 @@ namespace {
 using Leg = HostCollectives::Leg;
 
 constexpr std::size_t kNamedRanks = 16;  // of a lane, in errors
-constexpr auto kBetweenLooks = std::chrono::microseconds(200);
+constexpr auto kLegPollPeriod = std::chrono::microseconds(200);
 
 // All ranks must name the network of rank 0.
 std::string agree_on_network(const BackendRequest& request) {
@@ -32,10 +33,10 @@ std::string agree_on_network(const BackendRequest& request) {
   request.store->wait({kKey}, request.timeout);
   const auto first = request.store->get_to_str(kKey);
   if (first == own) return own;
-  throw RendezvousError(fmt::format(
+  throw_error<RendezvousError>(
       "rank {} of {}: backend hierarchical: group {}: {} is {} here and {} on rank 0; set it alike "
       "on all ranks",
-      request.rank, request.size, request.group_name, kNetworkVariable, own, first));
+      request.rank, request.size, request.group_name, kNetworkVariable, own, first);
 }
 
 BackendRequest leg_request(const BackendRequest& whole, const std::string& name,
@@ -62,7 +63,7 @@ Leg connect_host(const BackendRequest& request, const HostLayout& layout) {
   const auto& ranks = layout.members(layout.host());
   auto part = leg_request(request, fmt::format("host {}", layout.host()), ranks);
   part.one_host = true;
-  part.has_network = true;
+  part.shm.has_network = true;
   const auto handle = create_shm(part);
   handle.node_group->set_shown_ranks(ranks);
   return leg_of(handle, part, ranks);
@@ -71,8 +72,8 @@ Leg connect_host(const BackendRequest& request, const HostLayout& layout) {
 // gloo: without an all-to-all of connections, whose number and whose requests to the store grow
 // quadratically. mpi: a rank inside of a blocking function of MPI could not leave the group after an error.
 BackendHandle connect_network(const std::string& network, BackendRequest request) {
-  request.connect_on_use = true;
-  request.can_end_calls = true;
+  request.gloo.connect_on_use = true;
+  request.mpi.can_end_calls = true;
   return create_backend(BackendSpec(network), request);
 }
 
@@ -91,7 +92,7 @@ void wait_unless_lost(c10d::Work& work, const c10::intrusive_ptr<c10d::Backend>&
   while (request.find_lost && !work.isCompleted()) {
     const auto lost = find_lost(request);
     if (lost.empty()) {
-      std::this_thread::sleep_for(kBetweenLooks);
+      std::this_thread::sleep_for(kLegPollPeriod);
       continue;
     }
     lane->abort();
@@ -108,9 +109,9 @@ void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
     wait_unless_lost(*lane.backend->allreduce(word), lane.backend, request);
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw RendezvousError(fmt::format("rank {} of {}: the hosts of group {} could not be connected: {}",
-                                      request.rank, request.size, request.group_name,
-                                      text.substr(0, text.find('\n'))));
+    throw_error<RendezvousError>("rank {} of {}: the hosts of group {} could not be connected: {}",
+                                 request.rank, request.size, request.group_name,
+                                 text.substr(0, text.find('\n')));
   }
 }
 
@@ -169,7 +170,7 @@ Legs connect_legs(const BackendRequest& request, const HostLayout& layout) {
   publish_host(request);
   std::vector<int> all(static_cast<std::size_t>(request.size));
   std::iota(all.begin(), all.end(), 0);
-  Legs legs{.host = connect_host(request, layout)};
+  Legs legs{.network = network, .host = connect_host(request, layout)};
   connect_lanes(legs, network, request, layout);
   legs.flat = connect_network(network, leg_request(request, "network", all));
   const auto connect_all = [network, part = leg_request(request, "all_to_all", all), all] {

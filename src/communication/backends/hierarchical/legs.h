@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "backends/hierarchical/host_collectives.h"
@@ -11,8 +12,9 @@
 
 namespace lockstep::backends {
 
-// The groups that `hierarchical` is made of. Between hosts they use the backend network_between_hosts().
+// The groups that `hierarchical` is made of.
 struct Legs {
+  std::string network = {};                                // network_between_hosts()
   HostCollectives::Leg host = {};                          // shm
   std::vector<HostCollectives::Leg> lanes = {};            // of this rank, in ascending order
   BackendHandle flat = {};                                 // all ranks

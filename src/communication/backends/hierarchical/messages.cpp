@@ -14,7 +14,8 @@
 #include <lockstep/base/error.h>
 
 #include "base/deadline.h"
-#include "comm/missing_ranks.h"
+#include "base/throw_error.h"
+#include "comm/peer_check.h"
 
 namespace lockstep::backends {
 
@@ -173,8 +174,8 @@ void Messages::report_to_first(milliseconds limit) {
     answered->wait(std::max(deadline.remaining(), milliseconds(1)));
   } catch (const std::exception& error) {  // Gloo closes the connections of a rank whose wait has a timeout
     const std::string text = error.what();
-    throw TimeoutError(fmt::format("rank 0 gave up waiting for the others, or has ended ({})",
-                                   text.substr(0, text.find('\n'))));
+    throw_error<TimeoutError>("rank 0 gave up waiting for the others, or has ended ({})",
+                              text.substr(0, text.find('\n')));
   }
 }
 

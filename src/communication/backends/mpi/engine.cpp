@@ -6,12 +6,10 @@
 #include <thread>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "backends/mpi/load.h"
+#include "base/throw_error.h"
 #include "comm/peer_check.h"
 
 namespace lockstep::mpi {
@@ -34,8 +32,19 @@ Threads wanted_threads(const Env& env) {
   const auto text = env.get("LOCKSTEP_MPI_THREADS").value_or("multiple");
   if (text == "multiple") return Threads::all;
   if (text == "serialized") return Threads::one;
-  throw ArgumentError(fmt::format("LOCKSTEP_MPI_THREADS={}; it is multiple or serialized", text));
+  throw_error<ArgumentError>("LOCKSTEP_MPI_THREADS={}; it is multiple or serialized", text);
 }
+
+class WaitCount {
+ public:
+  explicit WaitCount(std::atomic<int>& waits) : waits_(waits) { ++waits_; }
+  ~WaitCount() { --waits_; }
+  WaitCount(const WaitCount&) = delete;
+  WaitCount& operator=(const WaitCount&) = delete;
+
+ private:
+  std::atomic<int>& waits_;
+};
 
 }  // namespace
 
@@ -212,45 +221,42 @@ bool Engine::test(Task& task) {
   return done;
 }
 
-void Engine::wait(Task& task, std::chrono::milliseconds timeout, const std::function<void()>& look) {
+void Engine::wait(Task& task, std::chrono::milliseconds timeout, const Look& look) {
   const auto end = Clock::now() + timeout;
-  ++waiting_;
+  const WaitCount counted(waiting_);
   try {
     takes_all_threads() ? poll(task, end, look) : sleep_until_done(task, end, look);
+  } catch (const TimeoutError&) {
+    throw;
   } catch (...) {
-    --waiting_;
     spoil();
     throw;
   }
-  --waiting_;
-  if (!task.is_done()) look();
-  if (!task.is_done()) throw TimeoutError(fmt::format("it has not ended after {} ms", timeout.count()));
   task.throw_if_failed();
 }
 
-void Engine::poll(Task& task, Clock::time_point end, const std::function<void()>& look) {
+void Engine::poll(Task& task, Clock::time_point end, const Look& look) {
   const auto began = Clock::now();
-  auto next_look = began + comm::kPeerCheckPeriod;
+  comm::PeerCheckTimer timer;
   while (!advance(task, std::unique_lock(task.mutex_))) {
     const auto now = Clock::now();
-    if (now >= end) return;
-    if (now >= next_look) {
-      look();
-      next_look = now + comm::kPeerCheckPeriod;
-    }
+    if (now >= end || timer.is_due(now)) look(now >= end);
     if (now - began > kSpin) std::this_thread::yield();
   }
 }
 
-void Engine::sleep_until_done(Task& task, Clock::time_point end, const std::function<void()>& look) {
+void Engine::sleep_until_done(Task& task, Clock::time_point end, const Look& look) {
   std::unique_lock lock(mutex_);
   wake_.notify_one();
-  while (!task.is_done() && Clock::now() < end) {
-    if (ended_.wait_until(lock, std::min(end, Clock::now() + comm::kPeerCheckPeriod)) ==
-        std::cv_status::no_timeout)
+  comm::PeerCheckTimer timer;
+  while (!task.is_done()) {
+    const auto now = Clock::now();
+    if (now < end && !timer.is_due(now)) {
+      ended_.wait_until(lock, std::min(end, now + comm::kPeerCheckPeriod));
       continue;
+    }
     lock.unlock();
-    look();
+    look(now >= end);
     lock.lock();
   }
 }

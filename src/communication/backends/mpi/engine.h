@@ -82,8 +82,10 @@ class Engine {
   // Starts a call, which continues whether or not it is waited for.
   void start(const std::shared_ptr<Task>& task, const Start& start);
   bool test(Task& task);
-  // Throws TimeoutError after `timeout`, and whatever `look` throws, which is called now and then.
-  void wait(Task& task, std::chrono::milliseconds timeout, const std::function<void()>& look);
+  // Calls `look` as Note [Dead, refused or late?] in comm/peer_check.h says, which throws if the call has not
+  // ended when it is late.
+  using Look = std::function<void(bool is_late)>;
+  void wait(Task& task, std::chrono::milliseconds timeout, const Look& look);
   // Ends a receive that nobody waits for any more.
   void cancel(Task& task);
   // Ends it for us; MPI may still use its memory, which is never freed.
@@ -99,9 +101,8 @@ class Engine {
   bool advance_all(std::unique_lock<std::mutex>& lock);
   void rest(std::unique_lock<std::mutex>& lock);
   bool advance(Task& task, std::unique_lock<std::mutex> lock);
-  void poll(Task& task, std::chrono::steady_clock::time_point end, const std::function<void()>& look);
-  void sleep_until_done(Task& task, std::chrono::steady_clock::time_point end,
-                        const std::function<void()>& look);
+  void poll(Task& task, std::chrono::steady_clock::time_point end, const Look& look);
+  void sleep_until_done(Task& task, std::chrono::steady_clock::time_point end, const Look& look);
   void end();
   void end_unfinished(std::unique_lock<std::mutex>& lock);
 

@@ -6,13 +6,15 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/base/env.h>
+
 #include "backends/shm/request.h"
 
 // Note [The MPI module]
 //
 // Programs that do not use the mpi backend must not load libmpi, and they must run where it is missing. So
 // the code that calls MPI is a shared library of its own, liblockstep_mpi.so, and this header is all that the
-// rest knows of it: neither side needs LibTorch here. load.cpp opens it with dlopen() when the first mpi
+// rest knows of it: neither side needs LibTorch here. library.cpp opens it with dlopen() when the first mpi
 // group is made. It is opened with RTLD_GLOBAL, because parts of MPI libraries are plug-ins that look up
 // libmpi's symbols among the global ones. The module describes calls as the core of shm does.
 
@@ -108,5 +110,10 @@ class Library {
 // The name of the module's entry, and its type.
 inline constexpr const char* kEntry = "lockstep_mpi_library";
 using Entry = Library* (*)();
+
+// Loads the module: the file that LOCKSTEP_MPI_MODULE names, else liblockstep_mpi.so beside
+// this program or library, in its lib folder, or where Lockstep was installed. Throws Error that names the
+// reason of each failure. See Note [The MPI module].
+Library& load_library(const Env& env);
 
 }  // namespace lockstep::mpi

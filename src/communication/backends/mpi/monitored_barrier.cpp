@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <cstdint>
+#include "backends/mpi/monitored_barrier.h"
+
 #include <optional>
 
 #include <fmt/format.h>
@@ -7,8 +8,8 @@
 
 #include <lockstep/base/error.h>
 
-#include "backends/mpi/mpi_backend.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 
 namespace lockstep::backends {
 namespace {
@@ -49,7 +50,7 @@ std::optional<NoteText> take_note(MpiGroup& group, std::shared_ptr<Note> note, i
                                   std::uint32_t barrier, const Deadline& deadline) {
   while (true) {
     try {
-      group.engine.wait(*note, deadline.remaining(), [&] { group.look_around(); });
+      group.wait(*note, deadline.remaining());
     } catch (const TimeoutError&) {
       group.engine.cancel(*note);
       return std::nullopt;
@@ -59,44 +60,42 @@ std::optional<NoteText> take_note(MpiGroup& group, std::shared_ptr<Note> note, i
   }
 }
 
-}  // namespace
-
-void MpiBackend::monitored_barrier(const comm::Call& call) {
-  const auto limit = limit_of(call);
-  ++monitored_barriers_;
-  getRank() == 0 ? await_all(limit) : report_to_first(limit);
-}
-
-void MpiBackend::await_all(Milliseconds limit) {
+void await_all(MpiGroup& group, int size, std::uint32_t number, Milliseconds limit) {
   const Deadline deadline(limit);
   std::vector<std::shared_ptr<Note>> notes;
-  for (int rank = 1; rank < getSize(); ++rank) notes.push_back(start_note(*group_, false, rank));
+  for (int rank = 1; rank < size; ++rank) notes.push_back(start_note(group, false, rank));
   std::vector<int> present;
   std::vector<std::string> missing;
-  for (int rank = 1; rank < getSize(); ++rank) {
+  for (int rank = 1; rank < size; ++rank) {
     const auto& note = notes[static_cast<std::size_t>(rank - 1)];
-    if (take_note(*group_, note, rank, monitored_barriers_, deadline)) {
+    if (take_note(group, note, rank, number, deadline)) {
       present.push_back(rank);
     } else {
-      missing.push_back(group_->name_of(rank));
+      missing.push_back(group.name_of(rank));
     }
   }
   for (const int rank : present) {
-    start_note(*group_, true, rank, {.barrier = monitored_barriers_, .gives_up = !missing.empty()});
+    start_note(group, true, rank, {.barrier = number, .gives_up = !missing.empty()});
   }
   if (missing.empty()) return;
-  throw TimeoutError(fmt::format("{} {} not there after {} ms", fmt::join(missing, " and "),
-                                 missing.size() == 1 ? "was" : "were", limit.count()));
+  throw_error<TimeoutError>("{} {} not there after {} ms", fmt::join(missing, " and "),
+                            missing.size() == 1 ? "was" : "were", limit.count());
 }
 
-void MpiBackend::report_to_first(Milliseconds limit) {
+void report_to_first(MpiGroup& group, std::uint32_t number, Milliseconds limit) {
   const Deadline deadline(limit + kGrace);
-  start_note(*group_, true, 0, {.barrier = monitored_barriers_});
-  const auto answer = take_note(*group_, start_note(*group_, false, 0), 0, monitored_barriers_, deadline);
+  start_note(group, true, 0, {.barrier = number});
+  const auto answer = take_note(group, start_note(group, false, 0), 0, number, deadline);
   if (!answer) {
-    throw TimeoutError(fmt::format("{} was not there after {} ms", group_->name_of(0), limit.count()));
+    throw_error<TimeoutError>("{} was not there after {} ms", group.name_of(0), limit.count());
   }
-  if (answer->gives_up) throw TimeoutError(fmt::format("{} gave up waiting", group_->name_of(0)));
+  if (answer->gives_up) throw_error<TimeoutError>("{} gave up waiting", group.name_of(0));
+}
+
+}  // namespace
+
+void monitored_barrier(MpiGroup& group, int rank, int size, std::uint32_t number, Milliseconds limit) {
+  rank == 0 ? await_all(group, size, number, limit) : report_to_first(group, number, limit);
 }
 
 }  // namespace lockstep::backends

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
+#include <set>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -12,10 +15,13 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "backends/factories.h"
+#include "backends/mpi/monitored_barrier.h"
 #include "backends/shm/call_request.h"
 #include "backends/shm/shm_backend.h"
 #include "base/deadline.h"
-#include "comm/divide.h"
+#include "base/throw_error.h"
+#include "comm/emulated_reductions.h"
 #include "comm/peer_check.h"
 #include "comm/profiler_event.h"
 #include "comm/unendable_call.h"
@@ -66,10 +72,7 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
 
   void wait(std::chrono::milliseconds timeout) override {
     try {
-      group_->guard([&] {
-        group_->engine.wait(*this, timeout == kNoTimeout ? timeout_ : timeout,
-                            [this] { group_->look_around(); });
-      });
+      group_->guard([&] { group_->wait(*this, timeout == kNoTimeout ? timeout_ : timeout); });
     } catch (...) {
       group_->engine.spoil();
       throw;
@@ -100,9 +103,13 @@ std::string MpiGroup::name_of(int rank) const {
   return node ? node->name_of(rank) : fmt::format("rank {}", rank);
 }
 
-void MpiGroup::look_around() const {
-  comm::check_peers(node.get());
-  if (comm::is_terminated()) throw PeerLost(comm::reason_of_termination(node.get()));
+void MpiGroup::wait(mpi::Task& task, std::chrono::milliseconds timeout) const {
+  engine.wait(task, timeout, [&](bool is_late) {
+    comm::NodeWait(
+        node.get(), [&] { return engine.test(task); }, comm::late_error(is_late, timeout),
+        comm::is_terminated())
+        .check();
+  });
 }
 
 void MpiGroup::guard(const std::function<void()>& job) const {
@@ -135,7 +142,7 @@ void MpiGroup::fail(const std::string& reason) const {
   std::vector<std::string> names;
   for (const int rank : await_lost_ranks()) names.push_back(name_of(rank));
   if (names.empty()) throw PeerLost(reason);
-  throw PeerLost(fmt::format("{} died", fmt::join(names, " and ")));
+  throw_error<PeerLost>("{} died", fmt::join(names, " and "));
 }
 
 void MpiGroup::revoke() const noexcept {
@@ -206,7 +213,8 @@ void MpiBackend::abort() {
 OperationPtr MpiBackend::start(const Call& call, Report report) {
   if (call.monitored) {
     report(CallStage::may_block);
-    group_->guard([&] { monitored_barrier(call); });
+    group_->guard(
+        [&] { monitored_barrier(*group_, getRank(), getSize(), ++monitored_barriers_, limit_of(call)); });
     return nullptr;
   }
   if (comm::is_message(call.kind)) check_tag(call);
@@ -221,7 +229,7 @@ OperationPtr MpiBackend::start(const Call& call, Report report) {
 void MpiBackend::check_tag(const Call& call) const {
   const int largest = group_->ranks->largest_tag();
   if (call.tag > largest) {
-    throw ArgumentError(fmt::format("tag is {}; the largest of this MPI is {}", call.tag, largest));
+    throw_error<ArgumentError>("tag is {}; the largest of this MPI is {}", call.tag, largest);
   }
 }
 
@@ -250,6 +258,93 @@ OperationPtr MpiBackend::begin(const Call& call) {
   });
   under_way_.emplace_back(operation);
   return operation;
+}
+
+namespace {
+
+// Tags of groups that are made at the same time; MPI guarantees these.
+constexpr std::size_t kGroupTags = 32768;
+
+[[noreturn]] void refuse(const BackendRequest& request, const std::string& reason) {
+  throw_error<RendezvousError>("rank {} of {}: backend mpi: group {}: {}", request.rank, request.size,
+                               request.group_name, reason);
+}
+
+constexpr const char* kStart = "start all ranks with one mpirun, mpiexec or srun --mpi";
+
+std::string world_rank_key(int rank) { return fmt::format("world_rank/{}", rank); }
+
+constexpr std::string_view kKnowsOfLoss = " lost";
+
+struct Members {
+  std::vector<int> world_ranks = {};  // [rank in the group]: in MPI's world
+  bool after_loss = false;            // one of them knows of a lost rank
+};
+
+Members meet(const BackendRequest& request, mpi::Engine& engine) {
+  auto& store = *request.store;
+  const auto& library = engine.library();
+  bool knows_of_loss = false;
+  engine.run([&] { knows_of_loss = library.has_lost_ranks(); });
+  store.set(world_rank_key(request.rank),
+            fmt::format("{}{}", library.world_rank(), knows_of_loss ? kKnowsOfLoss : ""));
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < request.size; ++rank) keys.push_back(world_rank_key(rank));
+  store.wait(keys, request.timeout);
+  Members members;
+  auto& ranks = members.world_ranks;
+  for (const auto& value : store.multiGet(keys)) {
+    const std::string text(value.begin(), value.end());
+    ranks.push_back(std::stoi(text));
+    members.after_loss = members.after_loss || text.ends_with(kKnowsOfLoss);
+  }
+  const std::set<int> distinct(ranks.begin(), ranks.end());
+  if (static_cast<int>(distinct.size()) != request.size || *distinct.rbegin() >= library.world_size()) {
+    refuse(request, fmt::format("its {} ranks are not in one MPI world, which has {} here; {}", request.size,
+                                library.world_size(), kStart));
+  }
+  return members;
+}
+
+std::shared_ptr<MpiGroup> connect(const BackendRequest& request) {
+  auto& engine = mpi::Engine::get(request.env);
+  const auto members = meet(request, engine);
+  const auto tag = static_cast<int>(std::hash<std::string>{}(request.key) % kGroupTags);
+  auto group = std::make_shared<MpiGroup>(
+      MpiGroup{.engine = engine,
+               .ranks = {},
+               .node = {},
+               .can_end_calls = request.mpi.can_end_calls || engine.library().survives_lost_ranks()});
+  engine.run([&] { group->ranks = engine.library().create(members.world_ranks, tag, members.after_loss); });
+  if (request.one_host && request.size > 1) group->node = join_node_group(request, {});
+  comm::watch_termination();
+  return group;
+}
+
+}  // namespace
+
+void check_mpi_launcher(const Env& env, const std::string& reason) {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    if (env.has(name)) return;
+  }
+  throw_error<RendezvousError>("{}: no MPI launcher started this process; {}", reason, kStart);
+}
+
+BackendHandle create_mpi(const BackendRequest& request) {
+  if (request.threads) refuse(request, "its ranks are threads; MPI's ranks are processes");
+  check_mpi_launcher(request.env);
+  try {
+    auto group = connect(request);
+    auto node = group->node;
+    return {.backend = c10::make_intrusive<MpiBackend>(request.rank, request.size, std::move(group),
+                                                       request.timeout),
+            .traits = MpiBackend::traits(),
+            .node_group = std::move(node)};
+  } catch (const RendezvousError&) {
+    throw;
+  } catch (const Error& error) {
+    refuse(request, error.what());
+  }
 }
 
 }  // namespace lockstep::backends

@@ -24,9 +24,9 @@ struct MpiGroup {
   bool can_end_calls = false;             // blocking calls do not use MPI's blocking functions
 
   std::string name_of(int rank) const;
-  // Throws PeerLost or DesyncError if a rank of this host has died or refuses the step, or if SIGTERM has
-  // come.
-  void look_around() const;
+  // Waits for a started call. Throws PeerLost or DesyncError if a rank of this host has died or refuses the
+  // step, or if SIGTERM has come.
+  void wait(mpi::Task& task, std::chrono::milliseconds timeout) const;
   // Calls `job`. If it fails because of a lost rank, ends the calls of the other ranks too, and throws
   // PeerLost with the names of the lost ranks.
   void guard(const std::function<void()>& job) const;
@@ -61,9 +61,6 @@ class MpiBackend final : public comm::FromC10d {
   void check_tag(const comm::Call& call) const;
   void run(const comm::Call& call);
   comm::OperationPtr begin(const comm::Call& call);
-  void monitored_barrier(const comm::Call& call);
-  void await_all(std::chrono::milliseconds limit);
-  void report_to_first(std::chrono::milliseconds limit);
 
   std::shared_ptr<MpiGroup> group_;
   std::uint32_t monitored_barriers_ = 0;  // that this rank has called

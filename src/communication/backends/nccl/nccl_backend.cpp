@@ -13,9 +13,9 @@
 #include <lockstep/device/device.h>
 
 #include "backends/factories.h"
-#include "backends/join_node_group.h"
 #include "backends/nccl/process_groups.h"
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "comm/stream_watch.h"
 #include "comm/to_c10d.h"
@@ -37,7 +37,7 @@ class StreamMark : public c10d::Work {
 
 // c10d's own limit only has to come after Lockstep's, whose error has more details.
 constexpr auto kAfterOurs = std::chrono::minutes(10);
-constexpr auto kConnectLook = std::chrono::milliseconds(50);
+constexpr auto kConnectPollPeriod = std::chrono::milliseconds(50);
 constexpr auto kLongest = std::chrono::hours(24 * 365);
 
 void set_config(ncclConfig_t& config, const NcclOptions& wanted) {
@@ -52,7 +52,7 @@ void set_config(ncclConfig_t& config, const NcclOptions& wanted) {
 c10::intrusive_ptr<NcclGroupOptions> options_of(const BackendRequest& request) {
   auto options = NcclGroupOptions::create(request.nccl.high_priority_stream);
   options->timeout = std::min<std::chrono::milliseconds>(request.timeout, kLongest) + kAfterOurs;
-  options->group_name = request.only_c10d_keys ? request.c10d_name : request.group_name;
+  options->group_name = request.python.only_c10d_keys ? request.python.group_name : request.group_name;
   set_config(options->config, request.nccl);
   return options;
 }
@@ -78,7 +78,7 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
   std::thread running(std::move(task));
   const Deadline deadline(timeout);
   int dead = -1;
-  while (done.wait_for(kConnectLook) != std::future_status::ready && !deadline.expired() && dead < 0) {
+  while (done.wait_for(kConnectPollPeriod) != std::future_status::ready && !deadline.expired() && dead < 0) {
     dead = others != nullptr ? others->find_dead() : -1;
   }
   if (done.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
@@ -92,12 +92,12 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
 
 [[noreturn]] void throw_not_connected(const std::exception& error, const BackendRequest& request) {
   const std::string text = error.what();
-  const bool may_differ = request.only_c10d_keys && libtorch::is_at_least(2, 14);
-  throw RendezvousError(fmt::format(
+  const bool may_differ = request.python.only_c10d_keys && libtorch::is_at_least(2, 14);
+  throw_error<RendezvousError>(
       "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. {}Set NCCL_DEBUG=INFO for "
       "details",
       request.rank, request.size, request.group_name, request.device.str(), text.substr(0, text.find('\n')),
-      may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : ""));
+      may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : "");
 }
 
 // The calls of a process group of this class.
@@ -168,7 +168,7 @@ class NcclBackend final : public Group, public NcclStreams<Group> {
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override {
     auto request = request_;
     request.timeout = options->timeout;
-    request.group_name = request.c10d_name = options->group_name;
+    request.group_name = request.python.group_name = options->group_name;
     auto part = std::make_shared<c10::intrusive_ptr<c10d::Backend>>();
     const auto self = c10::intrusive_ptr<NcclBackend>::unsafe_reclaim_from_nonowning(this);
     try {
@@ -192,11 +192,11 @@ BackendHandle connect(const BackendRequest& request) {
     [[maybe_unused]] const typename Group::Environment environment;
     return c10::make_intrusive<NcclBackend<Group>>(request, options_of(request));
   }();
-  const bool alone = request.size == 1 || !request.one_host || request.only_c10d_keys;
+  const bool alone = request.size == 1 || !request.one_host || request.python.only_c10d_keys;
   auto others = alone ? nullptr : join_node_group(request, {});
   // Creates the communicators here, where all ranks wait for each other anyway, and not in the first
   // backward. Python's ranks may wait for each other in their first call.
-  if (!request.only_c10d_keys || Group::kPythonConnectsAtOnce) {
+  if (!request.python.only_c10d_keys || Group::kPythonConnectsAtOnce) {
     run_in_time(request.device, request.timeout, others.get(),
                 [backend, device = request.device] { backend->eagerConnectSingleDevice(device); });
   }

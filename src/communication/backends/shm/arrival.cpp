@@ -7,8 +7,7 @@
 #include <ranges>
 
 #include "backends/shm/peer_memory.h"
-#include "backends/shm/place.h"
-#include "backends/shm/prefetch.h"
+#include "backends/shm/stream.h"
 
 namespace lockstep::shm {
 namespace {
@@ -49,25 +48,25 @@ void Arrival::post(const Request& request, std::uint64_t number) {
   const auto what = packed(request);
   const auto bytes = size_of(request);
   const auto payload = table_bytes(request.kind, communicator_.size()) + staged_bytes(plan_);
-  const auto longest = longest_lane(plan_);
+  const auto longest = longest_portion(plan_);
   const auto at = payload > kSmallBytes ? offer() : 0;
   write_small(payload);
-  auto& post = communicator_.own().descriptors[slot()];
-  post.what = what;
-  post.bytes = bytes;
-  post.log_number = request.log_number;
-  post.place = at;
-  post.payload = payload;
-  post.longest_lane = longest;
-  post.fingerprint = request.fingerprint;
-  post.number.store(number, std::memory_order_release);
+  auto& descriptor = communicator_.own().descriptors[slot()];
+  descriptor.what = what;
+  descriptor.bytes = bytes;
+  descriptor.log_number = request.log_number;
+  descriptor.place = at;
+  descriptor.payload = payload;
+  descriptor.longest_portion = longest;
+  descriptor.fingerprint = request.fingerprint;
+  descriptor.number.store(number, std::memory_order_release);
 }
 
 // Whether this rank's outputs overwrite what other ranks may still read of its data. Its own result may lie
 // where its data for itself is.
 bool Arrival::overwrites_its_data() const {
   const auto overwrites = [&](const Target& target) {
-    return std::ranges::any_of(plan_.stage, [&](const Source& lane) { return overlap(target, lane); });
+    return std::ranges::any_of(plan_.stage, [&](const Source& portion) { return overlap(target, portion); });
   };
   const auto own = static_cast<std::size_t>(communicator_.rank());
   for (std::size_t from = 0; from < plan_.take.size(); ++from) {
@@ -78,10 +77,10 @@ bool Arrival::overwrites_its_data() const {
 }
 
 // Publishes where the data that does not lie beside the descriptor can be read. Returns the place of the only
-// lane; of several, the memory that their readers must be able to read.
+// portion; of several, the memory that their readers must be able to read.
 std::uint64_t Arrival::offer() const {
   const auto& only = plan_.stage.front();
-  const auto at = plan_.lanes > 1 ? offer_lanes() : place_of(only, only.bytes);
+  const auto at = plan_.portions > 1 ? offer_portions() : place_of(only, only.bytes);
   if (at == 0 || overwrites_its_data()) return 0;
   auto& share = communicator_.own().shares[slot()];
   share.claimed.store(0, std::memory_order_relaxed);
@@ -89,18 +88,18 @@ std::uint64_t Arrival::offer() const {
   return at;
 }
 
-std::uint64_t Arrival::offer_lanes() const {
+std::uint64_t Arrival::offer_portions() const {
   const auto before = table_bytes(request_->kind, communicator_.size());
-  if (before + plan_.lanes * kWord > kSmallBytes) return 0;
+  if (before + plan_.portions * kWord > kSmallBytes) return 0;
   const auto is_read = [&](std::size_t rank) {
     return plan_.stage[rank].bytes > 0 && rank != static_cast<std::size_t>(communicator_.rank());
   };
   std::size_t longest = 0;
-  for (std::size_t rank = 0; rank < plan_.lanes; ++rank)
+  for (std::size_t rank = 0; rank < plan_.portions; ++rank)
     longest = std::max(longest, is_read(rank) ? plan_.stage[rank].bytes : 0);
   std::byte* to = communicator_.own().small[slot()] + before;
   auto memory = Memory::heap;
-  for (std::size_t rank = 0; rank < plan_.lanes; ++rank) {
+  for (std::size_t rank = 0; rank < plan_.portions; ++rank) {
     const auto at = is_read(rank) ? place_of(plan_.stage[rank], longest) : place(Memory::heap, 0);
     if (memory_of(at) == Memory::unreachable) return 0;
     memory = std::max(memory, memory_of(at));
@@ -112,23 +111,23 @@ std::uint64_t Arrival::offer_lanes() const {
 // Ordinary memory is offered only if each byte has one reader, and if one of them has enough of it that a
 // system call costs less than staging. Staged data is in the cache for all its readers, and the ranks of a
 // gather stage while the root copies, which is faster. The root of a scatter would stage for all.
-std::uint64_t Arrival::place_of(const Source& lane, std::size_t longest) const {
-  const auto offset = communicator_.heap_offset_of(lane.data, lane.bytes);
+std::uint64_t Arrival::place_of(const Source& portion, std::size_t longest) const {
+  const auto offset = communicator_.heap_offset_of(portion.data, portion.bytes);
   if (offset >= 0) return place(Memory::heap, static_cast<std::uint64_t>(offset));
   const auto kind = request_->kind;
-  const bool has_one_reader = plan_.lanes > 1 || (kind == Kind::all_gather && communicator_.size() == 2);
+  const bool has_one_reader = plan_.portions > 1 || (kind == Kind::all_gather && communicator_.size() == 2);
   const auto enough = kind == Kind::scatter ? kReadBytes / 2 : kReadBytes;
   if (has_reduction(kind) || !has_one_reader || longest < enough) return 0;
-  return place(Memory::process, reinterpret_cast<std::uintptr_t>(lane.data));
+  return place(Memory::process, reinterpret_cast<std::uintptr_t>(portion.data));
 }
 
 void Arrival::write_small(std::uint64_t payload) const {
   std::byte* to = communicator_.own().small[slot()];
   if (is_uneven(request_->kind)) to = write_tables(to);
   if (payload > kSmallBytes) return;
-  for (const auto& lane : plan_.stage) {
-    if (lane.bytes > 0) std::memcpy(to, lane.data, lane.bytes);
-    to += lane.bytes;
+  for (const auto& portion : plan_.stage) {
+    if (portion.bytes > 0) std::memcpy(to, portion.data, portion.bytes);
+    to += portion.bytes;
   }
 }
 
@@ -147,7 +146,7 @@ std::uint64_t Arrival::bytes_for(std::size_t rank) const {
   return reads ? request_->inputs.front().bytes : 0;
 }
 
-Arrival::Seen Arrival::look() {
+Arrival::Seen Arrival::poll() {
   for (; arrived_ < communicator_.size(); ++arrived_) {
     if (arrived_ == communicator_.rank()) continue;
     if (descriptor_of(arrived_).number.load(std::memory_order_acquire) != number_) return Seen::not_all;
@@ -223,18 +222,18 @@ Row Arrival::row_of(int from) const {
   if (descriptor.payload <= kSmallBytes) return {.mapped = small_of(from) + small_offset(from)};
   const auto table = small_of(from) + table_bytes(request_->kind, communicator_.size());
   const auto at =
-      plan_.lanes == 1 ? descriptor.place : word_at(table, static_cast<std::size_t>(communicator_.rank()));
+      plan_.portions == 1 ? descriptor.place : word_at(table, static_cast<std::size_t>(communicator_.rank()));
   if (memory_of(at) == Memory::process) return {.address = offset_of(at)};
   return {.mapped = communicator_.heap(from) + offset_of(at)};
 }
 
-// The start of this rank's lane in another rank's small data.
+// The start of this rank's portion in another rank's small data.
 std::size_t Arrival::small_offset(int rank) const {
   std::size_t offset = table_bytes(request_->kind, communicator_.size());
-  if (plan_.lanes == 1) return offset;
+  if (plan_.portions == 1) return offset;
   const auto own = static_cast<std::size_t>(communicator_.rank());
   if (request_->kind != Kind::all_to_all) return own * request_->outputs.front().bytes;
-  for (std::size_t lane = 0; lane < own; ++lane) offset += word_at(small_of(rank), lane);
+  for (std::size_t portion = 0; portion < own; ++portion) offset += word_at(small_of(rank), portion);
   return offset;
 }
 

@@ -29,8 +29,8 @@ class Arrival {
   void resume(const Request& request, std::uint64_t number);
 
   // Checks which other ranks have published, and whether they make the same call.
-  Seen look();
-  // The rank with a different call, if look() returned other_call.
+  Seen poll();
+  // The rank with a different call, if poll() returned other_call.
   int who_differs() const { return arrived_; }
 
   // Call it after all ranks have arrived.
@@ -56,8 +56,8 @@ class Arrival {
 
   bool overwrites_its_data() const;
   std::uint64_t offer() const;
-  std::uint64_t offer_lanes() const;
-  std::uint64_t place_of(const Source& lane, std::size_t longest) const;
+  std::uint64_t offer_portions() const;
+  std::uint64_t place_of(const Source& portion, std::size_t longest) const;
   bool all_read_processes() const;
   void write_small(std::uint64_t payload) const;
   std::byte* write_tables(std::byte* to) const;

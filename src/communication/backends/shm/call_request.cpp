@@ -4,12 +4,11 @@
 #include <array>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 
 #include "backends/shm/layout.h"
 #include "backends/shm/plan.h"
+#include "base/throw_error.h"
 #include "comm/fingerprint.h"
 #include "comm/tensor_memory.h"
 
@@ -97,7 +96,7 @@ Element element_of(c10::ScalarType dtype) {
   for (const auto& [type, element] : elements) {
     if (type == real) return element;
   }
-  throw ArgumentError(fmt::format("the shm backend does not carry {} tensors", c10::toString(dtype)));
+  throw_error<ArgumentError>("the shm backend does not carry {} tensors", c10::toString(dtype));
 }
 
 [[gnu::flatten]] Source source_of(const at::Tensor& tensor) {

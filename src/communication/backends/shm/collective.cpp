@@ -6,8 +6,6 @@
 
 #include <fmt/format.h>
 
-#include "backends/shm/place.h"
-
 namespace lockstep::shm {
 
 Collective::Collective(const Communicator& communicator, Request request)
@@ -40,7 +38,7 @@ bool Collective::advance() {
 }
 
 bool Collective::everybody_arrived() {
-  const auto seen = arrival_.look();
+  const auto seen = arrival_.poll();
   if (seen == Arrival::Seen::other_call)
     communicator_.fail(GroupFailure::Cause::disagreement, arrival_.who_differs(), number_);
   return seen == Arrival::Seen::all;
@@ -69,10 +67,11 @@ bool Collective::is_in_doubt() const {
 void Collective::begin_chunks() {
   auto plan = chunked_plan(request_, communicator_.rank(), communicator_.size());
   take_own(plan, communicator_.rank());
-  const auto piece = Pipeline::piece_bytes(plan.lanes);
-  std::uint64_t longest = longest_lane(plan);
+  const auto piece = Pipeline::piece_bytes(plan.portions);
+  std::uint64_t longest = longest_portion(plan);
   for (int rank = 0; rank < communicator_.size(); ++rank) {
-    if (!has_reduction(request_.kind)) longest = std::max(longest, arrival_.descriptor_of(rank).longest_lane);
+    if (!has_reduction(request_.kind))
+      longest = std::max(longest, arrival_.descriptor_of(rank).longest_portion);
   }
   const auto chunks = (longest + piece - 1) / piece;
   pipeline_.emplace(communicator_, std::move(plan), *pipeline_start_, chunks, piece);
@@ -105,7 +104,7 @@ std::vector<int> Collective::readers() const {
   if (plan.stage.empty()) return {};
   if (request_.kind == Kind::gather) return {request_.root};
   auto ranks = others();
-  if (plan.lanes > 1)
+  if (plan.portions > 1)
     std::erase_if(ranks, [&](int rank) { return plan.stage[static_cast<std::size_t>(rank)].bytes == 0; });
   return ranks;
 }
@@ -141,12 +140,12 @@ std::string Collective::describe_descriptors(const Communicator& communicator, s
   bool all_alike = true;
   const Descriptor* first = nullptr;
   for (int rank = 0; rank < communicator.size(); ++rank) {
-    const auto& post = communicator.control_block(rank).descriptors[number % kSlots];
-    if (post.number.load(std::memory_order_acquire) != number) continue;
-    text +=
-        fmt::format("{}rank {}: {}", text.empty() ? "" : "; ", rank, shm::describe(post.what, post.bytes));
-    if (first == nullptr) first = &post;
-    all_alike = all_alike && post.what == first->what && post.bytes == first->bytes;
+    const auto& descriptor = communicator.control_block(rank).descriptors[number % kSlots];
+    if (descriptor.number.load(std::memory_order_acquire) != number) continue;
+    text += fmt::format("{}rank {}: {}", text.empty() ? "" : "; ", rank,
+                        shm::describe(descriptor.what, descriptor.bytes));
+    if (first == nullptr) first = &descriptor;
+    all_alike = all_alike && descriptor.what == first->what && descriptor.bytes == first->bytes;
   }
   return all_alike ? text + " (alike in size, but not in shape, memory format, dtype or kind of call)" : text;
 }

@@ -37,10 +37,10 @@ void Communicator::ring() const {
 }
 
 void Communicator::ring_softly() const {
-  for (auto* area : blocks_) {
-    if (area == own_ || area->sleepers.load(std::memory_order_relaxed) == 0) continue;
-    area->bell.fetch_add(1, std::memory_order_relaxed);
-    futex_wake_all(area->bell);
+  for (auto* block : blocks_) {
+    if (block == own_ || block->sleepers.load(std::memory_order_relaxed) == 0) continue;
+    block->bell.fetch_add(1, std::memory_order_relaxed);
+    futex_wake_all(block->bell);
   }
 }
 
@@ -64,9 +64,9 @@ void Communicator::fail(GroupFailure::Cause cause, int culprit, std::uint64_t ca
   failure.state.store(2, std::memory_order_release);
   // Before the caller's next writes to tensors: see is_failing().
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (auto* area : blocks_) {
-    area->bell.fetch_add(1, std::memory_order_relaxed);
-    futex_wake_all(area->bell);
+  for (auto* block : blocks_) {
+    block->bell.fetch_add(1, std::memory_order_relaxed);
+    futex_wake_all(block->bell);
   }
 }
 
@@ -76,9 +76,9 @@ bool Communicator::is_failing() const {
 
 std::vector<int> Communicator::left_before(std::vector<int> ranks, std::uint64_t number) const {
   std::erase_if(ranks, [&](int rank) {
-    const auto& area = control_block(rank);
-    return area.left.load(std::memory_order_acquire) == 0 ||
-           area.completed.value.load(std::memory_order_acquire) >= number;
+    const auto& block = control_block(rank);
+    return block.left.load(std::memory_order_acquire) == 0 ||
+           block.completed.value.load(std::memory_order_acquire) >= number;
   });
   return ranks;
 }

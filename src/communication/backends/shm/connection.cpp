@@ -5,9 +5,9 @@
 #include <atomic>
 #include <new>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::shm {
 namespace {
@@ -40,8 +40,8 @@ Communicator communicator_of(const std::shared_ptr<node::NodeGroup>& group) {
 
 node::NodeGroup::Part Connection::part(int size, const std::shared_ptr<Heap>& heap) {
   if (static_cast<std::size_t>(size) > kMostRanks)
-    throw ArgumentError(
-        fmt::format("the shm backend joins at most {} ranks of a host, not {}; use gloo", kMostRanks, size));
+    throw_error<ArgumentError>("the shm backend joins at most {} ranks of a host, not {}; use gloo",
+                               kMostRanks, size);
   return {.bytes = Layout(size).bytes(), .committed = sizeof(ControlBlock), .heap = [heap] {
             return heap->memory();
           }};

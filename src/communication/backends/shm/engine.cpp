@@ -9,16 +9,20 @@
 
 #include <lockstep/base/error.h>
 
+#include "backends/shm/engines.h"
 #include "backends/shm/peer_memory.h"
 #include "base/deadline.h"
 #include "base/futex.h"
+#include "base/throw_error.h"
 #include "base/wait_check.h"
-#include "comm/missing_ranks.h"
+#include "comm/peer_check.h"
 
 namespace lockstep::shm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Cause = GroupFailure::Cause;
+using comm::PeerFault;
 
 constexpr auto kFailureLimit = std::chrono::milliseconds(20);
 constexpr auto kShortNap = std::chrono::microseconds(200);
@@ -27,7 +31,6 @@ bool has_left(const Communicator& communicator, int rank) {
   return communicator.control_block(rank).left.load(std::memory_order_acquire) != 0;
 }
 
-// A rank that has left the group although the call needs it, or -1.
 int missing_for_good(const Communicator& communicator, const Task& call, const std::vector<int>& awaited) {
   const auto* transfer = dynamic_cast<const Transfer*>(&call);
   const auto left = [&](int rank) { return has_left(communicator, rank); };
@@ -47,15 +50,26 @@ std::string names_of(const Communicator& communicator, const std::vector<int>& r
 
 // One thread's wait for a call to finish, or for a free slot.
 struct Engine::Wait {
+  Engine& engine;
   const Task& call;
   bool for_slot = false;
   Milliseconds timeout{};
   Milliseconds before{};  // waited elsewhere
   Clock::time_point since = Clock::now();
+  comm::PeerCheckTimer check = {};
 
   Milliseconds waited() const {
     return before + std::chrono::duration_cast<Milliseconds>(Clock::now() - since);
   }
+  // A rank that has left the group although the call needs it, or -1.
+  int gone() const { return missing_for_good(engine.communicator_, call, engine.awaited_by(call)); }
+
+  // What check_peers() asks.
+  bool is_refused() const { return engine.communicator_.is_refused(); }
+  int find_dead() const { return engine.communicator_.find_dead(); }
+  bool has_left() const { return gone() >= 0; }
+  bool is_late() const { return waited() >= timeout; }
+  bool is_done() const { return engine.is_ready(*this); }
 };
 
 Engine::Engine(Communicator communicator, WaitPolicy wait_policy)
@@ -83,7 +97,7 @@ void Engine::leave(const char* reason) {
 }
 
 void Engine::abort() const {
-  if (!mark_.is_in_child()) communicator_.fail(GroupFailure::Cause::aborted, communicator_.rank(), 0);
+  if (!mark_.is_in_child()) communicator_.fail(Cause::aborted, communicator_.rank(), 0);
 }
 
 void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
@@ -91,7 +105,7 @@ void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
   check();
   while (!has_free_slot()) {
     lock.unlock();
-    Wait wait{.call = *call, .for_slot = true, .timeout = timeout};
+    Wait wait{.engine = *this, .call = *call, .for_slot = true, .timeout = timeout};
     wait_until(wait);
     lock.lock();
   }
@@ -110,12 +124,12 @@ bool Engine::post_eager() {
 
 // Rings for the descriptor in any case.
 bool Engine::finish_eager_soon() {
-  if (arrival_.look() == Arrival::Seen::all && finish_eager()) {
+  if (arrival_.poll() == Arrival::Seen::all && finish_eager()) {
     communicator_.ring();
     return true;
   }
   communicator_.ring();
-  if (look_for_a_while() != Arrival::Seen::all || !finish_eager()) return false;
+  if (poll_for_a_while() != Arrival::Seen::all || !finish_eager()) return false;
   communicator_.ring_softly();
   return true;
 }
@@ -129,15 +143,15 @@ bool Engine::finish_eager() {
   return true;
 }
 
-Arrival::Seen Engine::look_for_a_while() {
-  auto seen = arrival_.look();
+Arrival::Seen Engine::poll_for_a_while() {
+  auto seen = arrival_.poll();
   for (int tries = 0; seen == Arrival::Seen::not_all && tries < wait_policy_.tries; ++tries)
-    seen = arrival_.look();
+    seen = arrival_.poll();
   if (seen != Arrival::Seen::not_all || wait_policy_.spin.count() == 0) return seen;
   const auto begin = Clock::now();
   while (seen == Arrival::Seen::not_all && Clock::now() - begin < wait_policy_.spin) {
     for (int i = 0; seen == Arrival::Seen::not_all && i < wait_policy_.tries; ++i) {
-      seen = arrival_.look();
+      seen = arrival_.poll();
       relax();
     }
   }
@@ -216,38 +230,17 @@ void Engine::try_advance() {
 
 bool Engine::test(const Task& call) {
   if (call.finished() || mark_.is_in_child()) return true;
-  if (is_look_due()) {
-    look_for_lost(call);
-  } else {
-    try_advance();
-  }
-  return call.finished() || communicator_.failure() != nullptr || closed_ != nullptr;
+  try_advance();
+  if (call.finished() || has_ended()) return true;
+  if (!poll_check_.is_due()) return false;
+  const Wait poll{.engine = *this, .call = call, .timeout = Milliseconds::max()};
+  const auto [fault, rank] = comm::check_peers(poll);
+  if (fault == PeerFault::dead) communicator_.fail(Cause::peer_lost, rank, 0);
+  if (fault == PeerFault::left) communicator_.fail(Cause::peer_left, poll.gone(), 0);
+  return fault != PeerFault::none || call.finished();
 }
 
-// As look_around(), for callers that poll and never wait.
-void Engine::look_for_lost(const Task& call) {
-  const auto find_gone = [&] { return missing_for_good(communicator_, call, awaited_by(call)); };
-  const int dead = communicator_.find_dead();
-  int gone = find_gone();
-  {
-    const Lock lock(*this);
-    advance();
-  }
-  if (call.finished()) return;
-  if (dead >= 0) communicator_.fail(GroupFailure::Cause::peer_lost, dead, 0);
-  if (gone >= 0) gone = find_gone();
-  if (gone >= 0) communicator_.fail(GroupFailure::Cause::peer_left, gone, 0);
-}
-
-// True once every nap.
-bool Engine::is_look_due() {
-  const auto now = Clock::now().time_since_epoch().count();
-  auto next = next_look_.load(std::memory_order_relaxed);
-  const auto pause = std::chrono::duration_cast<Clock::duration>(wait_policy_.nap).count();
-  return now >= next && next_look_.compare_exchange_strong(next, now + pause);
-}
-
-bool Engine::is_ready(Wait& wait) {
+bool Engine::is_ready(const Wait& wait) {
   const Lock lock(*this);
   if (wait.for_slot) return has_free_slot();
   if (!wait.call.finished()) advance();
@@ -257,79 +250,75 @@ bool Engine::is_ready(Wait& wait) {
 void Engine::wait(const Task& call, Milliseconds timeout, Milliseconds before) {
   if (call.finished()) return;
   mark_.refuse_wait_in_child();
-  Wait wait{.call = call, .timeout = timeout, .before = before};
+  Wait wait{.engine = *this, .call = call, .timeout = timeout, .before = before};
   wait_until(wait);
 }
 
 bool Engine::wait_shortly(const Task& call) {
   if (call.finished()) return true;
-  Wait wait{.call = call};
+  const Wait wait{.engine = *this, .call = call};
   return spin([&] { return is_ready(wait); });
 }
 
-// Looks around once a nap, not whenever a bell ends one early.
 void Engine::wait_until(Wait& wait) {
-  auto next_look = Clock::now() + wait_policy_.nap;
   while (true) {
     if (spin([&] { return is_ready(wait); }) || yield_until_ready(wait)) return;
     nap(wait);
     if (is_ready(wait)) return;
-    if (communicator_.failure() == nullptr && closed_ == nullptr && Clock::now() < next_look) continue;
     look_around(wait);
-    next_look = Clock::now() + wait_policy_.nap;
   }
 }
 
-// Checks as often as with naps: if other processes keep the cores busy, each yield may take a time slice.
+// Looks around meanwhile: if other processes keep the cores busy, each yield may take a time slice.
 bool Engine::yield_until_ready(Wait& wait) {
-  auto next_look = Clock::now() + wait_policy_.nap;
   for (int i = 0; i < wait_policy_.yields; ++i) {
     if (is_ready(wait)) return true;
-    if (communicator_.failure() != nullptr || Clock::now() >= next_look) {
-      look_around(wait);
-      next_look = Clock::now() + wait_policy_.nap;
-    }
+    look_around(wait);
     std::this_thread::yield();
   }
   return false;
 }
 
-void Engine::nap(Wait& wait) {
-  auto& area = communicator_.own();
+void Engine::nap(const Wait& wait) {
+  auto& block = communicator_.own();
   const auto limit = advance_others(*this) ? kShortNap : wait_policy_.nap;
-  const auto bell = area.bell.load(std::memory_order_acquire);
-  area.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const auto bell = block.bell.load(std::memory_order_acquire);
+  block.sleepers.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   // Counterpart of Communicator::ring(): finds what was published before the sleeper was visible.
-  if (!is_ready(wait) && communicator_.failure() == nullptr) futex_wait(area.bell, bell, limit);
-  area.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  if (!is_ready(wait) && communicator_.failure() == nullptr) futex_wait(block.bell, bell, limit);
+  block.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Throws if the wait can no longer succeed, in the order of Note [Dead, refused or late?]. Checks data that a
-// rank published before its death before it reports the loss.
+bool Engine::has_ended() const { return communicator_.failure() != nullptr || closed_ != nullptr; }
+
+// Throws if the wait can no longer succeed.
 void Engine::look_around(Wait& wait) {
+  if (!has_ended() && !wait.is_late() && !wait.check.is_due()) return;
   check_wait();
   if (const auto* reason = closed_.load(); reason != nullptr && !wait.call.finished()) throw Error(reason);
   if (const auto* failure = communicator_.failure()) {
     if (!is_ready(wait)) throw_failure(*failure, &wait);
     return;
   }
-  if (communicator_.is_refused() && !is_ready(wait)) throw DesyncError("another rank refuses the call");
-  const int dead = communicator_.find_dead();
-  int gone = missing_for_good(communicator_, wait.call, awaited_by(wait.call));
-  const bool late = wait.waited() >= wait.timeout;
-  if ((dead < 0 && gone < 0 && !late) || is_ready(wait)) return;
-  if (dead >= 0) fail(wait, GroupFailure::Cause::peer_lost, dead);
-  gone = missing_for_good(communicator_, wait.call, awaited_by(wait.call));
-  if (gone >= 0) {
-    fail(wait, GroupFailure::Cause::peer_left, gone);
-  } else if (late) {
-    const auto awaited = awaited_by(wait.call);
-    fail(wait, GroupFailure::Cause::timeout, awaited.empty() ? -1 : awaited.front());
+  const auto [fault, rank] = comm::check_peers(wait);
+  switch (fault) {
+    case PeerFault::refused:
+      throw DesyncError("another rank refuses the call");
+    case PeerFault::dead:
+      fail(wait, Cause::peer_lost, rank);
+    case PeerFault::left:
+      fail(wait, Cause::peer_left, wait.gone());
+    case PeerFault::late: {
+      const auto awaited = awaited_by(wait.call);
+      fail(wait, Cause::timeout, awaited.empty() ? -1 : awaited.front());
+    }
+    case PeerFault::none:
+      break;
   }
 }
 
-void Engine::fail(const Wait& wait, GroupFailure::Cause cause, int culprit) {
+void Engine::fail(const Wait& wait, Cause cause, int culprit) {
   communicator_.fail(cause, culprit, 0);
   // Another rank may be writing its failure, unless it died while writing.
   const Deadline deadline(kFailureLimit);
@@ -354,7 +343,6 @@ void Engine::check() const {
 }
 
 void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const {
-  using Cause = GroupFailure::Cause;
   const auto culprit = failure.culprit >= 0 ? communicator_.name_of(failure.culprit) : std::string("a rank");
   const auto reporter =
       failure.reporter >= 0 ? communicator_.name_of(failure.reporter) : std::string("a rank");
@@ -365,7 +353,7 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
       throw PeerLost(culprit + " has left the group");
     case Cause::timeout: {
       const auto awaited = wait != nullptr ? awaited_by(wait->call) : std::vector<int>{};
-      if (awaited.empty()) throw TimeoutError(fmt::format("{} gave up waiting for {}", reporter, culprit));
+      if (awaited.empty()) throw_error<TimeoutError>("{} gave up waiting for {}", reporter, culprit);
       throw comm::MissingRanks(
           fmt::format("after a timeout of {} ms {} {} not there", wait->waited().count(),
                       names_of(communicator_, awaited), awaited.size() == 1 ? "was" : "were"),
@@ -375,12 +363,12 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
       throw DesyncError("the ranks make different calls: " +
                         Collective::describe_descriptors(communicator_, failure.call));
     case Cause::message_mismatch:
-      throw DesyncError(
-          fmt::format("{} received from {} a message whose size or element type differs from its tensor's",
-                      reporter, culprit));
+      throw_error<DesyncError>(
+          "{} received from {} a message whose size or element type differs from its tensor's", reporter,
+          culprit);
     case Cause::memory_refused:
-      throw Error(fmt::format("the system refuses {} to read the memory of {}, which it allowed before",
-                              reporter, culprit));
+      throw_error<Error>("the system refuses {} to read the memory of {}, which it allowed before", reporter,
+                         culprit);
     case Cause::aborted:
       throw Error(reporter + " aborted the group");
     case Cause::none:

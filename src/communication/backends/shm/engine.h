@@ -16,6 +16,7 @@
 #include "backends/shm/transfer.h"
 #include "backends/shm/wait_policy.h"
 #include "base/fork_mark.h"
+#include "comm/peer_check.h"
 
 namespace lockstep::shm {
 
@@ -103,7 +104,7 @@ class Engine {
 
   bool post_eager();
   bool finish_eager_soon();
-  Arrival::Seen look_for_a_while();
+  Arrival::Seen poll_for_a_while();
   bool finish_eager();
   template <class Make>
   auto take_over(const Make& make) -> decltype(make(Request()));
@@ -112,10 +113,9 @@ class Engine {
   template <class Ready>
   bool spin(const Ready& ready) const;
   bool try_receive(Receive& call);
-  bool is_ready(Wait& wait);
-  bool is_look_due();
-  void look_for_lost(const Task& call);
-  void nap(Wait& wait);
+  bool is_ready(const Wait& wait);
+  void nap(const Wait& wait);
+  bool has_ended() const;
   void look_around(Wait& wait);
   [[noreturn]] void fail(const Wait& wait, GroupFailure::Cause cause, int culprit);
   void advance();
@@ -134,23 +134,14 @@ class Engine {
   std::vector<std::shared_ptr<Task>> ended_;  // dropped when the mutex is released
   std::vector<MatchKey> unmatched_;           // by receives in progress, at the last pass over them
   std::atomic<int> under_way_{0};
-  std::atomic<const char*> closed_{nullptr};                  // the reason
-  std::atomic<std::chrono::steady_clock::rep> next_look_{0};  // of test() for lost ranks
+  std::atomic<const char*> closed_{nullptr};  // the reason
+  comm::PeerCheckTimer poll_check_;           // of test()
   std::uint64_t number_ = 0;
   std::uint64_t pipeline_chunks_ = 0;
   std::uint64_t completed_by_all_ = 0;
   Request eager_;  // the small call in progress, and its state
   Arrival arrival_{communicator_};
 };
-
-// The engines of this process, or of a thread that is a rank: a wait in one group also advances the calls of
-// the other groups. Otherwise two ranks that wait for each other in different groups would deadlock. A forked
-// child has none of its parent's. Safe from any thread.
-void add_engine(Engine& engine);
-void remove_engine(Engine& engine);
-
-// Advances the calls of all engines except `self`. Returns whether there were any.
-bool advance_others(const Engine& self);
 
 template <class Fill, class Make, class Posted>
 auto Engine::start_eager(const Fill& fill, const Make& make, const Posted& posted, Milliseconds timeout)

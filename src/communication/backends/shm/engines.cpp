@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "backends/shm/engines.h"
+
 #include <algorithm>
 #include <atomic>
 #include <new>
 #include <pthread.h>
 #include <shared_mutex>
 #include <vector>
-
-#include "backends/shm/engine.h"
 
 namespace lockstep::shm {
 namespace {

@@ -5,11 +5,10 @@
 #include <iterator>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 
 #include "backends/shm/layout.h"
+#include "base/throw_error.h"
 
 namespace lockstep::shm {
 namespace {
@@ -21,9 +20,9 @@ constexpr const char* kPurpose = "tensors that ranks share";
 std::size_t up_to(std::size_t unit, std::size_t bytes) { return (bytes + unit - 1) / unit * unit; }
 
 [[noreturn]] void fail_short(std::size_t asked, std::size_t end) {
-  throw Error(fmt::format(
+  throw_error<Error>(
       "memory is short: {:.1f} MiB more of shared memory are needed for {}, which may use {:.1f} MiB in all",
-      static_cast<double>(asked) / kMegabyte, kPurpose, static_cast<double>(end) / kMegabyte));
+      static_cast<double>(asked) / kMegabyte, kPurpose, static_cast<double>(end) / kMegabyte);
 }
 
 }  // namespace

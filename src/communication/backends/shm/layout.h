@@ -18,16 +18,19 @@ inline constexpr std::size_t kMessageChunks = 4;
 inline constexpr std::size_t kMessageChunkBytes = std::size_t{32} * 1024;
 // Messages and parts of this size or more are read where they lie.
 inline constexpr std::size_t kReadBytes = std::size_t{64} * 1024;
-// others read it after they have seen that number (acquire). Reused for call number + kSlots after all ranks
-// have completed this one.
+
+// What a rank publishes about its next collective call. Only this rank writes it. It first writes the small
+// data (or the places of its portions) and its Share, then the fields below, and `number` last (release). The
+// others read all of that after they have seen that number (acquire). Reused for call number + kSlots after
+// all ranks have completed this one.
 struct alignas(2 * kLine) Descriptor {
   std::atomic<std::uint64_t> number{0};  // 1, 2, ... as all ranks count
   std::uint64_t what = 0;                // kind, element, reduction, root: equal on all ranks
   std::uint64_t bytes = 0;               // size of the call; equal on all ranks unless the kind is uneven
   std::uint64_t log_number = 0;          // the call's number in the rank's log, for messages
-  std::uint64_t place = 0;               // where the data lies for other ranks: see place.h
+  std::uint64_t place = 0;               // where the data lies for other ranks: see Memory
   std::uint64_t payload = 0;             // bytes that this rank has for others to read
-  std::uint64_t longest_lane = 0;        // of these, for one reader
+  std::uint64_t longest_portion = 0;     // of these, for one reader
   std::uint64_t fingerprint = 0;         // see comm::fingerprint(): equal on all ranks
 };
 
@@ -70,7 +73,7 @@ struct alignas(kLine) Message {
   std::uint64_t bytes = 0;
   std::uint64_t log_number = 0;
   std::atomic<std::uint64_t> filled{0};  // chunks written by the sender, the first before it posts
-  // Where the data lies, if its sender waits until it is read there (see place.h). See Send::withdraws().
+  // Where the data lies, if its sender waits until it is read there (see Memory). See Send::withdraws().
   std::atomic<std::uint64_t> place{0};
   // Chunks read by the receiver, of a message of more than kMessageChunks. The receiver leaves it at 0.
   alignas(kLine) std::atomic<std::uint64_t> drained{0};
@@ -121,5 +124,15 @@ struct Layout {
   }
   std::size_t bytes() const { return (channel_offset(channels) + kHugePage - 1) / kHugePage * kHugePage; }
 };
+
+// Where data of a rank lies for the other ranks, in one word: an offset in its heap, which they map, or an
+// address in its process, which they may be able to read. 0: nowhere that they can read it.
+enum class Memory : std::uint8_t { unreachable, heap, process };
+
+constexpr std::uint64_t place(Memory memory, std::uint64_t at) {
+  return at << 2U | static_cast<std::uint64_t>(memory);  // an address has 57 bits at most
+}
+constexpr Memory memory_of(std::uint64_t place) { return static_cast<Memory>(place & 3U); }
+constexpr std::uint64_t offset_of(std::uint64_t place) { return place >> 2U; }
 
 }  // namespace lockstep::shm

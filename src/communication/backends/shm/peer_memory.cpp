@@ -25,18 +25,18 @@ std::uint64_t address_of(const void* memory) { return reinterpret_cast<std::uint
 void offer_memory(const Communicator& communicator) {
   // Yama otherwise lets only a process's ancestors read it; without Yama this fails and is not needed.
   ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
-  auto& area = communicator.own();
-  area.token = own_token();
-  area.token_address = address_of(&own_token());
-  area.process = ::getpid();
+  auto& block = communicator.own();
+  block.token = own_token();
+  block.token_address = address_of(&own_token());
+  block.process = ::getpid();
 }
 
 bool can_read_memory(const Communicator& communicator, int peer) {
   std::uint64_t token = 0;
-  const auto& area = communicator.control_block(peer);
-  return read_memory(communicator, peer, area.token_address,
+  const auto& block = communicator.control_block(peer);
+  return read_memory(communicator, peer, block.token_address,
                      {reinterpret_cast<std::byte*>(&token), sizeof(token)}) &&
-         token == area.token;
+         token == block.token;
 }
 
 bool read_memory(const Communicator& communicator, int peer, std::uint64_t address, Target target) {

@@ -20,8 +20,8 @@ class Pipeline {
   Pipeline(const Communicator& communicator, Plan plan, std::uint64_t start, std::uint64_t chunks,
            std::size_t piece_bytes);
 
-  // Bytes of a lane in one chunk.
-  static std::size_t piece_bytes(std::size_t lanes);
+  // Bytes of a portion in one chunk.
+  static std::size_t piece_bytes(std::size_t portions);
 
   bool advance();  // as Task::advance()
   // Ranks that have not advanced as far as this one needs.
@@ -33,7 +33,7 @@ class Pipeline {
   bool try_take();
   bool all_reached(Counter ControlBlock::*counter, std::uint64_t value) const;
 
-  std::byte* lane(int rank, std::uint64_t chunk, std::size_t lane) const;
+  std::byte* portion(int rank, std::uint64_t chunk, std::size_t portion) const;
   std::size_t piece_of(std::size_t bytes, std::uint64_t chunk) const;
 
   const Communicator& communicator_;

@@ -14,7 +14,7 @@ namespace {
 Source as_source(const Target& target) { return {target.data, target.bytes}; }
 
 void clear(Plan& plan) {
-  plan.lanes = 1;
+  plan.portions = 1;
   plan.stage.clear();
   plan.take.clear();
   plan.kernel = nullptr;
@@ -29,7 +29,7 @@ void add_reduction(Plan& plan, const Request& request) {
   plan.width = size_of(request.element);
 }
 
-// Every rank's lane and targets, for calls without a reduction.
+// Every rank's portion and targets, for calls without a reduction.
 void plan_copying(const Request& request, int rank, int size, Plan& plan) {
   const bool is_root = rank == request.root;
   switch (request.kind) {
@@ -52,14 +52,14 @@ void plan_copying(const Request& request, int rank, int size, Plan& plan) {
       plan.own = request.inputs.front();
       break;
     case Kind::scatter:
-      plan.lanes = static_cast<std::size_t>(size);
+      plan.portions = static_cast<std::size_t>(size);
       plan.stage = request.inputs;
       plan.take.resize(static_cast<std::size_t>(size));
       plan.take[static_cast<std::size_t>(request.root)] = request.outputs.front();
       if (is_root) plan.own = request.inputs[static_cast<std::size_t>(rank)];
       break;
     case Kind::all_to_all:
-      plan.lanes = static_cast<std::size_t>(size);
+      plan.portions = static_cast<std::size_t>(size);
       plan.stage = request.inputs;
       plan.take = request.outputs;
       plan.own = request.inputs[static_cast<std::size_t>(rank)];
@@ -71,7 +71,7 @@ void plan_copying(const Request& request, int rank, int size, Plan& plan) {
 
 void plan_reduce_scatter(const Request& request, int rank, int size, Plan& plan) {
   add_reduction(plan, request);
-  plan.lanes = static_cast<std::size_t>(size);
+  plan.portions = static_cast<std::size_t>(size);
   plan.stage = request.inputs;
   plan.own = request.inputs[static_cast<std::size_t>(rank)];
   plan.result = request.outputs.front();
@@ -113,13 +113,13 @@ Plan chunked_plan(const Request& request, int rank, int size) {
   Plan plan;
   if (plan_by_kind(request, rank, size, plan)) return plan;
   add_reduction(plan, request);
-  plan.lanes = static_cast<std::size_t>(size);
+  plan.portions = static_cast<std::size_t>(size);
   plan.share_result = true;
   const auto& tensor = request.outputs.front();
   const bool wanted = wants_result(request, rank);
-  for (int lane = 0; lane < size; ++lane) {
-    const auto start = share_start(tensor.bytes, size, lane);
-    const Target part{tensor.data + start, share_start(tensor.bytes, size, lane + 1) - start};
+  for (int portion = 0; portion < size; ++portion) {
+    const auto start = share_start(tensor.bytes, size, portion);
+    const Target part{tensor.data + start, share_start(tensor.bytes, size, portion + 1) - start};
     plan.stage.push_back(as_source(part));
     if (wanted) plan.take.push_back(part);
   }
@@ -151,13 +151,13 @@ void take_own(const Plan& plan, int rank) {
 
 std::uint64_t staged_bytes(const Plan& plan) {
   std::uint64_t sum = 0;
-  for (const auto& lane : plan.stage) sum += lane.bytes;
+  for (const auto& portion : plan.stage) sum += portion.bytes;
   return sum;
 }
 
-std::uint64_t longest_lane(const Plan& plan) {
+std::uint64_t longest_portion(const Plan& plan) {
   std::uint64_t longest = 0;
-  for (const auto& lane : plan.stage) longest = std::max<std::uint64_t>(longest, lane.bytes);
+  for (const auto& portion : plan.stage) longest = std::max<std::uint64_t>(longest, portion.bytes);
   return longest;
 }
 

@@ -8,17 +8,17 @@
 
 namespace lockstep::shm {
 
-// How one rank takes part in a call: the data that it publishes, in one lane that all ranks read or in one
-// lane per reader, and what it does with the data of the others.
+// How one rank takes part in a call: the data that it publishes, in one portion that all ranks read or in one
+// portion per reader, and what it does with the data of the others.
 struct Plan {
-  std::size_t lanes = 1;
-  std::vector<Source> stage = {};  // [lane]; empty: nothing
+  std::size_t portions = 1;
+  std::vector<Source> stage = {};  // [portion]; empty: nothing
   std::vector<Target> take = {};   // [rank] the target of that rank's data for this one; empty: none
-  ReduceKernel kernel = nullptr;   // reduces the lanes for this rank, over all ranks; nullptr: no reduction
-  std::size_t width = 1;           // bytes of an element
-  Source own = {};                 // this rank's data for itself
-  Target result = {};              // the target of its result; none if it has none
-  bool share_result = false;       // whether others take the result, from this rank's own lane
+  ReduceKernel kernel = nullptr;  // reduces the portions for this rank, over all ranks; nullptr: no reduction
+  std::size_t width = 1;          // bytes of an element
+  Source own = {};                // this rank's data for itself
+  Target result = {};             // the target of its result; none if it has none
+  bool share_result = false;      // whether others take the result, from this rank's own portion
 };
 
 // For calls whose data is beside the descriptors: each rank that needs a reduction does all of it. Overwrites
@@ -37,9 +37,9 @@ bool overlap(const Target& a, const Source& b);
 // Copies a rank's data for itself.
 void take_own(const Plan& plan, int rank);
 
-// Bytes of all lanes, and of the longest.
+// Bytes of all portions, and of the longest.
 std::uint64_t staged_bytes(const Plan& plan);
-std::uint64_t longest_lane(const Plan& plan);
+std::uint64_t longest_portion(const Plan& plan);
 
 // Splits `bytes` into `shares` of about equal length that start at cache lines. Returns the start of share
 // `index`, or the end for index == shares.

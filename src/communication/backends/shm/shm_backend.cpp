@@ -3,14 +3,12 @@
 
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
-#include "backends/join_node_group.h"
 #include "backends/shm/call_request.h"
 #include "base/host.h"
+#include "base/throw_error.h"
 #include "comm/profiler_event.h"
 
 namespace lockstep::backends {
@@ -181,16 +179,16 @@ OperationPtr ShmBackend::start_receive(const Call& call, Report report) {
 
 BackendHandle create_shm(const BackendRequest& request) {
   if (!request.one_host) {
-    throw RendezvousError(
-        fmt::format("rank {} of {}: backend shm: the ranks of group {} run on different hosts; use gloo, or "
-                    "leave the backend at \"auto\"",
-                    request.rank, request.size, request.group_name));
+    throw_error<RendezvousError>(
+        "rank {} of {}: backend shm: the ranks of group {} run on different hosts; use gloo, or "
+        "leave the backend at \"auto\"",
+        request.rank, request.size, request.group_name);
   }
-  const auto heap = request.heap ? request.heap : shm::make_heap(request.size);
+  const auto heap = request.shm.heap ? request.shm.heap : shm::make_heap(request.size);
   const auto node_group = join_node_group(request, shm::Connection::part(request.size, heap));
   const int ranks = node_group->ranks_on_own_cores();
-  const auto policy = request.has_network ? shm::WaitPolicy::beside_network(ranks, usable_cores())
-                                          : shm::WaitPolicy::for_cores(ranks, usable_cores());
+  const auto policy = request.shm.has_network ? shm::WaitPolicy::beside_network(ranks, usable_cores())
+                                              : shm::WaitPolicy::for_cores(ranks, usable_cores());
   auto connection = std::make_shared<shm::Connection>(node_group, heap, policy);
   return {.backend = c10::make_intrusive<ShmBackend>(request.rank, request.size, std::move(connection),
                                                      request.timeout),

@@ -7,8 +7,6 @@
 #include <fmt/format.h>
 
 #include "backends/shm/peer_memory.h"
-#include "backends/shm/place.h"
-#include "backends/shm/prefetch.h"
 #include "backends/shm/stream.h"
 
 namespace lockstep::shm {
@@ -317,12 +315,12 @@ bool Receive::is_next(int from, std::size_t slot) const {
 std::size_t Receive::find_message(int from) {
   const auto usual = usual_slot(mailbox_.taken[static_cast<std::size_t>(from)].next());
   if (is_next(from, usual)) return usual;
-  const auto found = look_through(from);
+  const auto found = search_messages(from);
   // An earlier message may meanwhile have arrived in a slot that the scan had passed. Now it is visible.
-  return found == kMessages ? found : look_through(from);
+  return found == kMessages ? found : search_messages(from);
 }
 
-std::size_t Receive::look_through(int from) {
+std::size_t Receive::search_messages(int from) {
   const auto& messages = communicator_.channel(from, communicator_.rank()).messages;
   const auto& received = mailbox_.being_received[static_cast<std::size_t>(from)];
   std::size_t waiting = 0;

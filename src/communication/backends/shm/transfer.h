@@ -139,7 +139,7 @@ class Receive : public Transfer {
   bool try_match(int from);
   // The slot of the oldest requested message in the channel, or kMessages.
   std::size_t find_message(int from);
-  std::size_t look_through(int from);
+  std::size_t search_messages(int from);
   bool is_next(int from, std::size_t slot) const;
   bool try_parked(int from);
   UnexpectedMessage* find_parked(int from);

@@ -1,4 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
+
+// Note [Shares and parts]
+//
+// All tensors lie in the ranks' heaps, which every rank maps. The tensor has one share per rank, a share has
+// parts of 128 KiB. Two ranks; rank 1 has published its tensor and computes:
+//
+//                    share of rank 0         share of rank 1
+//     rank 0's heap  [ p0 | p1 | p2 ]        [ p0 | p1 | p2 ]
+//                       |    |    |             |    |    |
+//     claimed by        0    0    0             0    0    1       fetch_add on Share::claimed
+//                       |    |    |             |    |    |
+//     rank 1's heap  [ p0 | p1 | p2 ]        [ p0 | p1 | p2 ]     read from all heaps, written to all heaps
+//
+// - A rank begins with its own share. After 16 polls it claims parts of shares that are not done, so a rank
+//   that is busy elsewhere delays nobody. Without the polls, ranks that share a core would do each other's
+//   work at once, use up their time slices and be scheduled last.
+// - A part is read and written by the one rank that claimed it, so parts need no lock. The sum is in rank
+//   order, so the bits do not depend on that rank.
+// - The call ends when Share::done of every owner has reached the number of its parts. The owner resets its
+//   Share before it publishes the descriptor of the call.
 #include "backends/shm/zero_copy.h"
 
 #include <algorithm>
@@ -12,7 +32,7 @@ constexpr std::size_t kPartBytes = std::size_t{128} * 1024;
 
 // On a shared core, a rank that did the work of the others at once would use up its time slice, and the
 // others would wait for it in the next call.
-constexpr int kLooksBeforeHelp = 16;
+constexpr int kPollsBeforeHelp = 16;
 
 }  // namespace
 
@@ -38,12 +58,12 @@ bool ZeroCopy::is_done(int owner) const {
 }
 
 bool ZeroCopy::advance() {
-  if (looks_ == 0) work_on(communicator_.rank());
-  if (looks_ == kLooksBeforeHelp) {
+  if (polls_ == 0) work_on(communicator_.rank());
+  if (polls_ == kPollsBeforeHelp) {
     for (int step = 1; step < communicator_.size(); ++step)
       work_on((communicator_.rank() + step) % communicator_.size());
   }
-  if (looks_ <= kLooksBeforeHelp) ++looks_;
+  if (polls_ <= kPollsBeforeHelp) ++polls_;
   for (int owner = 0; owner < communicator_.size(); ++owner) {
     if (!is_done(owner)) return false;
   }

@@ -41,7 +41,7 @@ class ZeroCopy {
   std::size_t bytes_;
   std::size_t width_;
   ReduceKernel kernel_;
-  int looks_ = 0;  // calls of advance(), up to kLooksBeforeHelp + 1
+  int polls_ = 0;  // calls of advance(), up to kPollsBeforeHelp + 1
 };
 
 }  // namespace lockstep::shm

@@ -11,6 +11,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/randperm.h>
 #include <ATen/ops/stack.h>
 #include <fmt/ranges.h>
 
@@ -23,6 +24,11 @@
 namespace lockstep::data {
 namespace {
 
+std::string dtype_and_shape(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
+}
+
 // [channels, height, width] -> contiguous [height, width, channels]
 at::Tensor pixels_of(const char* function, const at::Tensor& image,
                      std::initializer_list<std::int64_t> channels) {
@@ -32,10 +38,7 @@ at::Tensor pixels_of(const char* function, const at::Tensor& image,
   if (!fits) {
     throw_error<ArgumentError>(
         "{}: the image should be uint8 [{} channels, height, width] on the CPU, not {}", function,
-        fmt::join(channels.begin(), channels.end(), ", "),
-        image.defined()
-            ? fmt::format("{} [{}]", c10::toString(image.scalar_type()), fmt::join(image.sizes(), ", "))
-            : "undefined");
+        fmt::join(channels.begin(), channels.end(), ", "), dtype_and_shape(image));
   }
   return image.permute({1, 2, 0}).contiguous();
 }
@@ -95,6 +98,25 @@ at::Tensor as_uint8(const at::Tensor& image) {
   return image.mul(255).add_(0.5).clamp_(0, 255).to(at::kByte);
 }
 
+void check_samples(const at::Tensor& images, bool normalize) {
+  const bool is_batch = images.defined() && images.dim() == 4 && images.numel() > 0 &&
+                        (images.scalar_type() == at::kByte || images.is_floating_point());
+  if (!is_batch) {
+    throw_error<ArgumentError>(
+        "save_samples: the first tensor of a batch should be images, uint8 or floating-point [n, channels, "
+        "height, width], not {}",
+        dtype_and_shape(images));
+  }
+  if (normalize || !images.is_floating_point()) return;
+  const auto low = images.min().item<double>();
+  const auto high = images.max().item<double>();
+  if (low >= 0 && high <= 1) return;
+  throw_error<ArgumentError>(
+      "save_samples: the images have values from {:g} to {:g}, which are not within [0, 1]; set .normalize = "
+      "true to scale them, with .value_range = {{0, 1}} to cut them off instead",
+      low, high);
+}
+
 }  // namespace
 
 at::Tensor encode_jpeg(const at::Tensor& image, int quality) {
@@ -144,6 +166,17 @@ void save_image(const at::Tensor& images, const std::filesystem::path& file, con
     throw_error<DataError>("save_image: {} cannot be written: {}; {}", file.string(), error.code().message(),
                            remedy_for(error.code()));
   }
+}
+
+void save_samples(const at::Tensor& images, const std::filesystem::path& file, const GridOptions& options) {
+  check_samples(images, options.normalize);
+  save_image(images, file, options);
+}
+
+at::Tensor detail::random_samples(std::int64_t size) {
+  constexpr std::int64_t kSamples = 32;
+  if (size == 0) throw ArgumentError("save_samples: the dataset is empty; there is nothing to draw");
+  return at::randperm(size, at::kLong).narrow(0, 0, std::min(size, kSamples));
 }
 
 }  // namespace lockstep::data

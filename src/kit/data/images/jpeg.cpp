@@ -13,6 +13,7 @@
 // after jpeglib.h
 #include <jerror.h>
 
+#include "base/throw_error.h"
 #include "data/images/codec.h"
 #include "data/images/encode.h"
 #include "data/images/guarded.h"

@@ -4,8 +4,6 @@
 #include <numeric>
 #include <string>
 
-#include "backends/mpi/module/check.h"
-
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>
 #endif

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backends/mpi/library.h"
-#include "backends/mpi/module/check.h"
+#include "backends/mpi/module/lost_ranks.h"
 
 namespace lockstep::mpi {
 

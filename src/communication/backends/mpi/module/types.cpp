@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "backends/mpi/module/check.h"
+#include "backends/mpi/module/lost_ranks.h"
 #include "backends/shm/kernels.h"
 
 namespace lockstep::mpi {

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <optional>
+
+#include <lockstep/base/world.h>
+
+// Who changes what current_world() returns.
+
+namespace lockstep {
+
+// Called by init() and by the destructor of its context.
+void set_current_world(const World& world);
+
+// Called by a thread when it becomes a rank, and with nullopt when it stops being one.
+void set_thread_world(const std::optional<World>& world);
+
+// Whether this process has ever had a world that was set, even if it has ended.
+bool has_had_world();
+
+// Called by a process that becomes another one: has_had_world() is false again.
+void forget_worlds();
+
+}  // namespace lockstep

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "optim/optimizer_states.h"
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/optim/fused.h>
+#include <lockstep/serialize/torch_file.h>
+
+#include "base/throw_error.h"
+#include "optim/optimizer_kind.h"
+#include "optim/schedule.h"
+
+namespace lockstep::optim {
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamState;
+using NewStates = std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>>;
+
+Dict state_dict_of(const OptimizerKind& kind, OptimizerParamState& state) {
+  Dict dict;
+  Fields fields(dict);
+  kind.visit_state(state, fields);
+  return dict;
+}
+
+// By the numbers of the parameters in all groups.
+Dict states_of(const Optimizer& optimizer) {
+  const auto& kind = kind_of(optimizer);
+  Dict states;
+  std::int64_t index = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (found != optimizer.state().end()) {
+        auto state = state_dict_of(kind, *found->second);
+        if (!state.empty()) states.set(index, std::move(state));
+      }
+      ++index;
+    }
+  }
+  return states;
+}
+
+std::unique_ptr<OptimizerParamState> loaded_state(const OptimizerKind& kind, const Optimizer& optimizer,
+                                                  const at::Tensor& parameter,
+                                                  const OptimizerOptions& options, const Value& index,
+                                                  const Dict& saved, TensorsRead tensors) {
+  // Tensors of a new state are not needed where those that are saved take their place.
+  const auto like = tensors == TensorsRead::adopted
+                        ? at::empty_like(parameter, parameter.options().device(at::kMeta))
+                        : parameter;
+  auto state = kind.new_state(optimizer, like, options);
+  Fields fields(saved, fmt::format("state[{}]", repr(index, 20)), parameter, tensors);
+  kind.visit_state(*state, fields);
+  return state;
+}
+
+void read_options(OptimizerOptions& options, const Dict& saved, std::size_t group) {
+  Fields fields(saved, fmt::format("param_groups[{}]", group), /*complete=*/true);
+  visit_options(options, fields);
+}
+
+void check_sizes(const Optimizer& optimizer, const std::vector<Value>& groups) {
+  const auto& own = optimizer.param_groups();
+  if (groups.size() != own.size()) {
+    throw_error<CheckpointError>(
+        "loaded state dict has a different number of parameter groups: {} instead of {}", groups.size(),
+        own.size());
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto given = groups[g].as_dict().at("params").as_items().size();
+    if (given == own[g].params().size()) continue;
+    throw_error<CheckpointError>(
+        "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
+        "group {} has {} parameters instead of {}",
+        g, given, own[g].params().size());
+  }
+}
+
+// Throws for anything that does not fit.
+NewStates loaded_states(const OptimizerKind& kind, const Optimizer& optimizer,
+                        const std::vector<Value>& groups, const Dict& saved) {
+  NewStates states;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto options = kind.options(optimizer, g);
+    read_options(*options, groups[g].as_dict(), g);
+    const auto& params = optimizer.param_groups()[g].params();
+    const auto& indices = groups[g].as_dict().at("params").as_items();
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      const auto* state = saved.find(indices[i]);
+      if (state == nullptr || state->as_dict().empty()) continue;
+      auto loaded = loaded_state(kind, optimizer, params[i], *options, indices[i], state->as_dict(),
+                                 TensorsRead::converted);
+      // SGD takes a state without momentum for one with it.
+      if (state_dict_of(kind, *loaded).empty()) continue;
+      states.emplace_back(params[i].unsafeGetTensorImpl(), std::move(loaded));
+    }
+  }
+  return states;
+}
+
+}  // namespace
+
+Dict states_of_rank(const Optimizer& optimizer) {
+  List groups;
+  std::int64_t index = 0;
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    Dict dict;
+    Fields fields(dict);
+    visit_options(*kind_of(optimizer).options(optimizer, g), fields);
+    write_entries(optimizer, g, dict);
+    List indices;
+    for (std::size_t i = 0; i < optimizer.param_groups()[g].params().size(); ++i)
+      indices.items.emplace_back(index++);
+    dict.set("params", std::move(indices));
+    groups.items.emplace_back(std::move(dict));
+  }
+  return {{"state", states_of(optimizer)}, {"param_groups", std::move(groups)}};
+}
+
+void load_states(Optimizer& optimizer, const Dict& state_dict) {
+  const auto& kind = kind_of(optimizer);
+  if (auto* fused = dynamic_cast<FusedOptimizer*>(&optimizer)) fused->update_lr_tensors();
+  const c10::NoGradGuard no_grad;
+  const auto& groups = state_dict.at("param_groups").as_items();
+  check_sizes(optimizer, groups);
+  auto states = loaded_states(kind, optimizer, groups, state_dict.at("state").as_dict());
+  for (std::size_t g = 0; g < groups.size(); ++g) read_entries(optimizer, g, groups[g].as_dict());
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    auto& options = optimizer.param_groups()[g].options();
+    read_options(options, groups[g].as_dict(), g);
+    if (auto* fused = dynamic_cast<FusedOptions*>(&options)) fused->fill_lr_tensor(fused->lr_number());
+  }
+  optimizer.state().clear();
+  for (auto& [key, state] : states) optimizer.state()[key] = std::move(state);
+}
+
+std::string packed_states(const Optimizer& optimizer) { return save_bytes(Value(states_of(optimizer))); }
+
+void add_states(Optimizer& optimizer, const std::string& packed) {
+  const c10::NoGradGuard no_grad;
+  const auto& kind = kind_of(optimizer);
+  const auto all = load_bytes(packed);
+  std::int64_t index = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const Value number(index++);
+      if (const auto* saved = all.as_dict().find(number)) {
+        optimizer.state()[parameter.unsafeGetTensorImpl()] = loaded_state(
+            kind, optimizer, parameter, group.options(), number, saved->as_dict(), TensorsRead::adopted);
+      }
+    }
+  }
+}
+
+}  // namespace lockstep::optim
