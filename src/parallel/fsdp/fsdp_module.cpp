@@ -103,8 +103,7 @@ void FSDPModule::unshard() const {
 
 UnshardHandle FSDPModule::unshard_async() const {
   UnshardHandle handle;
-  if (!own_) return handle;
-  own_->tree()->prefetch(*own_);
+  if (own_) own_->tree()->prefetch(*own_);
   handle.group_ = own_;
   return handle;
 }

@@ -32,12 +32,6 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter>& parameters, 
                                      TrafficCount& traffic)
     : parameters_(parameters), options_(options), traffic_(traffic), placeholder_(at::empty({0})) {}
 
-void GradientReduction::start() {
-  visit([](const auto&, const auto&, auto& gradient) { gradient.reset(); });  // as in PyTorch
-  set_dtypes();
-  forget_ready();
-}
-
 void GradientReduction::set_requires_sync(bool requires_sync) {
   requires_sync_ = requires_sync;
   if (!parameters_.front().shard.is_meta()) set_dtypes();

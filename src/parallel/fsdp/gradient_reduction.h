@@ -39,8 +39,6 @@ class GradientReduction {
   // The gradient of the module's parameters while their shards have gradients.
   const at::Tensor& placeholder() const { return placeholder_; }
 
-  // Forgets the gradients that parameters had before fully_shard().
-  void start();
   void begin_backward();
   // Returns whether all parameters that are trained have gradients in this pass.
   bool add_ready(std::size_t index);

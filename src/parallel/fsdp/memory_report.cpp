@@ -95,7 +95,10 @@ MemoryCount count_module(const torch::nn::Module& module, const torch::optim::Op
     if (group == nullptr) {
       if (counted.insert(parameter.unsafeGetTensorImpl()).second) count_whole(parameter, distributed, all);
     } else if (seen.insert(group.get()).second) {
-      group->tree()->locked([&](fsdp::StepCalls&) { group->add_to(all); });
+      group->tree()->locked([&](fsdp::StepCalls&) {
+        group->gather().add_to(all);
+        group->gradients().add_to(all);
+      });
     }
   }
   for (const auto& buffer : module.buffers()) all.parameters.add(buffer);

@@ -134,17 +134,12 @@ ParameterGroup::ParameterGroup(GroupOptions options, std::shared_ptr<Tree> tree)
 void ParameterGroup::distribute() {
   gather_.place([this] { return std::make_unique<ParameterGuard>(shared_from_this()); });
   if (gather_.is_deferred()) return;
-  gradients_.start();
+  gradients_.zero();  // those of before, as in PyTorch
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto whole = parameters_[i].lock_whole();
     torch::autograd::impl::add_hook(whole, std::make_unique<BeforeGradient>(*this));
     torch::autograd::impl::set_post_acc_grad_hooks(whole, std::make_unique<GradientReady>(*this, i));
   }
-}
-
-void ParameterGroup::move_to(std::shared_ptr<Tree> tree, std::size_t number) {
-  tree_ = std::move(tree);
-  number_ = number;
 }
 
 std::string ParameterGroup::text() const {
@@ -207,11 +202,6 @@ void ParameterGroup::follow_training() {
     parameter.trained = whole.requires_grad();
     parameter.shard.set_requires_grad(parameter.trained);
   }
-}
-
-void ParameterGroup::add_to(MemoryCount& count) const {
-  gather_.add_to(count);
-  gradients_.add_to(count);
 }
 
 void ParameterGroup::add(const modules::NamedTensor& named) {

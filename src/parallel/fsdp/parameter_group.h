@@ -48,7 +48,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   const std::shared_ptr<Tree>& tree() const { return tree_; }
   std::size_t number() const { return number_; }  // in the tree
-  void move_to(std::shared_ptr<Tree> tree, std::size_t number);
+  void move_to(std::shared_ptr<Tree> tree, std::size_t number) {
+    tree_ = std::move(tree);
+    number_ = number;
+  }
   const ProcessGroup& shard_group() const { return options_.shard_group; }
   bool is_replica() const { return options_.replicas && options_.replicas->rank() != 0; }  // not the first
   std::source_location where() const { return options_.where; }  // of the call of fully_shard()
@@ -76,7 +79,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void end_backward(StepCalls& calls);
   // The optimizer's shards require gradients where the module's parameters do.
   void follow_training();
-  void add_to(MemoryCount& count) const;
 
   bool stays_whole = false;  // until the end of backward, because it has views without guards
   bool reshard_after_backward = true;

@@ -25,33 +25,28 @@ at::Tensor memory_for_shards(std::int64_t numel, const at::TensorOptions& type, 
 }  // namespace
 
 void ShardGather::place(const GuardMaker& make_guard) {
-  if (parameters_.front().lock_whole().is_meta()) {
-    for (auto& parameter : parameters_)
-      make_deferred_shard(parameter, options_.shard_group.rank(), make_guard());
+  const auto rank = options_.shard_group.rank();
+  const auto type = parameters_.front().lock_whole().options().requires_grad(false);
+  if (type.device().is_meta()) {
+    for (auto& parameter : parameters_) make_deferred_shard(parameter, rank, make_guard());
     return;
   }
   if (options_.share_memory) {
     shared_.emplace(parameters_, options_, make_guard);
   } else {
-    allocate_shards(make_guard);
+    device_ = type.device();
+    const auto& last = parameters_.back();
+    shards_ = memory_for_shards(last.offset + last.padded_shard_numel(), type, options_).zero_();
+    for (auto& parameter : parameters_) {
+      make_shard(parameter, rank, shards_.narrow(0, parameter.offset, parameter.padded_shard_numel()));
+      if (const auto own = take_rows(parameter, rank); own.defined()) parameter.shard.detach().copy_(own);
+      guard_parameter(parameter, make_guard(), options_.mp_policy.param_dtype);
+    }
   }
   empty_cpu_cache();  // the whole parameters were larger than anything that this rank allocates later
   for (const auto& parameter : parameters_)
     parameter.shard.unsafeGetTensorImpl()->set_version_counter(version_);
   is_whole_ = options_.share_memory;
-}
-
-void ShardGather::allocate_shards(const GuardMaker& make_guard) {
-  const auto rank = options_.shard_group.rank();
-  const auto type = parameters_.front().lock_whole().options().requires_grad(false);
-  device_ = type.device();
-  const auto& last = parameters_.back();
-  shards_ = memory_for_shards(last.offset + last.padded_shard_numel(), type, options_).zero_();
-  for (auto& parameter : parameters_) {
-    make_shard(parameter, rank, shards_.narrow(0, parameter.offset, parameter.padded_shard_numel()));
-    if (const auto own = take_rows(parameter, rank); own.defined()) parameter.shard.detach().copy_(own);
-    guard_parameter(parameter, make_guard(), options_.mp_policy.param_dtype);
-  }
 }
 
 void ShardGather::prefetch(StepCalls& calls) {
@@ -99,21 +94,21 @@ bool ShardGather::make_whole(StepCalls& calls) {
   return has_written;
 }
 
-// Offloaded shards change after the gradients of a backward have been copied, so after this copy is complete.
-ShardGather::Part ShardGather::own_rows() const {
-  const auto rows = shards_.to(shards_.options().device(device_), /*non_blocking=*/true);
-  const auto& dtype = options_.mp_policy.param_dtype;
-  return {in_lane_ ? hosts_->lane : options_.shard_group, dtype ? rows.to(*dtype) : rows};
-}
-
 void ShardGather::start() {
   if (work_) return;
   in_lane_ = hosts_ != nullptr && !kept_;
-  auto [ranks, input] = kept_ ? *std::exchange(kept_, std::nullopt) : own_rows();
-  input_ = std::move(input);
-  output_ = at::empty({ranks.size() * input_.numel()}, input_.options());
+  auto part = std::exchange(kept_, std::nullopt);
+  if (!part) {
+    // Offloaded shards change after the gradients of a backward have been copied, so after this copy is
+    // complete.
+    const auto rows = shards_.to(shards_.options().device(device_), /*non_blocking=*/true);
+    const auto& dtype = options_.mp_policy.param_dtype;
+    part = Part{in_lane_ ? hosts_->lane : options_.shard_group, dtype ? rows.to(*dtype) : rows};
+  }
+  input_ = part->rows;
+  output_ = at::empty({part->ranks.size() * input_.numel()}, input_.options());
   launched_ = CallTimes::Clock::now();
-  work_ = ranks.all_gather_into_tensor_async(output_, input_, options_.where);
+  work_ = part->ranks.all_gather_into_tensor_async(output_, input_, options_.where);
 }
 
 at::Tensor ShardGather::finish(StepRecord& record) {

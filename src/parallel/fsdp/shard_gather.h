@@ -57,8 +57,6 @@ class ShardGather {
 
   // Whether shards have not changed since they were made whole.
   bool has_last_values() const { return is_valid_ && whole_version_ == version_.current_version(); }
-  void allocate_shards(const GuardMaker& make_guard);
-  Part own_rows() const;
   void prepare(StepCalls& calls);
   void start();
   at::Tensor finish(StepRecord& record);

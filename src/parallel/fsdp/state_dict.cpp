@@ -49,10 +49,8 @@ struct Entries {
   }
   // The module still has the parameters that the entries are of.
   static void check(const FSDPModule& module) {
-    const auto has_group = [](const auto& entry) { return entry.group != nullptr; };
-    const auto first = std::ranges::find_if(module.entries_, has_group);
-    if (first == module.entries_.end()) return;
-    first->group->tree()->check_parameters();
+    const auto all = module.groups(true);
+    if (!all.empty()) all.front()->tree()->check_parameters();
   }
   // Returns when no rank reads the parameters.
   static void reshard(const FSDPModule& module) {
@@ -92,37 +90,6 @@ StateEntries entries_named(const StateEntries& entries, const std::vector<std::s
   std::ranges::copy_if(entries.parameters, std::back_inserter(found.parameters), is_in);
   std::ranges::copy_if(entries.buffers, std::back_inserter(found.buffers), is_in);
   return found;
-}
-
-void save_model_files(const StateEntries& entries, const std::filesystem::path& folder,
-                      const safetensors::SaveDirectoryOptions& options) {
-  refuse_experts(entries, "save_pretrained()");
-  std::vector<safetensors::TensorSize> sizes;
-  for (const auto& entry : entries.parameters)
-    sizes.push_back({entry.name, bytes_of(entry.part, entry.sizes)});
-  for (const auto& [name, buffer] : entries.buffers)
-    sizes.push_back({name, bytes_of(buffer, buffer.sizes())});
-  const safetensors::FolderPlan plan(sizes, options.max_shard_size);
-  // After an error rank 0 takes part in the remaining calls, so that no rank waits for it.
-  std::string error;
-  const auto on_first_rank = [&](const std::function<void()>& write) {
-    if (get_rank() != 0 || !error.empty()) return;
-    try {
-      write();
-    } catch (const std::exception& caught) {
-      error = caught.what();
-    }
-  };
-  std::optional<safetensors::FolderWrite> write;
-  on_first_rank([&] { write.emplace(plan, folder, options); });
-  for (std::size_t i = 0; i < plan.files().size(); ++i) {
-    const auto tensors = model_state_dict(entries_named(entries, plan.files()[i]),
-                                          {.full_state_dict = true, .cpu_offload = true});
-    on_first_rank([&] { write->write(i, tensors); });
-  }
-  on_first_rank([&] { write->finish(); });
-  error = default_group().broadcast_object(error, 0);
-  if (!error.empty()) throw_error<CheckpointError>("{}", error);
 }
 
 double clip(const StateEntries& entries, double max_norm, const ClipGradNormOptions& options,
@@ -174,7 +141,34 @@ at::Tensor full_tensor(const torch::nn::Module& module, const std::string& name)
 
 void save_pretrained(const FSDPModule& module, const std::filesystem::path& save_directory,
                      const safetensors::SaveDirectoryOptions& options) {
-  fsdp::save_model_files(Entries::of(module), save_directory, options);
+  const auto entries = Entries::of(module);
+  fsdp::refuse_experts(entries, "save_pretrained()");
+  std::vector<safetensors::TensorSize> sizes;
+  for (const auto& entry : entries.parameters)
+    sizes.push_back({entry.name, fsdp::bytes_of(entry.part, entry.sizes)});
+  for (const auto& [name, buffer] : entries.buffers)
+    sizes.push_back({name, fsdp::bytes_of(buffer, buffer.sizes())});
+  const safetensors::FolderPlan plan(sizes, options.max_shard_size);
+  // After an error rank 0 takes part in the remaining calls, so that no rank waits for it.
+  std::string error;
+  const auto on_first_rank = [&](const std::function<void()>& write) {
+    if (get_rank() != 0 || !error.empty()) return;
+    try {
+      write();
+    } catch (const std::exception& caught) {
+      error = caught.what();
+    }
+  };
+  std::optional<safetensors::FolderWrite> write;
+  on_first_rank([&] { write.emplace(plan, save_directory, options); });
+  for (std::size_t i = 0; i < plan.files().size(); ++i) {
+    const auto tensors = fsdp::model_state_dict(fsdp::entries_named(entries, plan.files()[i]),
+                                                {.full_state_dict = true, .cpu_offload = true});
+    on_first_rank([&] { write->write(i, tensors); });
+  }
+  on_first_rank([&] { write->finish(); });
+  error = default_group().broadcast_object(error, 0);
+  if (!error.empty()) throw_error<CheckpointError>("{}", error);
 }
 
 void load_pretrained(const FSDPModule& module, const std::filesystem::path& checkpoint_path) {

@@ -14,12 +14,10 @@ namespace {
 
 using fsdp::group_of;
 
-void copy_type_and_memory(const at::Tensor& from, const at::Tensor& to) {
-  to.unsafeGetTensorImpl()->shallow_copy_from(from.getIntrusivePtr());
-}
-
-at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
-  return at::empty(tensor.sizes(), tensor.options().device(device).requires_grad(false));
+// Gives a tensor another device in place, and memory there.
+void make_ordinary(const at::Tensor& tensor, c10::Device device) {
+  const auto memory = at::empty(tensor.sizes(), tensor.options().device(device).requires_grad(false));
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
 }
 
 // While it lives, a parameter on device meta is an ordinary tensor. Then its group has this rank's rows.
@@ -29,7 +27,7 @@ class OrdinaryParameter {
       : parameter_(parameter),
         group_(group_of(parameter)),
         deferred_(parameter.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true)) {
-    copy_type_and_memory(empty_on(parameter, device), parameter_);
+    make_ordinary(parameter_, device);
   }
   ~OrdinaryParameter() {
     const auto values = parameter_.detach();
@@ -61,7 +59,7 @@ void initialize(torch::nn::Module& module, const ToEmptyOptions& options) {
   std::vector<std::unique_ptr<OrdinaryParameter>> parameters;
   for (const auto& tensor : tensors) {
     if (group_of(tensor) == nullptr) {
-      copy_type_and_memory(empty_on(tensor, options.device), tensor);
+      make_ordinary(tensor, options.device);
     } else if (options.param_init_fn) {
       parameters.push_back(std::make_unique<OrdinaryParameter>(tensor, options.device));
     }
