@@ -265,15 +265,16 @@ void Engine::wait_until(Wait& wait) {
     if (spin([&] { return is_ready(wait); }) || yield_until_ready(wait)) return;
     nap(wait);
     if (is_ready(wait)) return;
-    look_around(wait);
+    throw_if_failed(wait);
   }
 }
 
-// Looks around meanwhile: if other processes keep the cores busy, each yield may take a time slice.
+// Checks meanwhile whether the wait has failed: if other processes keep the cores busy, each yield may take a
+// time slice.
 bool Engine::yield_until_ready(Wait& wait) {
   for (int i = 0; i < wait_policy_.yields; ++i) {
     if (is_ready(wait)) return true;
-    look_around(wait);
+    throw_if_failed(wait);
     std::this_thread::yield();
   }
   return false;
@@ -293,7 +294,7 @@ void Engine::nap(const Wait& wait) {
 bool Engine::has_ended() const { return communicator_.failure() != nullptr || closed_ != nullptr; }
 
 // Throws if the wait can no longer succeed.
-void Engine::look_around(Wait& wait) {
+void Engine::throw_if_failed(Wait& wait) {
   if (!has_ended() && !wait.is_late() && !wait.check.is_due()) return;
   check_wait();
   if (const auto* reason = closed_.load(); reason != nullptr && !wait.call.finished()) throw Error(reason);

@@ -116,7 +116,7 @@ class Engine {
   bool is_ready(const Wait& wait);
   void nap(const Wait& wait);
   bool has_ended() const;
-  void look_around(Wait& wait);
+  void throw_if_failed(Wait& wait);
   [[noreturn]] void fail(const Wait& wait, GroupFailure::Cause cause, int culprit);
   void advance();
   void advance_transfers();
