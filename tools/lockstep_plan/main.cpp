@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "base/throw_error.h"
-#include "fsdp/memory_table.h"
 #include "lockstep_plan/meshes.h"
 #include "program_main.h"
 
@@ -92,7 +92,7 @@ void print_table(const std::vector<Choice>& choices, const Machine& machine) {
         1e3 * each.compute, 1e3 * each.tensor, 1e3 * each.context, 1e3 * each.expert, 1e3 * each.pipeline,
         1e3 * each.data, static_cast<double>(each.host) / (1 << 30), each.fits ? "" : "  does not fit");
   }
-  std::cout << fmt::format("a host has {}\n", fsdp::bytes_text(machine.memory));
+  std::cout << fmt::format("a host has {}\n", bytes_text(machine.memory));
 }
 
 void print_json(const std::vector<Choice>& choices) {

@@ -41,7 +41,7 @@ comm::FromC10d::Split split_of(const std::string& backend, Create create) {
   };
 }
 
-constexpr int kLooksAtSharedStore = 3;
+constexpr int kPollsOfSharedStore = 3;
 
 // Gloo's key of its address, below PyTorch's of the group and device.
 std::string gloo_key(int rank) { return fmt::format("0/{}", rank); }
@@ -93,16 +93,16 @@ std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store,
         rank, world_size);
   };
   if (!shared) {
-    return [store, refuse, looks = StrangeKeys(world_size)]() mutable {
-      if (looks.found(*store)) refuse();
+    return [store, refuse, strange_keys = StrangeKeys(world_size)]() mutable {
+      if (strange_keys.found(*store)) refuse();
     };
   }
   const auto theirs = store_of_python(c10::make_intrusive<c10d::PrefixStore>("default_pg", store), "", "cpu");
   // An earlier program may have left its keys there, so the ranks have some time to arrive.
-  return [=, looks = 0, next = (rank + 1) % world_size]() mutable {
+  return [=, polls = 0, next = (rank + 1) % world_size]() mutable {
     const bool is_strange = theirs->check({"backend"}) || theirs->check({gloo_key(next)});
-    looks = is_strange && !store->check({arrival_key(next)}) ? looks + 1 : 0;
-    if (looks == kLooksAtSharedStore) refuse();
+    polls = is_strange && !store->check({arrival_key(next)}) ? polls + 1 : 0;
+    if (polls == kPollsOfSharedStore) refuse();
   };
 }
 

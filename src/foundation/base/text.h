@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <array>
 #include <charconv>
+#include <cstdint>
 #include <optional>
 #include <random>
 #include <string>
@@ -39,6 +41,15 @@ inline std::vector<std::string> split(std::string_view text, char separator) {
     text.remove_prefix(end + 1);
   }
   return parts;
+}
+
+// "12.5 MiB"
+inline std::string bytes_text(std::uint64_t bytes) {
+  constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units.at(unit));
 }
 
 }  // namespace lockstep

@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "base/text.h"
+
 namespace lockstep::doctor {
 namespace {
 
@@ -104,12 +106,7 @@ std::optional<std::size_t> terminal_width() {
 }
 
 std::string bytes_text(std::optional<std::uint64_t> bytes) {
-  if (!bytes) return "-";
-  constexpr std::array<const char*, 5> units{"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(*bytes);
-  std::size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
-  return fmt::format("{:.{}f} {}", value, unit == 0 ? 0 : 1, units[unit]);
+  return bytes ? lockstep::bytes_text(*bytes) : "-";
 }
 
 }  // namespace lockstep::doctor

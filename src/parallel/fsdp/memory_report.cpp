@@ -155,15 +155,6 @@ void add_rank(const std::string& text, const std::string& host, MemoryReport& re
   ++report.ranks;
 }
 
-// "12.5 MiB"
-std::string bytes_text(std::int64_t bytes) {
-  constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units.at(unit));
-}
-
 // A row for each category, and their sum.
 std::string memory_table(const MemoryBytes& rank, const MemoryBytes& host, int ranks) {
   auto table =

@@ -30,7 +30,7 @@ struct FailingNet : torch::nn::Module {
 };
 
 // The fake group has no node-local group, like ranks on several hosts.
-TEST(FailedForward, IsAnnouncedInTheGradients) {
+TEST(FailedForward, IsReportedInTheGradients) {
   const testing::FakeGroup fake(2);
   DistributedDataParallel ddp(std::make_shared<FailingNet>(), {.process_group = fake.group});
   EXPECT_THROW(ddp->forward(torch::ones({1, 4}), true), std::runtime_error);
@@ -40,7 +40,7 @@ TEST(FailedForward, IsAnnouncedInTheGradients) {
   EXPECT_TRUE(torch::equal(ddp->module()->linear->weight.grad(), torch::full({1, 4}, 0.5)));
 }
 
-TEST(FailedForward, HasNoEffectIfTheGradientsCannotAnnounceIt) {
+TEST(FailedForward, HasNoEffectIfTheGradientsCannotReportIt) {
   const testing::FakeGroup fake(2);
   DistributedDataParallel ddp(std::make_shared<FailingNet>(), {.process_group = fake.group});
   ddp->register_comm_hook(allreduce_hook);
