@@ -228,7 +228,7 @@ TEST(ZeroRedundancy, ConsolidatedStatesKeepTheirDtypes) { expect_all_passed(run_
 struct Foreign : torch::optim::Optimizer {
   Foreign(std::vector<Tensor> parameters, SGDOptions options)
       : Optimizer(std::move(parameters), std::make_unique<SGDOptions>(std::move(options))) {}
-  Tensor step(LossClosure /*closure*/) override { return {}; }
+  Tensor step(LossClosure /*closure*/ = nullptr) override { return {}; }
 };
 
 const Scenario zero_foreign("zero foreign", [] {
