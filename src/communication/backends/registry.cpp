@@ -15,8 +15,8 @@
 #include "backends/group_membership.h"
 #ifdef LOCKSTEP_HAS_GLOO
 #include "backends/gloo/route.h"
-#include "base/throw_error.h"
 #endif
+#include "base/throw_error.h"
 
 namespace lockstep::backends {
 namespace {

@@ -12,9 +12,8 @@ void JoinShadow::make_calls() {
   finish();
 }
 
-bool JoinShadow::make_announced_calls() {
+void JoinShadow::make_announced_calls(const std::function<void()>& on_reduced) {
   const auto device = calls_.buckets().device();
-  bool has_reduced = false;
   while (true) {
     const auto listening = abort_.listen();
     const auto next = comm::await_announcement(calls_.group(), device);
@@ -30,10 +29,10 @@ bool JoinShadow::make_announced_calls() {
         break;
       case end_of_reductions:
         finish();
-        has_reduced = true;
+        on_reduced();
         break;
       case end_of_iteration:
-        return has_reduced;
+        return;
     }
   }
 }

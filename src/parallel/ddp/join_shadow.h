@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <functional>
+
 #include "ddp/failed_step.h"
 
 namespace lockstep::ddp {
@@ -14,9 +16,9 @@ class JoinShadow {
 
   // The calls of a backward. StepCalls::begin() precedes.
   void make_calls();
-  // The calls of an iteration as the ranks with data announce them, see note [Announced calls]. Returns
-  // whether a backward was among them. StepCalls::begin() precedes.
-  bool make_announced_calls();
+  // The calls of an iteration as the ranks with data announce them, see note [Announced calls]. `on_reduced`
+  // is called when those of a backward have been made. StepCalls::begin() precedes.
+  void make_announced_calls(const std::function<void()>& on_reduced);
 
  private:
   void finish();

@@ -318,7 +318,7 @@ void Reducer::shadow_backward() {
 void Reducer::shadow_announced_calls() {
   const std::lock_guard lock(mutex_);
   calls_.begin(history_.unused());
-  if (shadow_.make_announced_calls()) history_.learn_order_of_construction();
+  shadow_.make_announced_calls([this] { history_.learn_order_of_construction(); });
 }
 
 Reducer::ChangeNews Reducer::change_news() {

@@ -246,6 +246,7 @@ void ZeroShards::share_parameters(Where where) {
   auto shared = shared_ ? *shared_ : SharedParameters(group_);
   shared.move(distinct_parameters(), where);
   shared_ = std::make_unique<SharedParameters>(std::move(shared));
+  group_.barrier(where);
 }
 
 void ZeroShards::step(const std::function<void()>& step_all) {
@@ -287,7 +288,9 @@ void ZeroShards::step_together(const std::function<void()>& step_all) {
 void ZeroShards::consolidate(int to, Where where) {
   partition();
   forget_states_of_others();
-  (void)optim::kind_of(optimizer_);  // throws on all ranks for a class without state dicts
+  // On all ranks: throw for a class without state dicts, and for a group with options of another class.
+  const auto& kind = optim::kind_of(optimizer_);
+  for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) (void)kind.options(optimizer_, g);
   const bool receives = group_.rank() == to;
   const auto all = group_.gather_object(receives ? "" : optim::packed_states(optimizer_), to, where);
   is_complete_ = false;

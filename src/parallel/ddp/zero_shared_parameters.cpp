@@ -82,7 +82,6 @@ void SharedParameters::move(const std::vector<OwnedParameter>& parameters, Where
     shared_[parameter.unsafeGetTensorImpl()] = {
         .parameter = parameter, .memory = parameter.const_data_ptr(), .is_owner = owner == group_.rank()};
   }
-  group_.barrier(where);
 }
 
 bool SharedParameters::check(const std::vector<OwnedParameter>& parameters, Where where) {

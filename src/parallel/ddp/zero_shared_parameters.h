@@ -35,7 +35,7 @@ class SharedParameters {
 
   explicit SharedParameters(const ProcessGroup& group) : group_(group) {}
 
-  // Moves those that do not lie in shared memory on some rank.
+  // Moves those that do not lie in shared memory on some rank. A barrier follows before a rank uses them.
   void move(const std::vector<OwnedParameter>& parameters, Where where);
   // Before a step, which sends nothing. Returns whether there are new parameters, on all ranks. Throws Error
   // on all ranks if a parameter no longer lies in shared memory. Also a barrier: the backward of other ranks

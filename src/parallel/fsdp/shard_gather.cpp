@@ -163,11 +163,12 @@ void ShardGather::release_after_forward(StepCalls& calls) {
     const auto rows = options_.shard_group.size() / ranks.size();
     const auto dtype = options_.mp_policy.param_dtype.value_or(shards_.scalar_type());
     const auto type = shards_.options().device(device_).dtype(dtype);
-    kept_ = Part{ranks, at::empty({rows, shards_.numel()}, type)};
+    Part kept{ranks, at::empty({rows, shards_.numel()}, type)};
     for (const auto& parameter : parameters_) {
       const auto whole = memory_of(parameter);
-      if (whole.defined()) pack(whole, parameter, kept_->rows, parameter.offset, ranks.rank() * rows);
+      if (whole.defined()) pack(whole, parameter, kept.rows, parameter.offset, ranks.rank() * rows);
     }
+    kept_ = std::move(kept);
   }
   release(calls);
 }

@@ -149,12 +149,13 @@ void add_states(Optimizer& optimizer, const std::string& packed) {
   const auto& kind = kind_of(optimizer);
   const auto all = load_bytes(packed);
   std::int64_t index = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) {
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto options = kind.options(optimizer, g);
+    for (const auto& parameter : optimizer.param_groups()[g].params()) {
       const Value number(index++);
       if (const auto* saved = all.as_dict().find(number)) {
         optimizer.state()[parameter.unsafeGetTensorImpl()] = loaded_state(
-            kind, optimizer, parameter, group.options(), number, saved->as_dict(), TensorsRead::adopted);
+            kind, optimizer, parameter, *options, number, saved->as_dict(), TensorsRead::adopted);
       }
     }
   }

@@ -105,9 +105,9 @@ std::string MpiGroup::name_of(int rank) const {
 
 void MpiGroup::wait(mpi::Task& task, std::chrono::milliseconds timeout) const {
   engine.wait(task, timeout, [&](bool is_late) {
-    comm::NodeWait{node.get(), [&] { return engine.test(task); }, comm::late_error(is_late, timeout),
-                   comm::is_terminated()}
-        .check();
+    // Where MPI gives only one thread, the engine's thread advances the task, unless it waits in MPI itself.
+    const auto is_done = [&] { return engine.takes_all_threads() ? engine.test(task) : task.is_done(); };
+    comm::NodeWait{node.get(), is_done, comm::late_error(is_late, timeout), comm::is_terminated()}.check();
   });
 }
 

@@ -237,7 +237,8 @@ bool Engine::test(const Task& call) {
   const auto [fault, rank] = comm::check_peers(poll);
   if (fault == PeerFault::dead) communicator_.fail(Cause::peer_lost, rank, 0);
   if (fault == PeerFault::left) communicator_.fail(Cause::peer_left, poll.gone(), 0);
-  return fault != PeerFault::none || call.finished();
+  // Nothing records a refusal, which may be withdrawn: only waits report it.
+  return fault == PeerFault::dead || fault == PeerFault::left || call.finished();
 }
 
 bool Engine::is_ready(const Wait& wait) {
