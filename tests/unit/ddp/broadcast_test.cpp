@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 
+#include "modules/broadcast.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "unit/ddp/fake_group.h"
 
-namespace lockstep::ddp {
+namespace lockstep::modules {
 namespace {
 
 // Small ones, which go together, a large one, which goes by itself, and one that is alone of its dtype.
@@ -16,19 +18,19 @@ std::vector<NamedTensor> tensors() {
           {"alone", torch::ones({2}, torch::kInt)}};
 }
 
-TEST(ModuleSync, AutogradDetectsAChangedBuffer) {
+TEST(Broadcast, AutogradDetectsAChangedBuffer) {
   const auto sent = tensors();
   broadcast_from(testing::FakeGroup().group, 1, sent, std::source_location::current());
   for (const auto& item : sent) EXPECT_EQ(item.tensor._version(), 1) << item.name;
 }
 
-TEST(ModuleSync, TheSourceKeepsItsValues) {
+TEST(Broadcast, TheSourceKeepsItsValues) {
   const auto sent = tensors();
   broadcast_from(testing::FakeGroup().group, 0, sent, std::source_location::current());
   for (const auto& item : sent) EXPECT_EQ(item.tensor._version(), 0) << item.name;
 }
 
-TEST(ModuleSync, ChangingALargeBufferThatBackwardNeedsIsAnError) {
+TEST(Broadcast, ChangingALargeBufferThatBackwardNeedsIsAnError) {
   const std::vector<NamedTensor> buffers{{"scale", torch::ones({600'000})}};
   const auto weight = torch::ones({600'000}, torch::requires_grad());
   const auto loss = (weight * buffers.front().tensor).sum();
@@ -37,4 +39,4 @@ TEST(ModuleSync, ChangingALargeBufferThatBackwardNeedsIsAnError) {
 }
 
 }  // namespace
-}  // namespace lockstep::ddp
+}  // namespace lockstep::modules
