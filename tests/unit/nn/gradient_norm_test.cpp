@@ -10,7 +10,7 @@
 
 #include "support/error_of.h"
 
-namespace lockstep::nn {
+namespace lockstep::modules {
 namespace {
 
 using at::Tensor;
@@ -100,4 +100,4 @@ TEST(GradientNorm, IsNaNWithNaN) {
 }
 
 }  // namespace
-}  // namespace lockstep::nn
+}  // namespace lockstep::modules
