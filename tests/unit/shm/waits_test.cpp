@@ -56,8 +56,15 @@ TEST(Waits, ARefusalIsReportedBeforeADeath) {
   auto news = of_a_death();
   news.is_refused = [] { return true; };
   LoneWait rank(news);
-  rank.poll();
   EXPECT_THAT([&] { rank.wait(); }, ThrowsMessage<DesyncError>(HasSubstr("refuses")));
+}
+
+TEST(Waits, ThatPollLeaveARefusalToOthers) {
+  auto news = of_a_death();
+  news.is_refused = [] { return true; };
+  LoneWait rank(news);
+  rank.poll();  // ends by the death, which is recorded
+  EXPECT_THAT([&] { rank.wait(); }, ThrowsMessage<PeerLost>(HasSubstr("rank 1 died")));
 }
 
 TEST(Waits, ThatPollDetectLostRanks) {

@@ -53,6 +53,7 @@ struct Engine::Wait {
   Engine& engine;
   const Task& call;
   bool for_slot = false;
+  bool polls = false;  // and so does not report a refusal, which may be withdrawn
   Milliseconds timeout{};
   Milliseconds before{};  // waited elsewhere
   Clock::time_point since = Clock::now();
@@ -65,7 +66,7 @@ struct Engine::Wait {
   int gone() const { return missing_for_good(engine.communicator_, call, engine.awaited_by(call)); }
 
   // What check_peers() asks.
-  bool is_refused() const { return engine.communicator_.is_refused(); }
+  bool is_refused() const { return !polls && engine.communicator_.is_refused(); }
   int find_dead() const { return engine.communicator_.find_dead(); }
   bool has_left() const { return gone() >= 0; }
   bool is_late() const { return waited() >= timeout; }
@@ -233,12 +234,11 @@ bool Engine::test(const Task& call) {
   try_advance();
   if (call.finished() || has_ended()) return true;
   if (!poll_check_.is_due()) return false;
-  const Wait poll{.engine = *this, .call = call, .timeout = Milliseconds::max()};
+  const Wait poll{.engine = *this, .call = call, .polls = true, .timeout = Milliseconds::max()};
   const auto [fault, rank] = comm::check_peers(poll);
   if (fault == PeerFault::dead) communicator_.fail(Cause::peer_lost, rank, 0);
   if (fault == PeerFault::left) communicator_.fail(Cause::peer_left, poll.gone(), 0);
-  // Nothing records a refusal, which may be withdrawn: only waits report it.
-  return fault == PeerFault::dead || fault == PeerFault::left || call.finished();
+  return fault != PeerFault::none || call.finished();
 }
 
 bool Engine::is_ready(const Wait& wait) {
