@@ -88,7 +88,8 @@ TEST(LRSchedulers, StayUnchangedWhenAStateDoesNotFit) {
   const auto whole = state;
   state.set("last_epoch", 2);
   state.at("_schedulers") = List{state["_schedulers"].as_items()[0], Dict{{"gamma", 2}}};
-  EXPECT_THAT(error_of([&] { sequence.load_state_dict(state); }), HasSubstr("ExponentialLR has no 'last_epoch'"));
+  EXPECT_THAT(error_of([&] { sequence.load_state_dict(state); }),
+              HasSubstr("ExponentialLR has no 'last_epoch'"));
   EXPECT_TRUE(equal(sequence.state_dict(), whole));
   state.at("_schedulers") = List{};
   EXPECT_THAT(error_of([&] { sequence.load_state_dict(state); }), HasSubstr("0 states for 2 schedulers"));
