@@ -6,7 +6,6 @@
 #include <torch/torch.h>
 
 // Joining a run, starting ranks, the default group.
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>

@@ -4,7 +4,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/launched_rank.h"
-#include "base/set_world.h"
+#include "base/process_state.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/memory_overlap.h"

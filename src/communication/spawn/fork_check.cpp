@@ -12,12 +12,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
 #include <lockstep/runtime/default_group.h>
 
 #include "base/deadline.h"
+#include "base/env.h"
 #include "base/throw_error.h"
 #include "runtime/intra_op_threads.h"
 

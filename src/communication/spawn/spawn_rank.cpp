@@ -14,10 +14,9 @@
 
 #include <c10/util/Exception.h>
 
-#include <lockstep/base/env.h>
-
+#include "base/env.h"
 #include "base/host.h"
-#include "base/set_world.h"
+#include "base/process_state.h"
 #include "launch/environment.h"
 #include "runtime/intra_op_threads.h"
 

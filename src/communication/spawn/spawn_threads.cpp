@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 #include <lockstep/runtime/random.h>
@@ -16,6 +15,7 @@
 
 #include "backends/registry.h"
 #include "base/deadline.h"
+#include "base/env.h"
 #include "base/throw_error.h"
 #include "intercept/thread_defaults.h"
 #include "node/thread_exchange.h"
