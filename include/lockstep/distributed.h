@@ -12,7 +12,6 @@
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
-#include <lockstep/runtime/random.h>
 #include <lockstep/spawn/spawn.h>
 
 // Process groups and collectives.

@@ -7,7 +7,7 @@
 
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/rendezvous/init.h>
-#include <lockstep/runtime/random.h>
+#include <lockstep/runtime/default_group.h>
 #include <lockstep/spawn/spawn.h>
 
 #include "base/env.h"
