@@ -11,7 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 
-#include "base/wait_check.h"
+#include "base/deadline.h"
 #include "comm/operation_futures.h"
 #include "rendezvous/python_group.h"
 

@@ -6,14 +6,12 @@
 #include <torch/torch.h>
 
 // Joining a run, starting ranks, the default group.
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
-#include <lockstep/runtime/random.h>
 #include <lockstep/spawn/spawn.h>
 
 // Process groups and collectives.

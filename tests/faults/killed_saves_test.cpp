@@ -18,11 +18,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
 #include "base/deadline.h"
+#include "base/env.h"
 #include "base/unique_fd.h"
 #include "support/file_system_faults.h"
 #include "support/temp_folder.h"

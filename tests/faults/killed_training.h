@@ -12,10 +12,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/runtime/default_group.h>
 
+#include "base/env.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 

@@ -12,8 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/env.h>
-
+#include "base/env.h"
 #include "support/launcher_process.h"
 #include "support/temp_folder.h"
 

@@ -18,10 +18,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/env.h"
 #include "base/unique_fd.h"
 #include "support/ranks.h"
 

@@ -9,10 +9,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/env.h"
 #include "comm/group_state.h"
 #include "multiprocess/argument_draws.h"
 #include "multiprocess/backends.h"

@@ -10,8 +10,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/env.h>
-
+#include "base/env.h"
 #include "support/hosts.h"
 #include "support/ranks.h"
 

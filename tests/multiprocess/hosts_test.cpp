@@ -17,7 +17,7 @@
 
 #include <lockstep/distributed.h>
 
-#include "base/wait_check.h"
+#include "base/deadline.h"
 #include "multiprocess/backends.h"
 #include "support/temp_folder.h"
 

@@ -12,10 +12,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/env.h"
 #include "multiprocess/backends.h"
 #include "support/mpi_ranks.h"
 #include "support/temp_folder.h"

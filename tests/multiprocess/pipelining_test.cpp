@@ -9,13 +9,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/pipelining/pipeline.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
 
+#include "base/env.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 

@@ -18,9 +18,9 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/torch.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/env.h"
 #include "multiprocess/backends.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"

@@ -14,10 +14,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/spawn/spawn.h>
 
+#include "base/env.h"
 #include "base/shared_memory.h"
 #include "rendezvous/session.h"
 #include "support/ranks.h"

@@ -5,12 +5,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/rendezvous/init.h>
-#include <lockstep/runtime/random.h>
+#include <lockstep/runtime/default_group.h>
 #include <lockstep/spawn/spawn.h>
 
+#include "base/env.h"
 #include "base/shared_memory.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"

@@ -17,8 +17,8 @@
 #include <lockstep/ddp/utils.h>
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/rendezvous/init.h>
+#include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
-#include <lockstep/runtime/random.h>
 #include <lockstep/tensor_parallel/layers.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>
 

@@ -9,7 +9,6 @@
 #include <torch/torch.h>
 
 #include <lockstep/amp/grad_scaler.h>
-#include <lockstep/base/env.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/data/sampler.h>
@@ -22,6 +21,7 @@
 #include <lockstep/serialize/torch_file.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
+#include "base/env.h"
 #include "support/parallel_net.h"
 #include "support/python.h"
 #include "support/ranks.h"

@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "commands.h"
-#include "machine/remote_shell.h"
+#include "machine/command.h"
 #include "run_arguments.h"
 
 namespace lockstep::cli {

@@ -9,7 +9,7 @@
 #include "base/slurm.h"
 #include "base/text.h"
 #include "base/throw_error.h"
-#include "machine/remote_shell.h"
+#include "machine/command.h"
 #include "run_arguments.h"
 
 namespace lockstep::cli {

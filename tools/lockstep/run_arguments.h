@@ -7,8 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include <lockstep/base/env.h>
-
+#include "base/env.h"
 #include "launch/hosts.h"
 #include "launch/options.h"
 

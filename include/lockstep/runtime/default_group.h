@@ -2,10 +2,13 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <source_location>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Generator.h>
 
 #include <lockstep/backends/nccl.h>
 #include <lockstep/comm/process_group.h>
@@ -24,6 +27,14 @@ int get_local_rank();  ///< on this host; 0 without a context
 bool is_main();        ///< get_rank() == 0
 /// Shorthand for default_group().barrier(). PyTorch: `torch.distributed.barrier`.
 void barrier(std::source_location where = std::source_location::current());
+
+/// The default CPU generator of this thread: in a rank of spawn_threads() the rank's own generator, otherwise
+/// LibTorch's default generator.
+at::Generator default_generator();
+
+/// Seeds this rank's default generators: that of the CPU and that of its device. Unlike torch::manual_seed it
+/// does not affect other ranks that are threads of this process. PyTorch: `torch.manual_seed`.
+void manual_seed(std::uint64_t seed);
 
 /// Arguments of new_group() and split_group().
 struct GroupOptions {

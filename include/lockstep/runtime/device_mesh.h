@@ -126,6 +126,17 @@ class DeviceMesh {
 DeviceMesh init_device_mesh(const std::vector<std::int64_t>& mesh_shape,
                             const DeviceMeshOptions& options = {});
 
+/// Seeds a rank of a mesh. Ranks draw apart if their coordinates differ in one of the dimensions `apart`, and
+/// alike otherwise. On a mesh, dropout draws apart on ranks with other samples, positions or layers. No rank
+/// gets `seed` itself, so the streams differ from that of a module made with it:
+///
+///     torch::manual_seed(seed);
+///     Net net;
+///     manual_seed(seed, mesh, {"dp", "pp"});
+///
+/// Throws ArgumentError for a dimension that the mesh does not have. Not in PyTorch.
+void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<std::string>& apart);
+
 /// PyTorch: `torch.distributed.tensor`.
 namespace tensor {
 

@@ -13,7 +13,6 @@
 
 #include "base/deadline.h"
 #include "base/throw_error.h"
-#include "base/wait_check.h"
 
 namespace lockstep::backends {
 namespace {

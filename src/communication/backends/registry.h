@@ -10,10 +10,10 @@
 #include <c10/core/Device.h>
 
 #include <lockstep/backends/nccl.h>
-#include <lockstep/base/env.h>
 #include <lockstep/comm/backend.h>
 
 #include "backends/backend_spec.h"
+#include "base/env.h"
 #include "comm/membership.h"
 
 namespace lockstep::node {

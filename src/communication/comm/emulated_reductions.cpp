@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/emulated_reductions.h"
 
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -70,6 +77,86 @@ void from_ordered_bits(const at::Tensor& ordered, const at::Tensor& numbers) {
     auto* const out = static_cast<Bits*>(numbers.data_ptr());
     for (std::int64_t i = 0; i < ordered.numel(); ++i) out[i] = flip(static_cast<Bits>(in[i]));
   });
+}
+
+namespace {
+
+// The greatest number of dimensions of a sparse tensor that is all-reduced.
+constexpr std::int64_t kSparseDims = 16;
+
+// What ranks tell each other of a sparse tensor: the number of entries, whether it is summed, and then what
+// must be equal: dtype, sparse dimensions, dimensions, and sizes.
+at::Tensor sparse_shape(const at::Tensor& tensor, ReduceOp op) {
+  std::vector<std::int64_t> numbers{tensor._nnz(), op == ReduceOp::SUM ? 1 : 0,
+                                    static_cast<std::int64_t>(tensor.scalar_type()), tensor.sparse_dim(),
+                                    tensor.dim()};
+  const auto sizes = tensor.sizes().slice(0, static_cast<std::size_t>(std::min(tensor.dim(), kSparseDims)));
+  numbers.insert(numbers.end(), sizes.begin(), sizes.end());
+  numbers.resize(5 + kSparseDims);
+  return at::tensor(numbers, at::kLong);
+}
+
+std::string describe_sparse(const std::int64_t* numbers) {
+  return fmt::format("{} [{}] with {} sparse dimensions",
+                     c10::toString(static_cast<at::ScalarType>(numbers[2])),
+                     fmt::join(numbers + 5, numbers + 5 + numbers[4], ", "), numbers[3]);
+}
+
+// What one rank cannot reduce is an error on all.
+void check_sparse_shapes(const std::vector<at::Tensor>& shapes, int rank) {
+  std::string expected;
+  for (std::size_t other = 0; other < shapes.size(); ++other) {
+    const auto* const numbers = shapes[other].const_data_ptr<std::int64_t>();
+    if (numbers[1] == 0) {
+      throw_error<ArgumentError>("rank {} of {}: a sparse tensor can be all-reduced with SUM only (rank {})",
+                                 rank, shapes.size(), other);
+    }
+    if (numbers[4] > kSparseDims) {
+      throw_error<ArgumentError>(
+          "rank {} of {}: a sparse tensor of {} dimensions cannot be all-reduced; {} are the most (rank {})",
+          rank, shapes.size(), numbers[4], kSparseDims, other);
+    }
+    const auto found = describe_sparse(numbers);
+    if (other == 0) expected = found;
+    if (found == expected) continue;
+    throw_error<DesyncError>(
+        "rank {} of {}: all_reduce of a sparse tensor: rank 0 has {}, rank {} has {}; give tensors of one "
+        "shape and type on all ranks",
+        rank, shapes.size(), expected, other, found);
+  }
+}
+
+}  // namespace
+
+void sum_sparse(at::Tensor& tensor, ReduceOp op, int rank, int size, const Gather& gather) {
+  const at::NoGradGuard no_grad;
+  const auto own = tensor.coalesce();
+  const auto like = [&](const at::Tensor& input) {
+    std::vector<at::Tensor> outputs;
+    for (int other = 0; other < size; ++other) outputs.push_back(at::empty_like(input));
+    return outputs;
+  };
+  const auto shape_here = sparse_shape(own, op);
+  const auto shapes = like(shape_here);
+  gather(shape_here, shapes);
+  check_sparse_shapes(shapes, rank);
+  std::vector<std::int64_t> counts;
+  for (const auto& each : shapes) counts.push_back(each[0].item<std::int64_t>());
+  const auto most = std::ranges::max(counts);
+  // With as many rows as the longest: not every backend gathers inputs of several sizes.
+  const auto all_rows_of = [&](const at::Tensor& rows) {
+    auto shape = rows.sizes().vec();
+    shape[0] = most;
+    const auto padded = at::zeros(shape, rows.options());
+    padded.narrow(0, 0, rows.size(0)).copy_(rows);
+    auto all = like(padded);
+    gather(padded, all);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = all[i].narrow(0, 0, counts[i]);
+    return at::cat(all);
+  };
+  const auto indices = all_rows_of(own.indices().t());
+  const auto sum = at::sparse_coo_tensor(indices.t(), all_rows_of(own.values()), tensor.sizes());
+  tensor.copy_(sum.coalesce());
 }
 
 }  // namespace lockstep::comm

@@ -12,12 +12,12 @@
 
 #include "base/throw_error.h"
 #include "comm/composed_operations.h"
+#include "comm/emulated_reductions.h"
 #include "comm/inference_tensors.h"
 #include "comm/message_order.h"
 #include "comm/operation_work.h"
 #include "comm/peer_check.h"
 #include "comm/profiler_event.h"
-#include "comm/sparse_sum.h"
 
 namespace lockstep::comm {
 namespace {

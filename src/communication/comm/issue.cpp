@@ -8,10 +8,10 @@
 
 #include <lockstep/base/error.h>
 
-#include "comm/failure.h"
 #include "comm/fingerprint.h"
 #include "comm/inference_tensors.h"
 #include "comm/message_order.h"
+#include "comm/peer_check.h"
 #include "comm/pending_call.h"
 #include "comm/unendable_call.h"
 #include "graphs/graph_phase.h"

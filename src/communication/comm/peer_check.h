@@ -12,11 +12,16 @@
 #include <lockstep/base/error.h>
 
 // Needs no LibTorch, because shm's core includes it.
-namespace lockstep::node {
+namespace lockstep {
+struct CallRecord;
+namespace node {
 class NodeGroup;
 }
+}  // namespace lockstep
 
 namespace lockstep::comm {
+
+class GroupState;
 
 // Note [Dead, refused or late?]
 //
@@ -106,5 +111,11 @@ class MissingRanks : public TimeoutError {
  private:
   std::vector<int> ranks_;
 };
+
+// Rethrows the failure of one call as the matching type: TimeoutError, PeerLost, DesyncError, ArgumentError
+// or Error; as DesyncError with their reasons if other ranks refuse the call. The message names the rank, the
+// call and the event and, if all ranks run on one host, what each other rank is doing.
+[[noreturn]] void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group,
+                                  const CallRecord& call);
 
 }  // namespace lockstep::comm

@@ -12,7 +12,6 @@
 #include <lockstep/base/log.h>
 
 #include "base/throw_error.h"
-#include "comm/failure.h"
 #include "comm/group_state.h"
 #include "comm/peer_check.h"
 #include "graphs/graph_phase.h"

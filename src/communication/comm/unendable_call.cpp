@@ -15,7 +15,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "comm/failure.h"
 #include "comm/peer_check.h"
 
 namespace lockstep::comm {

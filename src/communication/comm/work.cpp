@@ -8,7 +8,6 @@
 
 #include "base/deadline.h"
 #include "base/throw_error.h"
-#include "comm/failure.h"
 #include "comm/peer_check.h"
 #include "comm/pending_call.h"
 #include "graphs/graph_phase.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/base/env.h>
+#include "base/env.h"
 
 namespace lockstep::rendezvous {
 

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/world.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "backends/backend_spec.h"
 #include "backends/member_store.h"
 #include "backends/registry.h"
+#include "base/env.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/store_barrier.h"

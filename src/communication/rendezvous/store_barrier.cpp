@@ -14,9 +14,9 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/deadline.h"
 #include "base/host.h"
 #include "base/throw_error.h"
-#include "base/wait_check.h"
 
 namespace lockstep::rendezvous {
 namespace {

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <atomic>
+#include <mutex>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 
 #include <lockstep/runtime/default_group.h>
 
 #include "base/launched_rank.h"
-#include "base/set_world.h"
+#include "base/process_state.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/memory_overlap.h"
+#include "intercept/thread_defaults.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -90,6 +95,32 @@ int get_world_size() { return shared_world("get_world_size()").size; }
 int get_local_rank() { return shared_world("get_local_rank()").local_rank; }
 bool is_main() { return shared_world("is_main()").rank == 0; }
 void barrier(std::source_location where) { default_group().barrier(where); }
+
+namespace {
+
+void seed_generator(at::Generator generator, std::uint64_t seed) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(seed);
+}
+
+}  // namespace
+
+at::Generator default_generator() {
+  if (auto own = intercept::ThreadGenerator::current()) return *own;
+  return at::detail::getDefaultCPUGenerator();
+}
+
+void manual_seed(std::uint64_t seed) {
+  const auto own = intercept::ThreadGenerator::current();
+  if (!own) {
+    at::manual_seed(seed);
+    return;
+  }
+  seed_generator(*own, seed);
+  const auto* const run = runtime::current_run();
+  if (run == nullptr || run->device().is_cpu()) return;
+  seed_generator(at::globalContext().defaultGenerator(run->device()), seed);
+}
 
 namespace {
 

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
 
 #include "base/throw_error.h"
@@ -335,6 +336,16 @@ DeviceMesh init_device_mesh(const Sizes& mesh_shape, const DeviceMeshOptions& op
   const auto count =
       std::accumulate(mesh_shape.begin(), mesh_shape.end(), std::int64_t{1}, std::multiplies<>());
   return DeviceMesh(at::arange(count, at::kInt).view(mesh_shape), options);
+}
+
+void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<std::string>& apart) {
+  std::uint64_t stream = 0;
+  for (const auto& dim : apart) {
+    stream = stream * static_cast<std::uint64_t>(mesh.size(dim)) +
+             static_cast<std::uint64_t>(mesh.get_local_rank(dim));
+  }
+  // Far apart, also from the streams of the next seeds.
+  manual_seed(seed + (stream + 1) * 0x9E3779B97F4A7C15);
 }
 
 std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh) {

@@ -19,7 +19,7 @@
 #include "launch/guard.h"
 #include "launch/process_tree.h"
 #include "launch/rank_supervisor.h"
-#include "spawn/spawn_rank.h"
+#include "spawn/forked_rank.h"
 
 namespace lockstep::spawning {
 namespace {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 
 namespace lockstep {
@@ -25,5 +26,13 @@ class Deadline {
   std::chrono::milliseconds timeout_;
   Clock::time_point end_;
 };
+
+// Called every 20 ms or more often by threads that wait for other ranks, if set; an exception ends the wait.
+// Python's signal handlers run there.
+inline std::atomic<void (*)()> wait_check{nullptr};
+
+inline void check_wait() {
+  if (const auto check = wait_check.load(std::memory_order_relaxed)) check();
+}
 
 }  // namespace lockstep

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/env.h"
+
 #include <cstdlib>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 
 #include "base/text.h"

@@ -12,8 +12,7 @@
 #include <thread>
 #include <unistd.h>
 
-#include <lockstep/base/env.h>
-
+#include "base/env.h"
 #include "base/text.h"
 
 namespace lockstep {

@@ -5,7 +5,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/set_world.h"
+#include "base/process_state.h"
 #include "base/slurm.h"
 #include "base/text.h"
 #include "base/throw_error.h"

@@ -4,8 +4,9 @@
 #include <optional>
 #include <string>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/world.h>
+
+#include "base/env.h"
 
 namespace lockstep {
 

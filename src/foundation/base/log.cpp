@@ -5,12 +5,12 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 
-#include "base/log_writer.h"
+#include "base/env.h"
+#include "base/process_state.h"
 
 namespace lockstep {
 namespace {

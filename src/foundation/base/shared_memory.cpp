@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
+#include <ctime>
 #include <fcntl.h>
 #include <limits>
+#include <linux/futex.h>
 #include <map>
 #include <mutex>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <utility>
 
@@ -27,6 +31,9 @@ constexpr int kCollapse = 25;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = 2 * 1024 * 1024;
 constexpr double kMegabyte = 1024.0 * 1024.0;
+
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 [[noreturn]] void fail(const std::string& step) {
   throw_error<Error>("shared memory: {}: {}", step, errno_text(errno));
@@ -132,6 +139,15 @@ void SharedMemory::commit(std::size_t offset, std::size_t bytes, const std::stri
 void SharedMemory::prefer_huge_pages(std::size_t offset, std::size_t bytes) const noexcept {
   ::madvise(data_ + offset, bytes, MADV_HUGEPAGE);
   ::madvise(data_ + offset, bytes, kCollapse);
+}
+
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::microseconds limit) {
+  const timespec span{.tv_sec = limit.count() / 1'000'000, .tv_nsec = limit.count() % 1'000'000 * 1'000};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &span, nullptr, 0);
+}
+
+void futex_wake_all(const std::atomic<std::uint32_t>& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 }  // namespace lockstep

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -47,6 +50,13 @@ class SharedMemory {
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };
+
+// Sleeps while `word` holds `seen`, at most `limit`; may return early. The word may be in shared memory. See
+// futex(2).
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::microseconds limit);
+
+// Wakes every thread, of any process, that sleeps on `word`.
+void futex_wake_all(const std::atomic<std::uint32_t>& word);
 
 // Memory that is left on the host and in its cgroups, in bytes.
 std::size_t available_memory();

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <optional>
 
-#include "base/set_world.h"
+#include "base/process_state.h"
 
 namespace lockstep {
 namespace {

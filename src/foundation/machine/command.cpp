@@ -5,9 +5,11 @@
 #include <array>
 #include <cerrno>
 #include <fcntl.h>
+#include <iterator>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sstream>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <system_error>
@@ -265,5 +267,23 @@ CommandResult run_command(const std::vector<std::string>& words, std::chrono::mi
   result.problem = problem_of(words.front(), result, timeout);
   return result;
 }
+
+// A connection that ssh would keep for later calls would outlive the run.
+std::vector<std::string> remote_shell(const std::string& command) {
+  std::istringstream stream(command.empty() ? "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ControlMaster=no "
+                                              "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+                                            : command);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+std::string quoted(const std::string& word) {
+  std::string text = "'";
+  for (const char character : word) {
+    text += character == '\'' ? std::string("'\\''") : std::string(1, character);
+  }
+  return text + "'";
+}
+
+std::string address_part(const std::string& host) { return host.substr(host.rfind('@') + 1); }
 
 }  // namespace lockstep::machine

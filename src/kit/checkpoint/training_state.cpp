@@ -12,7 +12,7 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/device/device.h>
 #include <lockstep/optim/distributed_states.h>
-#include <lockstep/runtime/random.h>
+#include <lockstep/runtime/default_group.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"

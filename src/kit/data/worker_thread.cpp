@@ -13,7 +13,7 @@
 #include <lockstep/data/loader_options.h>
 #include <lockstep/device/device.h>
 
-#include "base/set_world.h"
+#include "base/process_state.h"
 #include "base/throw_error.h"
 #include "data/worker_pool.h"
 #include "device/generators.h"

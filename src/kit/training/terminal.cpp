@@ -12,9 +12,8 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/env.h>
-
-#include "base/log_writer.h"
+#include "base/env.h"
+#include "base/process_state.h"
 
 namespace lockstep::training {
 namespace {

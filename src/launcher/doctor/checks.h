@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <lockstep/base/env.h>
-
+#include "base/env.h"
 #include "doctor/facts.h"
 
 namespace lockstep::doctor {

@@ -16,9 +16,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 
+#include "base/env.h"
 #include "base/host.h"
 #include "base/shared_memory.h"
 #include "doctor/peers.h"

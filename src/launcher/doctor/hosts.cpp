@@ -20,7 +20,6 @@
 #include "base/throw_error.h"
 #include "doctor/table.h"
 #include "machine/command.h"
-#include "machine/remote_shell.h"
 
 namespace lockstep::doctor {
 namespace {

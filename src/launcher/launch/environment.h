@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/base/env.h>
-
+#include "base/env.h"
 #include "launch/options.h"
 
 namespace lockstep::launch {

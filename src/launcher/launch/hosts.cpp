@@ -19,7 +19,7 @@
 #include "launch/process_tree.h"
 #include "launch/rank_supervisor.h"
 #include "launch/worker_group.h"
-#include "machine/remote_shell.h"
+#include "machine/command.h"
 
 namespace lockstep::launch {
 namespace {

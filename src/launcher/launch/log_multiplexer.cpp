@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/env.h>
+#include "base/env.h"
 
 namespace lockstep::launch {
 namespace {

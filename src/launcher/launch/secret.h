@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include <lockstep/base/env.h>
+#include "base/env.h"
 
 namespace lockstep::launch {
 

@@ -7,9 +7,9 @@
 #include <sys/types.h>
 #include <vector>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 
+#include "base/env.h"
 #include "launch/environment.h"
 #include "launch/failure_report.h"
 #include "launch/log_files.h"

@@ -16,7 +16,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/ddp/activation_checkpoint.h>
-#include <lockstep/runtime/random.h>
+#include <lockstep/runtime/default_group.h>
 
 #include "ddp/autograd_hooks.h"
 #include "device/generators.h"

@@ -7,8 +7,7 @@
 
 #include <ATen/ops/zeros.h>
 
-#include <lockstep/base/env.h>
-
+#include "base/env.h"
 #include "comm/mapped_memory.h"
 #include "machine/host.h"
 

@@ -7,7 +7,7 @@
 #include <c10/util/Type.h>
 
 #include <lockstep/nn/wrapped_module.h>
-#include <lockstep/runtime/random.h>
+#include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
 #include "device/generators.h"

@@ -14,7 +14,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <lockstep/runtime/random.h>
+#include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
 #include "device/generators.h"

@@ -11,7 +11,7 @@
 
 #include <lockstep/device/device.h>
 #include <lockstep/pipelining/pipeline.h>
-#include <lockstep/runtime/random.h>
+#include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
 #include "modules/agreement.h"

@@ -10,7 +10,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include <lockstep/runtime/random.h>
+#include <lockstep/runtime/default_group.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "base/throw_error.h"

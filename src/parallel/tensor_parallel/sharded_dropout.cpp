@@ -22,7 +22,7 @@
 #include <torch/library.h>
 #include <torch/nn/modules/dropout.h>
 
-#include <lockstep/runtime/random.h>
+#include <lockstep/runtime/default_group.h>
 
 namespace lockstep::tensor_parallel {
 namespace {

@@ -12,9 +12,9 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/device/device.h>
 
+#include "base/env.h"
 #include "base/shared_memory.h"
 #include "device/block_pool.h"
 

@@ -24,7 +24,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/headeronly/version.h>
 
-#include <lockstep/base/env.h>
+#include "base/env.h"
 
 namespace lockstep::libtorch {
 

@@ -17,8 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "base/host.h"
-#include "base/log_writer.h"
-#include "base/set_world.h"
+#include "base/process_state.h"
 #include "child.h"
 #include "support/file_system_faults.h"
 #include "support/temp_folder.h"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/env.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep {

@@ -5,7 +5,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/sampler.h>
 
-#include "base/set_world.h"
+#include "base/process_state.h"
 #include "support/error_of.h"
 
 namespace lockstep::data {

@@ -12,7 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/loader.h>
 
-#include "base/set_world.h"
+#include "base/process_state.h"
 
 namespace lockstep::data {
 namespace {

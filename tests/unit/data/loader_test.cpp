@@ -6,7 +6,7 @@
 #include <lockstep/data/loader.h>
 #include <lockstep/data/sampler.h>
 
-#include "base/set_world.h"
+#include "base/process_state.h"
 
 namespace lockstep::data {
 namespace {

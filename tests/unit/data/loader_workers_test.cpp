@@ -14,7 +14,7 @@
 #include <lockstep/data/loader.h>
 #include <lockstep/data/loader_options.h>
 
-#include "base/set_world.h"
+#include "base/process_state.h"
 
 namespace lockstep::data {
 namespace {

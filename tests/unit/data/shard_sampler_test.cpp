@@ -6,7 +6,7 @@
 
 #include <lockstep/data/web_dataset.h>
 
-#include "base/set_world.h"
+#include "base/process_state.h"
 #include "support/error_of.h"
 
 namespace lockstep::data {

@@ -5,8 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/base/env.h>
-
+#include "base/env.h"
 #include "base/unique_fd.h"
 #include "rendezvous/session.h"
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "spawn/fork_check.h"
-
 #include <filesystem>
 
 #include <gtest/gtest.h>
 
+#include "spawn/forked_rank.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::spawning {

@@ -12,7 +12,7 @@
 
 #include <lockstep/training/logging.h>
 
-#include "base/set_world.h"
+#include "base/process_state.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 

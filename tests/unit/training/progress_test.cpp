@@ -9,13 +9,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/log.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/training/progress.h>
 
+#include "base/env.h"
 #include "base/unique_fd.h"
 #include "support/error_of.h"
 #include "support/ranks.h"

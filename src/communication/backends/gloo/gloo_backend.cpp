@@ -3,11 +3,11 @@
 // so no symbol of these classes may be defined by our objects (a test looks at them).
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
 #include "backends/gloo/route.h"
+#include "base/env.h"
 #include "base/throw_error.h"
 
 namespace lockstep::backends {

@@ -8,7 +8,6 @@
 
 #include "base/deadline.h"
 #include "base/throw_error.h"
-#include "base/wait_check.h"
 #include "comm/gil_use.h"
 
 namespace lockstep::backends {

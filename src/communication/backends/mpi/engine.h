@@ -12,9 +12,8 @@
 #include <memory>
 #include <mutex>
 
-#include <lockstep/base/env.h>
-
 #include "backends/mpi/library.h"
+#include "base/env.h"
 
 // Note [Progress of MPI]
 //

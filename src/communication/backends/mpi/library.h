@@ -6,9 +6,8 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/base/env.h>
-
 #include "backends/shm/request.h"
+#include "base/env.h"
 
 // Note [The MPI module]
 //

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/shm/communicator.h"
 
-#include "base/futex.h"
+#include "base/shared_memory.h"
 
 namespace lockstep::shm {
 

@@ -12,9 +12,8 @@
 #include "backends/shm/engines.h"
 #include "backends/shm/peer_memory.h"
 #include "base/deadline.h"
-#include "base/futex.h"
+#include "base/shared_memory.h"
 #include "base/throw_error.h"
-#include "base/wait_check.h"
 #include "comm/peer_check.h"
 
 namespace lockstep::shm {

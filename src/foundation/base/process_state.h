@@ -2,10 +2,12 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include <lockstep/base/world.h>
 
-// Who changes what current_world() returns.
+// Who sets the state of the process that base keeps for all layers: what current_world() returns, and where
+// the lines of log() go.
 
 namespace lockstep {
 
@@ -20,5 +22,11 @@ bool has_had_world();
 
 // Called by a process that becomes another one: has_had_world() is false again.
 void forget_worlds();
+
+// Writes a line of log(), with its newline, to stderr. Called by any thread.
+using LogWriter = void (*)(std::string_view line);
+
+// In place of one write(2); nullptr: that again.
+void set_log_writer(LogWriter writer);
 
 }  // namespace lockstep

@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <vector>
 
 #include "spawn/spawn_guard.h"
 
 namespace lockstep::spawning {
+
+// Ends LibTorch's idle worker threads, which it restarts on demand. Then throws ArgumentError, with the
+// reason and a remedy, if a forked child could not use LibTorch.
+void prepare_to_fork();
+
+// Whether CUDA is initialized, according to the descriptors in `folder` (/proc/self/fd). A call of CUDA would
+// initialize it.
+bool has_cuda_open(const std::filesystem::path& folder);
 
 // In a process just forked off `guard`, with every signal blocked: runs the body and ends the process.
 // `foreign`: descriptors that are not for ranks.
