@@ -199,7 +199,8 @@ struct DistributedSamplerOptions {
 
 /// The share of one rank: every num_replicas-th index of an order that is a function of seed + epoch. Yields
 /// the indices of PyTorch's DistributedSampler. Call set_epoch() before each epoch; without the call every
-/// epoch has the same order.
+/// epoch has the same order. Rank 0 logs a warning, once, when a shuffled pass begins after a complete one and
+/// set_epoch() has never been called.
 class DistributedSampler : public Sampler {
  public:
   /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1, and when a number is to come from
@@ -211,7 +212,7 @@ class DistributedSampler : public Sampler {
   std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const override;
   std::int64_t shares() const override { return num_replicas_; }
   std::int64_t size() const override { return num_samples_; }
-  void set_epoch(std::int64_t epoch) override { epoch_ = epoch; }
+  void set_epoch(std::int64_t epoch) override;
 
  protected:
   /// The shuffled order of all samples, int64 [n]; `seed` is seed + epoch.
@@ -224,6 +225,8 @@ class DistributedSampler : public Sampler {
   DistributedSamplerOptions options_;
   std::int64_t num_samples_;
   std::int64_t epoch_ = 0;
+  struct Passes;
+  std::shared_ptr<Passes> passes_;
 };
 
 struct DistributedEvalSamplerOptions {

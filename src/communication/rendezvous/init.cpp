@@ -15,6 +15,7 @@
 #include "base/throw_error.h"
 #include "rendezvous/file_rendezvous.h"
 #include "rendezvous/python_group.h"
+#include "rendezvous/quiet_c10d.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store_barrier.h"
@@ -241,6 +242,7 @@ std::unique_ptr<Session> join_with_python(const SessionOptions& options, const b
 }
 
 std::unique_ptr<Session> join(const SessionOptions& options) {
+  const QuietC10d quiet;
   if (is_initialized()) {
     throw ArgumentError(
         "lockstep::init: this process is in a run already; end the first context before a second");

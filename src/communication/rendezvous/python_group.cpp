@@ -125,7 +125,7 @@ backends::BackendHandle connect_under_keys_of_python(const std::string& backend,
           "group the same backend",
           request.rank, request.size, backend, next);
     });
-    const auto map = read_host_map(*request.store);
+    const auto map = read_host_map(*request.store, request.rank, request.size);
     std::vector<int> ranks(static_cast<std::size_t>(request.size));
     std::iota(ranks.begin(), ranks.end(), 0);
     request.hosts = map.hosts_of(ranks);

@@ -24,6 +24,7 @@
 #include "comm/membership.h"
 #include "rendezvous/device_choice.h"
 #include "rendezvous/python_group.h"
+#include "rendezvous/quiet_c10d.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -113,7 +114,7 @@ std::unique_ptr<Session> Session::connect(const SessionOptions& options, const b
   // The local numbers are then those of the launcher.
   auto hosts = with_python || options.enable_reconfigure
                    ? HostMap(std::vector<int>(static_cast<std::size_t>(rank_info.world_size)))
-                   : read_host_map(*store);
+                   : read_host_map(*store, rank_info.rank, rank_info.world_size);
   const auto world = world_of(hosts, rank_info);
   const auto request = device_request(options, backend);
   const bool agrees =
@@ -143,6 +144,7 @@ std::unique_ptr<Session> Session::connect(const SessionOptions& options, const b
 }
 
 Session::~Session() {
+  const QuietC10d quiet;
   runtime::leave(*this);
   if (group_ && !config_.threads && std::uncaught_exceptions() <= uncaught_at_start_)
     wait_for_others_to_leave();
@@ -219,6 +221,7 @@ c10::intrusive_ptr<c10d::Backend> Session::split_default_group(const c10::intrus
 
 std::optional<ProcessGroup> Session::connect_subgroup(const GroupRecipe& recipe,
                                                       const std::vector<int>& ranks, ProcessGroupInfo info) {
+  const QuietC10d quiet;
   auto choice = backends::resolve_backend(recipe.backend, topology(ranks));
   // Without a backend for the GPU of this rank beside it: the Python ranks have none.
   if (config_.with_python) choice.spec = recipe.backend;
@@ -240,6 +243,7 @@ std::optional<ProcessGroup> Session::connect_subgroup(const GroupRecipe& recipe,
 
 // The groups of the members before are gone, and their keys must not meet those of the groups to come.
 void Session::reconfigure(const ReconfigureOptions& options) {
+  const QuietC10d quiet;
   const std::lock_guard lock(reconfiguring_);
   const auto recipe = recipes_.at(&comm::state_of(*group_));
   group_ = group_->reconfigure(options);

@@ -33,6 +33,13 @@ constexpr std::size_t kMaxNames = 20;
 constexpr const char* kCountKey = "arrived/count";
 // The host map, when all ranks have arrived.
 constexpr const char* kHostsKey = "arrived/hosts";
+// The world size and number of the rank that arrived first.
+constexpr const char* kSizeKey = "arrived/size";
+// Starts the host map's place in the store if the ranks cannot form a run; the reason follows.
+constexpr std::string_view kRefused = "refused: ";
+// How many ranks know it.
+constexpr const char* kRefusedKey = "arrived/refused";
+constexpr auto kRefusalLimit = 1s;
 
 std::vector<std::string> keys_of(int begin, int end) {
   std::vector<std::string> keys;
@@ -40,10 +47,39 @@ std::vector<std::string> keys_of(int begin, int end) {
   return keys;
 }
 
+// Rank 0 serves the store, so it stays until the ranks that wait know the reason.
+[[noreturn]] void throw_refusal(c10d::Store& store, int rank, int world_size, std::string_view reason) {
+  const auto arrived = store.add(kCountKey, 0);
+  store.add(kRefusedKey, 1);
+  const Deadline deadline(kRefusalLimit);
+  while (rank == 0 && store.add(kRefusedKey, 0) < arrived && !deadline.expired())
+    std::this_thread::sleep_for(1ms);
+  throw_error<RendezvousError>("rank {} of {}: {}", rank, world_size, reason);
+}
+
+// Throws RendezvousError on this rank, and in read_host_map() on the ranks that wait.
+void compare_world_size(c10d::Store& store, int rank, int world_size) {
+  const auto first = store.get_to_str(kSizeKey);
+  const auto blank = first.find(' ');
+  if (first.substr(0, blank) == std::to_string(world_size)) return;
+  const auto reason = fmt::format(
+      "the ranks were started with different world sizes: WORLD_SIZE is {} on rank {} and {} on rank {}; give "
+      "every rank the same WORLD_SIZE, or InitOptions::world_size",
+      world_size, rank, first.substr(0, blank), first.substr(blank + 1));
+  if (!store.check({kHostsKey})) store.set(kHostsKey, std::string(kRefused) + reason);
+  throw_refusal(store, rank, world_size, reason);
+}
+
 void register_rank(c10d::Store& store, int rank, int world_size) {
   store.set(arrival_key(rank), memory_identity());
-  // At least: a rank may have arrived twice, so ranks after the last one check as well.
-  if (store.add(kCountKey, 1) < world_size) return;
+  // A rank may have arrived twice, so ranks after the last one look for missing ones as well.
+  const auto arrived = store.add(kCountKey, 1);
+  if (arrived == 1) {
+    store.set(kSizeKey, fmt::format("{} {}", world_size, rank));
+  } else {
+    compare_world_size(store, rank, world_size);
+  }
+  if (arrived < world_size) return;
   const auto keys = keys_of(0, world_size);
   if (!store.check(keys)) return;
   std::vector<std::string> identities;
@@ -144,9 +180,10 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
 }
 
 bool StrangeKeys::found(c10d::Store& store) {
-  auto count = store.getNumKeys() - 1 - store.add(kCountKey, 0);
+  constexpr int kOwnKeys = 2;  // of the count and the size
+  auto count = store.getNumKeys() - kOwnKeys - store.add(kCountKey, 0);
   if (count > 0) {  // some of them may be ranks that have not been counted yet
-    count = store.getNumKeys() - 1;
+    count = store.getNumKeys() - kOwnKeys;
     for (int rank = 0; rank < world_size_; ++rank) count -= store.check({arrival_key(rank)}) ? 1 : 0;
   }
   return count > 0 && count == std::exchange(last_, count);
@@ -157,7 +194,11 @@ void simulate_barrier(c10d::Store& store, int world_size) {
   store.add(kLeftKey, world_size - 1);
 }
 
-HostMap read_host_map(c10d::Store& store) { return HostMap::from_text(store.get_to_str(kHostsKey)); }
+HostMap read_host_map(c10d::Store& store, int rank, int world_size) {
+  const auto text = store.get_to_str(kHostsKey);
+  if (text.starts_with(kRefused)) throw_refusal(store, rank, world_size, text.substr(kRefused.size()));
+  return HostMap::from_text(text);
+}
 
 World world_of(const HostMap& hosts, const RankInfo& rank_info) {
   World world{.rank = rank_info.rank, .size = rank_info.world_size};

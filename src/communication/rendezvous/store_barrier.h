@@ -46,8 +46,8 @@ inline constexpr const char* kLeftKey = "left";
 inline constexpr const char* kServerLeftKey = "server_left";
 
 // Registers this rank in the store and waits for all others. Throws RendezvousError naming the ranks that
-// have not arrived by the deadline. Three requests per rank; the last rank makes three more. PyTorch:
-// _store_based_barrier.
+// have not arrived by the deadline, or both world sizes if this rank's differs from that of the rank that
+// arrived first. Four requests per rank; the last rank makes three more. PyTorch: _store_based_barrier.
 // While ranks are missing, calls `find_strangers` each second, or in pauses from 10 s for more than 64 ranks;
 // its error ends the wait. Ranks that call it poll the store, with more requests.
 void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline& deadline,
@@ -72,8 +72,9 @@ class StrangeKeys {
 // Leaves the store as if all ranks had arrived on this host, and left.
 void simulate_barrier(c10d::Store& store, int world_size);
 
-// The hosts of the ranks. After store_barrier(). One request.
-HostMap read_host_map(c10d::Store& store);
+// The hosts of the ranks. After store_barrier(). One request. Throws RendezvousError if a rank has another
+// world size.
+HostMap read_host_map(c10d::Store& store, int rank, int world_size);
 
 // The numbers of this rank. Local numbers that the launcher has not set are computed from the hosts of the
 // ranks.

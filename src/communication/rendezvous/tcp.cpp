@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <sys/resource.h>
 #include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -15,6 +16,8 @@
 
 #include "base/sockets.h"
 #include "base/throw_error.h"
+#include "base/wait_check.h"
+#include "rendezvous/foreign_server.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -24,6 +27,10 @@ using namespace std::chrono_literals;
 constexpr auto kLogConnectingAfter = 10s;
 // A connection of rank 0 to itself needs no more.
 constexpr auto kOwnLimit = 5'000ms;
+// A store answers within this time, plus the second one for each rank that connects at the same time. Then the
+// listener may be another program.
+constexpr auto kStoreLimit = 2'000ms;
+constexpr auto kStoreLimitPerRank = 2ms;
 
 bool is_ipv4(const std::string& host) {
   in_addr address{};
@@ -91,6 +98,41 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
   }
 }
 
+// c10d's client repeats its greeting until its limit, whoever listens there.
+c10::intrusive_ptr<c10d::Store> join_before(const Endpoint& server, c10d::TCPStoreOptions options,
+                                            const std::string& who, const Deadline& deadline) {
+  const int ranks = static_cast<int>(*options.numWorkers);
+  bool said = false;
+  for (std::chrono::milliseconds limit = kStoreLimit + ranks * kStoreLimitPerRank;; limit *= 2) {
+    options.timeout = std::clamp<std::chrono::milliseconds>(deadline.remaining(), 1ms, limit);
+    try {
+      return make_store(server, options, who);
+    } catch (const RendezvousError&) {
+      const auto answer = answer_of_foreign_server(server);
+      if (!answer.empty()) {
+        throw_error<RendezvousError>(
+            "{}: another program listens at {}:{}, where rank 0 is expected: it answers \"{}\". Choose another "
+            "MASTER_PORT, the same for all ranks, or let `lockstep run` choose a free one",
+            who, server.host, server.port, answer);
+      }
+      if (deadline.expired()) {
+        throw_error<RendezvousError>(
+            "{}: what listens at {}:{} did not answer as the store of rank 0 within {} ms. Is another program "
+            "using this MASTER_PORT, or is rank 0 stopped?",
+            who, server.host, server.port, deadline.timeout().count());
+      }
+      if (!std::exchange(said, true)) {
+        log(LogLevel::warning,
+            fmt::format(
+                "{}: what listens at {}:{} does not answer as the store of rank 0; is another program "
+                "using this MASTER_PORT, or is rank 0 stopped? Still trying",
+                who, server.host, server.port));
+      }
+      check_wait();
+    }
+  }
+}
+
 }  // namespace
 
 Listener listen_on(int port, const std::string& host) {
@@ -135,11 +177,18 @@ c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int
         "ms. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same for all?",
         rank, world_size, server.host, server.port, reason, deadline.timeout().count());
   }
+  const auto who = fmt::format("rank {} of {}", rank, world_size);
   c10d::TCPStoreOptions options;
-  options.waitWorkers = with_python;
   options.numWorkers = static_cast<std::size_t>(world_size);
-  options.timeout = deadline.timeout();
-  return make_store(server, options, fmt::format("rank {}", rank));
+  options.waitWorkers = false;
+  auto store = join_before(server, options, who, deadline);
+  if (with_python) {
+    options.waitWorkers = true;
+    options.timeout = deadline.timeout();
+    store = make_store(server, options, who);
+  }
+  store->setTimeout(deadline.timeout());
+  return store;
 }
 
 }  // namespace lockstep::rendezvous

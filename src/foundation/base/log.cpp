@@ -36,12 +36,14 @@ std::string prefix(LogLevel level) {
 }  // namespace
 
 void log(LogLevel level, std::string_view message) {
-  if (level < threshold()) return;
+  if (!is_logged(level)) return;
   const std::string line = fmt::format("{}{}\n", prefix(level), message);
   if (const auto writer = writer_of_lines.load()) return writer(line);
   // One write(2) a line, so that lines of several threads and processes do not tear.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
+
+bool is_logged(LogLevel level) { return level >= threshold(); }
 
 void set_log_writer(LogWriter writer) { writer_of_lines = writer; }
 

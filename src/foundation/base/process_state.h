@@ -4,6 +4,7 @@
 #include <optional>
 #include <string_view>
 
+#include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 
 // Who sets the state of the process that base keeps for all layers: what current_world() returns, and where
@@ -28,5 +29,8 @@ using LogWriter = void (*)(std::string_view line);
 
 // In place of one write(2); nullptr: that again.
 void set_log_writer(LogWriter writer);
+
+// Whether log() writes lines of this level.
+bool is_logged(LogLevel level);
 
 }  // namespace lockstep

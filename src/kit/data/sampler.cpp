@@ -14,6 +14,7 @@
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/tensor.h>
 
+#include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 #include <lockstep/data/sampler.h>
 
@@ -295,13 +296,33 @@ std::int64_t BatchSampler::size() const {
   return (options_.drop_last ? samples : samples + options_.batch_size - 1) / options_.batch_size;
 }
 
+// For the warning about passes in one order. Streams, which may outlive the sampler, share it.
+struct DistributedSampler::Passes {
+  bool epoch_is_set = false;
+  bool is_complete = false;  // one has been read to its end
+  bool is_said = false;
+
+  void begin() {
+    if (epoch_is_set || !is_complete || std::exchange(is_said, true)) return;
+    log(LogLevel::warning,
+        "DistributedSampler: another pass begins without set_epoch(), so it has the samples in the order of the "
+        "pass before; call set_epoch(epoch) on the loader, or on the sampler, at the start of each epoch");
+  }
+};
+
 DistributedSampler::DistributedSampler(SampleCount dataset, DistributedSamplerOptions options)
     : count_(dataset.value),
       num_replicas_(size_of(options, "DistributedSampler")),
       rank_(rank_of(options, "DistributedSampler")),
-      options_(options) {
+      options_(options),
+      passes_(std::make_shared<Passes>()) {
   check_rank("DistributedSampler", rank_, num_replicas_);
   num_samples_ = share_of(count_, num_replicas_, options_.drop_last);
+}
+
+void DistributedSampler::set_epoch(std::int64_t epoch) {
+  epoch_ = epoch;
+  passes_->epoch_is_set = true;
 }
 
 at::Tensor DistributedSampler::order(std::uint64_t seed) const {
@@ -314,12 +335,15 @@ std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples)
   // Every num_replicas-th of the order, padded by repeating it from its front.
   auto share = at::arange(size, at::kLong).mul_(num_replicas_).add_(samples + rank_).remainder_(count_);
   if (options_.shuffle) {
+    if (rank_ == 0) passes_->begin();
     // Unsigned, because seed + epoch may overflow, as in Python.
     const auto seed = static_cast<std::uint64_t>(options_.seed) + static_cast<std::uint64_t>(epoch_);
     share = order(seed).index_select(0, share);
   }
-  return std::make_unique<DrawnStream>(
-      [share = std::move(share)]() mutable { return std::exchange(share, at::Tensor()); });
+  return std::make_unique<DrawnStream>([share = std::move(share), passes = passes_]() mutable {
+    passes->is_complete = passes->is_complete || !share.defined();
+    return std::exchange(share, at::Tensor());
+  });
 }
 
 DistributedEvalSampler::DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options)

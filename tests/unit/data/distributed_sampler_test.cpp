@@ -52,6 +52,43 @@ TEST_F(DistributedSamplers, AnEpochHasItsOwnOrder) {
   EXPECT_FALSE(at::equal(sampler.indices(), first));
 }
 
+std::string log_of_passes(DistributedSampler& sampler, int passes) {
+  ::testing::internal::CaptureStderr();
+  for (int pass = 0; pass < passes; ++pass) {
+    const auto stream = sampler.iter();
+    std::vector<std::int64_t> batch(10);
+    while (stream->read(batch) > 0) continue;
+  }
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST_F(DistributedSamplers, RankZeroWarnsOnceOfPassesInOneOrder) {
+  DistributedSampler first(50, {.num_replicas = 2, .rank = 0});
+  EXPECT_EQ(log_of_passes(first, 1), "");
+  const auto said = log_of_passes(first, 1);
+  EXPECT_THAT(said, AllOf(HasSubstr("without set_epoch()"), HasSubstr("the order of the pass before"),
+                          HasSubstr("call set_epoch(epoch) on the loader")));
+  EXPECT_EQ(log_of_passes(first, 2), "");
+  DistributedSampler other(50, {.num_replicas = 2, .rank = 1});
+  EXPECT_EQ(log_of_passes(other, 2), "");
+  DistributedSampler in_order(50, {.num_replicas = 2, .rank = 0, .shuffle = false});
+  EXPECT_EQ(log_of_passes(in_order, 2), "");
+  // The same epoch twice is no mistake here, e.g. to measure the accuracy on the training data.
+  DistributedSampler with_epochs(50, {.num_replicas = 2, .rank = 0});
+  with_epochs.set_epoch(0);
+  EXPECT_EQ(log_of_passes(with_epochs, 2), "");
+}
+
+TEST_F(DistributedSamplers, ALookAtTheFirstBatchIsNoPass) {
+  const DistributedSampler sampler(50, {.num_replicas = 2, .rank = 0});
+  ::testing::internal::CaptureStderr();
+  for (int pass = 0; pass < 2; ++pass) {
+    std::vector<std::int64_t> batch(10);
+    sampler.iter()->read(batch);
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
 TEST_F(DistributedSamplers, AnEmptyDatasetGivesNothing) {
   EXPECT_EQ(DistributedSampler(0, {.num_replicas = 2, .rank = 1}).indices().numel(), 0);
   EXPECT_EQ(DistributedEvalSampler(0, {.num_replicas = 2, .rank = 1}).indices().numel(), 0);

@@ -2,6 +2,7 @@
 #include "rendezvous/store_barrier.h"
 
 #include <future>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -11,6 +12,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/host.h"
+#include "support/error_of.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -74,8 +76,8 @@ TEST(Arrival, RequestsPerRankDoNotGrowWithRanks) {
     CountedStore store;
     arrive(store, ranks_below(size), size, 60s);
     // HashStore's multiGet gets one by one, which is counted, too.
-    EXPECT_LE(store.requests, 3 * size + 3 + size) << size;
-    const auto hosts = read_host_map(store);
+    EXPECT_LE(store.requests, 4 * size + 3 + size) << size;
+    const auto hosts = read_host_map(store, 0, size);
     EXPECT_TRUE(hosts.all_on_one_host(ranks_below(size)));
     EXPECT_EQ(hosts.local_size(0), size);
     EXPECT_EQ(hosts.local_rank(size - 1), size - 1);
@@ -116,6 +118,31 @@ TEST(Arrival, ARankThatArrivesTwiceCountsOnce) {
   // But the last rank sees that all have arrived.
   CountedStore late;
   arrive(late, {0, 1, 1, 2}, 3, 60s);
+}
+
+std::string error_of_arriving(c10d::Store& store, int rank, int size) {
+  return lockstep::testing::error_of<RendezvousError>([&] {
+    store_barrier(store, rank, size, Deadline(60s));
+    read_host_map(store, rank, size);
+  });
+}
+
+TEST(Arrival, DifferentWorldSizesAreNamedOnAllRanksAtOnce) {
+  CountedStore store;
+  auto first = std::async(std::launch::async, [&] { return error_of_arriving(store, 0, 2); });
+  while (!store.check({"arrived/size"})) std::this_thread::yield();
+  const std::string what =
+      "the ranks were started with different world sizes: WORLD_SIZE is 3 on rank 1 and 2 on rank 0; give every "
+      "rank the same WORLD_SIZE";
+  EXPECT_THAT(error_of_arriving(store, 1, 3), HasSubstr("rank 1 of 3: " + what));
+  EXPECT_THAT(first.get(), HasSubstr("rank 0 of 2: " + what));
+}
+
+TEST(Arrival, ARankWithALargerWorldThanACompleteOneIsRefusedAlone) {
+  CountedStore store;
+  arrive(store, {0, 1}, 2, 60s);
+  EXPECT_THAT(error_of_arriving(store, 2, 3), HasSubstr("WORLD_SIZE is 3 on rank 2 and 2 on rank"));
+  EXPECT_EQ(read_host_map(store, 0, 2).local_size(0), 2);
 }
 
 TEST(HostMap, MapsRanksToHosts) {

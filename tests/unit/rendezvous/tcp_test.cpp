@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous/tcp.h"
 
+#include <array>
+#include <string>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/sockets.h"
+#include "rendezvous/foreign_server.h"
+#include "rendezvous/quiet_c10d.h"
 #include "support/error_of.h"
 #include "unit/base/child.h"
 
@@ -48,6 +55,60 @@ TEST(StoreServer, ReportsAHardLimitThatIsTooLow) {
     return Value(error, AllOf(HasSubstr("4000 ranks"), HasSubstr("hard limit is 1500"), HasSubstr("ulimit")));
   });
   EXPECT_TRUE(child.passed());
+}
+
+// A server on a free port that sends `greeting` to each client, or nothing.
+class ForeignServer {
+ public:
+  explicit ForeignServer(std::string greeting)
+      : listener_(listen_on(0, "127.0.0.1")), greeting_(std::move(greeting)) {
+    if (!greeting_.empty()) thread_ = std::jthread([this](const std::stop_token& stop) { serve(stop); });
+  }
+  Endpoint endpoint() const { return {"127.0.0.1", listener_.port}; }
+
+ private:
+  void serve(const std::stop_token& stop) const {
+    while (!stop.stop_requested()) {
+      if (!wait_for(listener_.socket.get(), POLLIN, Deadline(10ms))) continue;
+      const UniqueFd client(::accept(listener_.socket.get(), nullptr, nullptr));
+      ::send(client.get(), greeting_.data(), greeting_.size(), MSG_NOSIGNAL);
+      std::array<char, 100> request{};
+      if (wait_for(client.get(), POLLIN, Deadline(1s)))
+        ::recv(client.get(), request.data(), request.size(), 0);
+    }
+  }
+
+  Listener listener_;
+  std::string greeting_;
+  std::jthread thread_;
+};
+
+std::string error_of_joining(const Endpoint& server, std::chrono::milliseconds timeout) {
+  const QuietC10d quiet;
+  return lockstep::testing::error_of<RendezvousError>([&] { join_store(server, 1, 2, Deadline(timeout)); });
+}
+
+TEST(ForeignServers, AreNamedWithTheirAnswerLongBeforeTheTimeout) {
+  const ForeignServer server("SSH-2.0-OpenSSH_9.2\r\n");
+  EXPECT_THAT(error_of_joining(server.endpoint(), 3600s),
+              AllOf(HasSubstr("rank 1 of 2: another program listens at 127.0.0.1:"),
+                    HasSubstr("\"SSH-2.0-OpenSSH_9.2\""), HasSubstr("Choose another MASTER_PORT")));
+}
+
+TEST(ForeignServers, ThatAreSilentAreSuspectedAtTheTimeout) {
+  const ForeignServer server("");
+  EXPECT_THAT(error_of_joining(server.endpoint(), 300ms),
+              AllOf(HasSubstr("did not answer as the store of rank 0 within 300 ms"),
+                    HasSubstr("Is another program using this MASTER_PORT")));
+}
+
+TEST(ForeignServers, AStoreIsNone) {
+  const QuietC10d quiet;
+  auto listener = listen_on(0, "127.0.0.1");
+  const Endpoint server{"127.0.0.1", listener.port};
+  const auto store = serve_store(std::move(listener), "127.0.0.1", 2, Deadline(60s));
+  EXPECT_EQ(answer_of_foreign_server(server), "");
+  EXPECT_EQ(join_store(server, 1, 2, Deadline(60s))->getTimeout(), 60s);
 }
 
 }  // namespace
