@@ -35,8 +35,13 @@ using Environment = std::map<std::string, std::string>;
 // In the environment of the server that forks ranks: its socket.
 constexpr const char* kServerVariable = "LOCKSTEP_TEST_SERVER";
 
-std::map<std::string, std::function<void()>>& scenarios() {
-  static std::map<std::string, std::function<void()>> all;
+struct Body {
+  std::function<void()> run;
+  Thrown thrown;
+};
+
+std::map<std::string, Body>& scenarios() {
+  static std::map<std::string, Body> all;
   return all;
 }
 
@@ -112,8 +117,8 @@ RankResult finish(std::size_t rank, const Child& child, const Deadline& deadline
 
 }  // namespace
 
-Scenario::Scenario(std::string name, std::function<void()> body) : name_(std::move(name)) {
-  if (!scenarios().emplace(name_, std::move(body)).second) {
+Scenario::Scenario(std::string name, std::function<void()> body, Thrown thrown) : name_(std::move(name)) {
+  if (!scenarios().emplace(name_, Body{std::move(body), thrown}).second) {
     fmt::print(stderr, "two scenarios are named {}\n", name_);
     std::abort();
   }
@@ -165,11 +170,16 @@ int run_scenario(const std::string& name) {
     fmt::print(stderr, "no scenario named {}\n", name);
     return 2;
   }
-  try {
-    found->second();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "scenario {} threw: {}\n", name, error.what());
-    return 1;
+  const auto& [run, thrown] = found->second;
+  if (thrown == Thrown::leaves_main) {
+    run();
+  } else {
+    try {
+      run();
+    } catch (const std::exception& error) {
+      fmt::print(stderr, "scenario {} threw: {}\n", name, error.what());
+      return 1;
+    }
   }
   if (!::testing::Test::HasFailure()) return 0;
   fmt::print(stderr, "scenario {} failed\n", name);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -9,12 +10,18 @@
 
 namespace lockstep::testing {
 
+/// What becomes of an exception that leaves a scenario.
+enum class Thrown : std::uint8_t {
+  fails,        ///< its text is printed, and the process exits with 1
+  leaves_main,  ///< nothing catches it, as in a program without a try block
+};
+
 /// A function that a test runs in several real processes. Define one at namespace scope beside its test;
 /// run_ranks() starts this same test program for each rank, and main() runs the scenario there.
-/// A scenario that throws (or whose gtest expectations fail) makes its process exit with 1.
+/// A scenario whose gtest expectations fail makes its process exit with 1.
 class Scenario {
  public:
-  Scenario(std::string name, std::function<void()> body);
+  Scenario(std::string name, std::function<void()> body, Thrown thrown = Thrown::fails);
   const std::string& name() const { return name_; }
 
  private:

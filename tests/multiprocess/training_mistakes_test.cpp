@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Mistakes in training loops.
+#include <cmath>
+
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "multiprocess/mistakes.h"
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using torch::nn::Linear;
+
+struct TwoHeadsImpl : torch::nn::Module {
+  TwoHeadsImpl() {
+    first = register_module("first", Linear(2, 2));
+    second = register_module("second", Linear(2, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) { return first(x); }
+  Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(TwoHeads);
+
+const Mistake unused("UnusedParameters", {.on_all = {"second.weight", "find_unused_parameters"}}, [] {
+  const auto context = init({.timeout = 20s});
+  TwoHeads net;
+  DistributedDataParallel ddp(net);
+  for (int step = 0; step < 2; ++step) ddp->forward(torch::ones({1, 2})).sum().backward();
+});
+
+const Mistake other_models("ModelsDiffer", {.on_all = {"weight", "[2, 2]", "[3, 2]", "rank 1"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2 + context.rank());
+  DistributedDataParallel ddp(net);
+});
+
+const Mistake nothing_to_train("NoParameterRequiresGradients", {.on_all = {"require", "gradients"}}, [] {
+  const auto context = init({.timeout = 20s});
+  torch::nn::ReLU net;
+  DistributedDataParallel ddp(net);
+});
+
+const Mistake frozen_on_one_rank("FrozenOnOneRankAfterWrapping", {.on_all = {"weight", "requires_grad"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  DistributedDataParallel ddp(net);
+  if (context.rank() == 1) net->weight.set_requires_grad(false);
+  ddp->forward(torch::ones({1, 2})).sum().backward();
+});
+
+const Mistake replaced("ParameterReplacedAfterWrapping", {.on_all = {"weight", "replaced"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  DistributedDataParallel ddp(net);
+  net->weight = torch::ones({2, 2}, torch::requires_grad());
+  ddp->forward(torch::ones({1, 2})).sum().backward();
+});
+
+const Mistake bare_forward("ForwardOfTheWrappedModule", {.on_all = {"ddp->forward()", "not averaged"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  DistributedDataParallel ddp(net);
+  optim::FusedSGD optimizer(net->parameters(), optim::FusedSGDOptions(0.1));
+  net->forward(torch::ones({1, 2})).sum().backward();
+  optimizer.step();
+});
+
+const Mistake never_synced("NoSyncNeverEnds", {.on_all = {"not averaged", "no_sync()"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  DistributedDataParallel ddp(net);
+  optim::FusedSGD optimizer(net->parameters(), optim::FusedSGDOptions(0.1));
+  const auto accumulating = ddp->no_sync();
+  ddp->forward(torch::ones({1, 2})).sum().backward();
+  optimizer.step();
+});
+
+const Mistake ddp_without_gpu("DdpOnAGpuWithoutOne",
+                              {.on_all = {"device cuda:0", "DistributedDataParallel", "context.device()"}},
+                              [] {
+                                const auto context = init({.timeout = 20s});
+                                Linear net(2, 2);
+                                DistributedDataParallel ddp(net, {.device = at::Device("cuda:0")});
+                              });
+
+const Mistake replicas_without_gpu("DataParallelOnGpusWithoutOne", {.on_all = {"cuda:0", "at::kCPU"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  DataParallel model(net, {.device_ids = {0, 3}});
+});
+
+const Mistake one_rank_throws("ExceptionOnOneRank", {.on_rank0 = {"rank 1"}, .on_rank1 = {"no such sample"}},
+                              [] {
+                                const auto context = init({.timeout = 20s});
+                                Linear net(2, 2);
+                                DistributedDataParallel ddp(net);
+                                if (context.rank() == 1) throw std::runtime_error("no such sample");
+                                ddp->forward(torch::ones({1, 2})).sum().backward();
+                              });
+
+const Mistake old_optimizer("OptimizerMadeBeforeSharding", {.on_all = {"optimizer", "fully_shard()"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  const auto sharded = fully_shard(*net);
+  net->forward(torch::ones({1, 2})).sum().backward();
+  optimizer.step();
+});
+
+const Mistake sharded_twice("ShardedTwice", {.on_all = {"already sharded"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  (void)fully_shard(*net);
+  (void)fully_shard(*net);
+});
+
+const Mistake nan_loss("LossIsNaN", {.on_all = {"rank 1", "nan"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  DistributedDataParallel ddp(net);
+  const auto loss = ddp->forward(torch::ones({1, 2})).sum() * (context.rank() == 1 ? NAN : 1.F);
+  loss.backward();
+  finite_or_stop(loss, ddp, 1);
+});
+
+const Mistake scaler_twice("ScalerStepsTwice", {.on_all = {"step()", "update()"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  amp::GradScaler scaler(at::kCPU);
+  scaler.scale(net->forward(torch::ones({1, 2})).sum()).backward();
+  scaler.step(optimizer);
+  scaler.step(optimizer);
+});
+
+const Mistake scaler_unused("ScalerWithoutScaledLoss", {.on_all = {"scale"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  amp::GradScaler scaler(at::kCPU);
+  net->forward(torch::ones({1, 2})).sum().backward();
+  scaler.step(optimizer);
+});
+
+const Mistake label_dtype("LabelsOfFloats", {.on_all = {"targets", "int64"}}, [] {
+  const auto context = init({.timeout = 20s});
+  metrics::Accuracy accuracy;
+  accuracy.update(torch::ones({4, 2}), torch::ones({4}));
+});
+
+const Mistake label_shape("LabelsOfAnotherShape", {.on_all = {"targets", "[3]"}}, [] {
+  const auto context = init({.timeout = 20s});
+  metrics::Accuracy accuracy;
+  accuracy.update(torch::ones({4, 2}), torch::ones({3}, at::kLong));
+});
+
+const Mistake libtorch_label_dtype("LossOfFloatLabels", {.on_all = {"Long"}, .place = Place::elsewhere}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  DistributedDataParallel ddp(net);
+  const auto scores = ddp->forward(torch::ones({4, 2}));
+  torch::nn::functional::cross_entropy(scores, torch::ones({4})).backward();
+});
+
+const Mistake libtorch_label_shape(
+    "LossOfLabelsOfAnotherShape", {.on_all = {"batch"}, .place = Place::elsewhere}, [] {
+      const auto context = init({.timeout = 20s});
+      Linear net(2, 2);
+      DistributedDataParallel ddp(net);
+      const auto scores = ddp->forward(torch::ones({4, 2}));
+      torch::nn::functional::cross_entropy(scores, torch::ones({3}, at::kLong)).backward();
+    });
+
+const Mistake batch_of_one("SyncBatchNormOfOneValue", {.on_all = {"SyncBatchNorm", "one value"}}, [] {
+  const auto context = init({.timeout = 20s});
+  const auto group = context.new_group({0}), other = context.new_group({1});
+  SyncBatchNorm layer(2, context.is_main() ? group : other);
+  layer->forward(torch::ones({1, 2}));
+});
+
+}  // namespace
+}  // namespace lockstep::testing
