@@ -15,8 +15,7 @@
 #include <lockstep/spawn/spawn.h>
 
 // Process groups and collectives.
-#include <lockstep/backends/fake.h>
-#include <lockstep/backends/nccl.h>
+#include <lockstep/backends/backends.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/comm/work.h>
 #include <lockstep/node/call_record.h>

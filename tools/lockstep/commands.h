@@ -22,13 +22,6 @@ struct Command {
   std::function<int(const std::vector<std::string>& rest)> run{};
 };
 
-// `lockstep run [options] [--] program [arguments...]`. Options end at the program's name. `words`: the whole
-// command line, which `run` reads.
-Command run_command(CLI::App& app, const std::vector<std::string>& words);
-
-// `lockstep node`, which `lockstep run --hosts` starts on each host: executes the order on stdin.
-Command node_command(CLI::App& app);
-
 // `lockstep bench [--nproc N] [--hosts a,b:4] COLLECTIVE [OPTIONS...]`: runs the program lockstep-bench, in
 // the folder of this one, as N ranks (of each host). The other options are that program's; they are parsed
 // here first, so that an error appears once and before a rank starts.

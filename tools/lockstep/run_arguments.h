@@ -61,22 +61,12 @@ struct RunArguments {
   std::vector<std::string> command{};
 };
 
-// Adds `lockstep run` to `app`; parsing sets `arguments`, except the command.
-CLI::App& add_run_options(CLI::App& app, RunArguments& arguments);
-
-// The command, after `run` has parsed the command line up to the first "--". `rest`: the command line from
-// there on.
-std::vector<std::string> program_words(const CLI::App& run, const std::vector<std::string>& rest);
-
 // Sets the options of the rendezvous: nodes, master_addr, master_port and run_id.
 void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options);
 
-// Throws ArgumentError, which names the option, for wrong values.
-launch::LaunchOptions launch_options(const RunArguments& arguments, const launch::Machine& machine,
-                                     const Env& env = {});
-
-// With --hosts and without a host_index. `words`: the whole command line of `lockstep`, from "run" on.
-launch::HostsOptions hosts_options(const RunArguments& arguments, const std::vector<std::string>& words,
-                                   const Env& env);
+// With --hosts and without a host_index. `checked`: launch_options() of these arguments. `words`: the whole
+// command line of `lockstep`, from "run" on.
+launch::HostsOptions hosts_options(const RunArguments& arguments, const launch::LaunchOptions& checked,
+                                   const std::vector<std::string>& words, const Env& env);
 
 }  // namespace lockstep::cli

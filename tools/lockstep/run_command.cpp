@@ -1,21 +1,28 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "run_command.h"
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
 #include <memory>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/host.h"
 #include "base/text.h"
 #include "base/throw_error.h"
-#include "commands.h"
+#include "launch/host_control.h"
 #include "launch/launch.h"
 #include "launch/worker_group.h"
 #include "machine/host.h"
-#include "run_arguments.h"
 
 namespace lockstep::cli {
 namespace {
@@ -325,16 +332,64 @@ std::vector<std::string> program_words(const CLI::App& run, const std::vector<st
   return words;
 }
 
+namespace {
+
+// The hosts find most errors, but a user reads each of them once.
+launch::LaunchOptions checked_here(const RunArguments& arguments, const Env& env) {
+  constexpr int many = std::numeric_limits<int>::max();
+  return launch_options(arguments, {.cores = many, .gpus = many}, env);
+}
+
+}  // namespace
+
 Command run_command(CLI::App& app, const std::vector<std::string>& words) {
   const auto arguments = std::make_shared<RunArguments>();
   auto& run = add_run_options(app, *arguments);
   return {.app = &run, .run = [&run, &words, arguments](const auto& rest) {
             arguments->command = program_words(run, rest);
             if (!arguments->hosts.empty() && !arguments->host_index) {
-              return launch::launch_on_hosts(hosts_options(*arguments, words, Env()));
+              const Env env;
+              return launch::launch_on_hosts(
+                  hosts_options(*arguments, checked_here(*arguments, env), words, env));
             }
             return launch::launch(launch_options(*arguments, launch::this_machine()));
           }};
+}
+
+namespace {
+
+constexpr std::chrono::seconds kOrderLimit{60};
+
+void set_variable(const std::string& name, const std::string& value) {
+  ::setenv(name.c_str(), value.c_str(), 1);
+}
+
+void enter(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::current_path(folder, error);
+  if (!error) return;
+  throw_error<LaunchError>(
+      "the folder {}, from which the run was started, cannot be entered on {}: {}; start the run from a "
+      "folder that all hosts have",
+      folder, host_name(), error.message());
+}
+
+int run_order() {
+  fmt::print("{}\n", launch::kNodeGreeting);
+  std::fflush(stdout);
+  const auto order = launch::read_node_order(STDIN_FILENO, Deadline(kOrderLimit));
+  ::unsetenv("LOCKSTEP_SECRET_FILE");
+  for (const auto& [name, value] : order.environment) set_variable(name, value);
+  enter(order.folder);
+  return run(order.arguments);
+}
+
+}  // namespace
+
+Command node_command(CLI::App& app) {
+  auto* node = app.add_subcommand("node", "Used by lockstep run --hosts");
+  node->group("");
+  return {.app = node, .run = [](const auto& /*rest*/) { return run_order(); }};
 }
 
 }  // namespace lockstep::cli

@@ -11,7 +11,7 @@
 
 #include <c10/core/Device.h>
 
-#include <lockstep/backends/nccl.h>
+#include <lockstep/backends/backends.h>
 #include <lockstep/base/world.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/runtime/default_group.h>

@@ -10,7 +10,7 @@
 
 #include <ATen/core/Generator.h>
 
-#include <lockstep/backends/nccl.h>
+#include <lockstep/backends/backends.h>
 #include <lockstep/comm/process_group.h>
 
 namespace lockstep {

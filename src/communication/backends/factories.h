@@ -13,10 +13,6 @@ namespace lockstep::backends {
 // The shm backend, for ranks of one host.
 BackendHandle create_shm(const BackendRequest& request);
 
-// c10d's ProcessGroupGloo over TCP, on the interface that routes to the master address (or the ones that
-// GLOO_SOCKET_IFNAME names, as in PyTorch).
-BackendHandle create_gloo(const BackendRequest& request);
-
 // MPI, for ranks that mpirun, mpiexec or srun --mpi started. Loads it at the first call.
 BackendHandle create_mpi(const BackendRequest& request);
 // Throws RendezvousError unless one of them has started this process. `reason`: what needs it, for the error.
@@ -25,7 +21,7 @@ void check_mpi_launcher(const Env& env, const std::string& reason = "backend mpi
 // Shared memory between the ranks of each host, and network_between_hosts(). On one host the same as shm.
 BackendHandle create_hierarchical(const BackendRequest& request);
 
-// The process group over NCCL that Python's "nccl" is (note at the head of nccl/process_groups.h). The
+// The process group over NCCL that Python's "nccl" is (note at the head of nccl/nccl_backend.h). The
 // group's StreamWatch handles failures.
 BackendHandle create_nccl(const BackendRequest& request);
 

@@ -8,13 +8,13 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <lockstep/backends/fake.h>
+#include <lockstep/backends/backends.h>
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
 #include "backends/group_membership.h"
 #ifdef LOCKSTEP_HAS_GLOO
-#include "backends/gloo/route.h"
+#include "backends/gloo/gloo_backend.h"
 #endif
 #include "base/throw_error.h"
 

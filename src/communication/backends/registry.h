@@ -9,7 +9,7 @@
 
 #include <c10/core/Device.h>
 
-#include <lockstep/backends/nccl.h>
+#include <lockstep/backends/backends.h>
 #include <lockstep/comm/backend.h>
 
 #include "backends/backend_spec.h"

@@ -21,7 +21,7 @@
 //
 //   ProcessGroup          describes the call: one Call
 //   CallRules::check()    checks its arguments, once
-//   issue.cpp             numbers it, records it, hands it to the group's CallBackend
+//   pending_call.cpp      numbers it, records it, hands it to the group's CallBackend
 //   CallBackend::start()  completes it (the eager path of shm) or returns an Operation to wait for
 //
 // c10d is at both edges. ToC10d makes a CallBackend of any c10d::Backend (Gloo, NCCL, a third-party one).

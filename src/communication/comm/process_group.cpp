@@ -13,8 +13,8 @@
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
-#include "comm/issue.h"
 #include "comm/membership.h"
+#include "comm/pending_call.h"
 
 namespace lockstep {
 

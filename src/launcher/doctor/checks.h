@@ -23,18 +23,6 @@ Finding check_host_name(const Network& network);
 // GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, if set.
 Findings check_interface_variables(const Network& network, const Env& env);
 
-Finding check_cores(const machine::Processor& processor);
-Finding check_memory(const machine::Memory& memory);
-// For the backend shm.
-Finding check_memfd(const SharedMemoryFacts& facts);
-// For NCCL.
-Finding check_dev_shm(const SharedMemoryFacts& facts, bool has_gpus);
-Finding check_clock(const Clock& clock);
-Finding check_open_files(const Limits& limits);
-Finding check_processes(const Limits& limits);
-Finding check_locked_memory(const Limits& limits);
-Finding check_core_files(const Limits& limits);
-
 // Whether the driver and nvidia-smi work and report the same GPUs.
 Finding check_gpu_driver(const GpuDriver& driver, const machine::Gpus& gpus);
 // One for each visible GPU.

@@ -11,6 +11,7 @@
 
 #include "base/sockets.h"
 #include "base/throw_error.h"
+#include "launch/coordinator_server.h"
 
 namespace lockstep::launch {
 
@@ -198,6 +199,20 @@ void TcpCoordinatorClient::try_again(const std::string& reason) {
         to_text(nodes_.endpoint), deadline_.timeout().count(), reason);
   }
   limit_ = Deadline(std::min(kPause, deadline_.remaining()));
+}
+
+std::unique_ptr<CoordinatorClient> make_client(const LaunchOptions& options, bool is_host) {
+  NodeInfo info{.ranks = options.nproc_per_node,
+                .role = options.role,
+                .host = host_name(),
+                .is_host = is_host,
+                .grace_period_ms = options.grace_period.count()};
+  if (!options.nodes) {
+    return std::make_unique<LocalCoordinatorClient>(coordinator_options(options), info, options.master_addr);
+  }
+  info.node_rank = options.nodes->node_rank;
+  return std::make_unique<TcpCoordinatorClient>(
+      *options.nodes, Hello{.run_id = options.run_id, .node = std::move(info)}, options.local_addr);
 }
 
 }  // namespace lockstep::launch

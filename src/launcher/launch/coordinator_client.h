@@ -91,4 +91,7 @@ class TcpCoordinatorClient : public CoordinatorClient {
   LineConnection connection_;
 };
 
+// For a launcher. `is_host`: the coordinator of the run is in it.
+std::unique_ptr<CoordinatorClient> make_client(const LaunchOptions& options, bool is_host);
+
 }  // namespace lockstep::launch

@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "launch/guard.h"
+#include "launch/launch.h"
 #include "launch/log_multiplexer.h"
 #include "launch/messages.h"
 #include "launch/process_tree.h"

@@ -2,8 +2,12 @@
 #include "launch/launch.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <fcntl.h>
 #include <memory>
+#include <sstream>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -12,11 +16,12 @@
 
 #include "base/host.h"
 #include "base/sockets.h"
+#include "base/throw_error.h"
 #include "base/unique_fd.h"
 #include "launch/coordinator_server.h"
 #include "launch/environment.h"
 #include "launch/guard.h"
-#include "launch/worker_group.h"
+#include "launch/supervisor.h"
 
 namespace lockstep::launch {
 namespace {
@@ -74,7 +79,63 @@ std::unique_ptr<CoordinatorServer> make_server(const LaunchOptions& options) {
   }
 }
 
+// 0, or the errno value that execve(2) would give.
+int exec_error_of(const std::string& path) {
+  struct stat file {};
+  if (::stat(path.c_str(), &file) != 0) return errno;
+  if (S_ISDIR(file.st_mode)) return EISDIR;
+  return ::faccessat(AT_FDCWD, path.c_str(), X_OK, AT_EACCESS) == 0 ? 0 : errno;
+}
+
+bool is_absent(int code) { return code == ENOENT || code == ENOTDIR; }
+
+[[noreturn]] void refuse(const std::string& name, int code) {
+  if (is_absent(code)) {
+    throw ProgramError(
+        fmt::format("program \"{}\" was not found: {}; name an existing file", name, errno_text(code)),
+        ProgramError::kNotFound);
+  }
+  const char* advice = code == EISDIR ? "name a file in it"
+                                      : "make it executable (chmod +x), or name its interpreter first, as in "
+                                        "\"-- python3 train.py\"";
+  throw ProgramError(fmt::format("program \"{}\" cannot be run: {}; {}", name, errno_text(code), advice),
+                     ProgramError::kNotExecutable);
+}
+
+std::string search(const std::string& name, const std::string& folders) {
+  int denied = 0;
+  // The colon keeps an empty last element, which means the current folder.
+  std::istringstream list(folders + ":");
+  for (std::string folder; std::getline(list, folder, ':');) {
+    const std::string path = (folder.empty() ? "." : folder) + "/" + name;
+    const int code = exec_error_of(path);
+    if (code == 0) return path;
+    if (code == EACCES) denied = code;
+  }
+  if (denied != 0) refuse(name, denied);
+  const char* advice = exec_error_of("./" + name) == 0 ? "; this folder has one: use \"./" : "";
+  throw ProgramError(fmt::format("program \"{}\" was not found in any folder of PATH{}", name,
+                                 *advice != '\0' ? advice + name + "\"" : ""),
+                     ProgramError::kNotFound);
+}
+
 }  // namespace
+
+std::string find_program(const std::string& name, const Env& env) {
+  if (name.find('/') == std::string::npos) return search(name, env.get("PATH").value_or("/bin:/usr/bin"));
+  if (const int code = exec_error_of(name); code != 0) refuse(name, code);
+  return name;
+}
+
+ReservedPort reserve_port(const LaunchOptions& options) {
+  if (options.nodes || !options.master_port) return {};
+  try {
+    return ReservedPort(*options.master_port);
+  } catch (const LaunchError& error) {
+    throw_error<LaunchError>("master-port: {}; choose another, or leave it out to get a free one",
+                             error.what());
+  }
+}
 
 int launch(const LaunchOptions& options) {
   validate(options);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/supervisor.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <memory>
-#include <optional>
 #include <unistd.h>
 #include <utility>
 
@@ -12,17 +12,10 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/deadline.h"
 #include "base/host.h"
-#include "base/sockets.h"
 #include "base/throw_error.h"
-#include "launch/coordinator_client.h"
-#include "launch/coordinator_server.h"
-#include "launch/host_control.h"
 #include "launch/launch.h"
 #include "launch/process_tree.h"
-#include "launch/rank_supervisor.h"
-#include "launch/worker_group.h"
 
 namespace lockstep::launch {
 namespace {
@@ -42,110 +35,20 @@ std::string in_seconds(milliseconds span) {
   return fmt::format("{:g} s", static_cast<double>(span.count()) / 1000);
 }
 
-std::unique_ptr<CoordinatorClient> make_client(const LaunchOptions& options, bool is_host) {
-  NodeInfo info{.ranks = options.nproc_per_node,
-                .role = options.role,
-                .host = host_name(),
-                .is_host = is_host,
-                .grace_period_ms = options.grace_period.count()};
-  if (!options.nodes) {
-    return std::make_unique<LocalCoordinatorClient>(coordinator_options(options), info, options.master_addr);
-  }
-  info.node_rank = options.nodes->node_rank;
-  return std::make_unique<TcpCoordinatorClient>(
-      *options.nodes, Hello{.run_id = options.run_id, .node = std::move(info)}, options.local_addr);
+}  // namespace
+
+NodeSupervisor::NodeSupervisor(const LaunchOptions& options, const std::string& file, bool is_host,
+                               int parent)
+    : RankSupervisor({.grace_period = options.grace_period, .confirm = kConfirmLimit}, options.stop_signals,
+                     parent),
+      options_(options),
+      file_(file),
+      is_host_(is_host),
+      log_folder_(options.output, options.run_id),
+      client_(make_client(options, is_host)),
+      log_waiting_at_(kLogWaitingAfter) {
+  if (options.has_host_control) control_.emplace(STDIN_FILENO);
 }
-
-// Note [One launch on one node]
-//
-// NodeSupervisor adds to RankSupervisor (note [Supervision of ranks]) the output of the ranks and the
-// agreement with the other nodes. The Coordinator of the run decides; this class obeys its messages:
-//
-//   Reserve  answer with a port for rank 0
-//   Start    start the ranks: idle -> running
-//   Stop     stop them, and answer with Stopped when no process is left
-//   End      the run is over: stop the ranks, report, and return
-//
-// In the other direction go Failed (the first failure of this node), Finished (all ranks succeeded) and
-// Leaving (a stop signal came, or nobody reads the output). After a stop signal no message is handled.
-class NodeSupervisor : private RankSupervisor {
- public:
-  NodeSupervisor(const LaunchOptions& options, const std::string& file, bool is_host, int parent)
-      : RankSupervisor({.grace_period = options.grace_period, .confirm = kConfirmLimit}, options.stop_signals,
-                       parent),
-        options_(options),
-        file_(file),
-        is_host_(is_host),
-        log_folder_(options.output, options.run_id),
-        client_(make_client(options, is_host)) {
-    if (options.has_host_control) control_.emplace(STDIN_FILENO);
-  }
-
-  int run();
-
- private:
-  std::optional<RankExit> take_exit(const RankExit& child) override {
-    return workers_ ? workers_->take_exit(child) : std::nullopt;
-  }
-  bool has_ranks() const override { return workers_ && !workers_->alive().empty(); }
-  FailureReport report(const RankExit& exit) override;
-  void signal_ranks(int signal) override { workers_->signal_ranks(signal); }
-  milliseconds leftover_limit() const override;
-  void on_stop_signal(int signal) override;
-  void on_first_failure() override;
-  void on_grace_period_over() override;
-  void on_all_gone() override;
-
-  void loop();
-  milliseconds poll_timeout() const;
-  void handle_control();
-  void check_output();
-  void handle_messages();
-  std::optional<ToNode> receive();
-  void on(const Challenge& /*challenge*/) {}
-  void on(const Welcome& welcome);
-  void on(const Reserve& reserve);
-  void on(const Start& start);
-  void on(const Stop& stop);
-  void on(const Notice& notice) { logs_.print(notice.text); }
-  void on(const End& end);
-  [[noreturn]] void on(const Refused& refused);
-  void on(const Alive& /*alive*/) {}
-  void log_waiting();
-  void expect_answer();
-  void check_coordinator();
-
-  std::optional<FailureReport> failure() const {
-    return failures().summary(end_ ? end_->failure : std::nullopt);
-  }
-  bool is_reported_here() const;
-  void print_report();
-  void write_error(const FailureReport& failure);
-  void flush();
-  int result() const;
-  bool over() const { return phase() == Phase::idle && (end_ || stop_signal_ != 0); }
-
-  const LaunchOptions& options_;
-  const std::string& file_;
-  bool is_host_;  // the coordinator is in this launcher
-  LogMultiplexer logs_;
-  LogFolder log_folder_;
-  std::unique_ptr<CoordinatorClient> client_;
-  std::optional<HostControl> control_;
-  std::optional<ReservedPort> port_;
-  std::optional<WorkerGroup> workers_;
-  Deadline log_waiting_at_{kLogWaitingAfter};
-  bool waiting_logged_ = false;
-  bool stdout_error_logged_ = false;
-  bool file_error_logged_ = false;
-  std::optional<milliseconds> silence_limit_;  // the coordinator's
-  std::optional<Deadline> answer_due_;         // while this node waits for the coordinator
-  int silences_ = 0;                           // answers that were due before, since its last message
-  bool stop_requested_ = false;                // by a Stop that has no answer yet
-  int stop_signal_ = 0;
-  std::optional<End> end_;
-  bool end_is_known_to_all_ = false;  // the coordinator has sent it
-};
 
 int NodeSupervisor::run() {
   try {
@@ -413,18 +316,6 @@ void NodeSupervisor::flush() {
 int NodeSupervisor::result() const {
   if (const auto first = failure()) return exit_code(*first);
   return stop_signal_ != 0 ? 128 + stop_signal_ : 0;
-}
-
-}  // namespace
-
-ReservedPort reserve_port(const LaunchOptions& options) {
-  if (options.nodes || !options.master_port) return {};
-  try {
-    return ReservedPort(*options.master_port);
-  } catch (const LaunchError& error) {
-    throw_error<LaunchError>("master-port: {}; choose another, or leave it out to get a free one",
-                             error.what());
-  }
 }
 
 int supervise(const LaunchOptions& options, const std::string& file, bool is_host, int parent) {

@@ -5,9 +5,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <fcntl.h>
-#include <sstream>
-#include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -19,9 +16,12 @@
 #include "base/host.h"
 #include "base/throw_error.h"
 #include "launch/environment.h"
+#include "launch/launch.h"
 
 namespace lockstep::launch {
 namespace {
+
+constexpr std::chrono::seconds kExecLimit{60};
 
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -145,52 +145,6 @@ int RankCores::threads(int local_rank) const {
   return bound == 0 ? share_ : std::min(bound, share_ + 1);
 }
 
-namespace {
-
-constexpr std::chrono::seconds kExecLimit{60};
-
-// 0, or the errno value that execve(2) would give.
-int exec_error_of(const std::string& path) {
-  struct stat file {};
-  if (::stat(path.c_str(), &file) != 0) return errno;
-  if (S_ISDIR(file.st_mode)) return EISDIR;
-  return ::faccessat(AT_FDCWD, path.c_str(), X_OK, AT_EACCESS) == 0 ? 0 : errno;
-}
-
-bool is_absent(int code) { return code == ENOENT || code == ENOTDIR; }
-
-[[noreturn]] void refuse(const std::string& name, int code) {
-  if (is_absent(code)) {
-    throw ProgramError(
-        fmt::format("program \"{}\" was not found: {}; name an existing file", name, errno_text(code)),
-        ProgramError::kNotFound);
-  }
-  const char* advice = code == EISDIR ? "name a file in it"
-                                      : "make it executable (chmod +x), or name its interpreter first, as in "
-                                        "\"-- python3 train.py\"";
-  throw ProgramError(fmt::format("program \"{}\" cannot be run: {}; {}", name, errno_text(code), advice),
-                     ProgramError::kNotExecutable);
-}
-
-std::string search(const std::string& name, const std::string& folders) {
-  int denied = 0;
-  // The colon keeps an empty last element, which means the current folder.
-  std::istringstream list(folders + ":");
-  for (std::string folder; std::getline(list, folder, ':');) {
-    const std::string path = (folder.empty() ? "." : folder) + "/" + name;
-    const int code = exec_error_of(path);
-    if (code == 0) return path;
-    if (code == EACCES) denied = code;
-  }
-  if (denied != 0) refuse(name, denied);
-  const char* advice = exec_error_of("./" + name) == 0 ? "; this folder has one: use \"./" : "";
-  throw ProgramError(fmt::format("program \"{}\" was not found in any folder of PATH{}", name,
-                                 *advice != '\0' ? advice + name + "\"" : ""),
-                     ProgramError::kNotFound);
-}
-
-}  // namespace
-
 machine::RunningProgram start_rank(const machine::Program& program) {
   try {
     auto running = machine::start_program(program, Deadline(kExecLimit));
@@ -203,12 +157,6 @@ machine::RunningProgram start_rank(const machine::Program& program) {
   } catch (const std::system_error& error) {
     throw_error<LaunchError>("a rank could not be started: {}", error.what());
   }
-}
-
-std::string find_program(const std::string& name, const Env& env) {
-  if (name.find('/') == std::string::npos) return search(name, env.get("PATH").value_or("/bin:/usr/bin"));
-  if (const int code = exec_error_of(name); code != 0) refuse(name, code);
-  return name;
 }
 
 }  // namespace lockstep::launch

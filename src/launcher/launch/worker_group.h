@@ -7,9 +7,6 @@
 #include <sys/types.h>
 #include <vector>
 
-#include <lockstep/base/error.h>
-
-#include "base/env.h"
 #include "launch/environment.h"
 #include "launch/failure_report.h"
 #include "launch/log_files.h"
@@ -24,23 +21,6 @@ namespace lockstep::launch {
 // terminal. Throws ProgramError when it cannot be executed, and LaunchError when the system refuses a process
 // or a pipe.
 machine::RunningProgram start_rank(const machine::Program& program);
-
-// The program cannot be executed; no process was started. `exit_code()`: as in a shell.
-class ProgramError : public LaunchError {
- public:
-  static constexpr int kNotFound = 127;
-  static constexpr int kNotExecutable = 126;
-
-  ProgramError(const std::string& message, int exit_code) : LaunchError(message), exit_code_(exit_code) {}
-  int exit_code() const { return exit_code_; }
-
- private:
-  int exit_code_;
-};
-
-// The file that execvp(3) would run for `name`: `name` itself if it has a slash, else the first executable
-// file in PATH. Throws ProgramError with the reason if there is none.
-std::string find_program(const std::string& name, const Env& env);
 
 // This node's ranks in one attempt. PyTorch: WorkerGroup of torch.distributed.elastic.
 class WorkerGroup {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Which address the ranks use to reach each other.
-#include "backends/gloo/route.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <lockstep/base/error.h>
+
+#include "backends/gloo/gloo_backend.h"
 
 namespace lockstep::backends {
 namespace {

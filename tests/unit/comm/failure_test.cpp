@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/backends/fake.h>
+#include <lockstep/backends/backends.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 

@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/backends/fake.h>
+#include <lockstep/backends/backends.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include <lockstep/backends/fake.h>
+#include <lockstep/backends/backends.h>
 #include <lockstep/comm/process_group.h>
 
 namespace lockstep::testing {

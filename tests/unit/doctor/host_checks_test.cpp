@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "doctor/host_checks.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "doctor/checks.h"
 #include "unit/doctor/findings.h"
 
 namespace lockstep::doctor {

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launch/worker_group.h"
+#include "launch/launch.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::launch {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Long messages, read from the sender's memory where the system allows it.
-#include "backends/shm/peer_memory.h"
-
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -10,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "backends/shm/communicator.h"
 #include "base/deadline.h"
 #include "unit/shm/thread_communicator.h"
 

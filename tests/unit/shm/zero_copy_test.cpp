@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-#include "backends/shm/peer_memory.h"
+#include "backends/shm/communicator.h"
 #include "unit/shm/random_calls.h"
 #include "unit/shm/thread_communicator.h"
 

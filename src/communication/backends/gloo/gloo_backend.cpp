@@ -1,14 +1,27 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The only file that includes Gloo's headers: the distribution's Gloo is older than the one inside LibTorch,
 // so no symbol of these classes may be defined by our objects (a test looks at them).
+#include "backends/gloo/gloo_backend.h"
+
+#include <array>
+#include <ifaddrs.h>
+#include <memory>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <optional>
+#include <sstream>
+#include <sys/socket.h>
+
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
-#include "backends/gloo/route.h"
 #include "base/env.h"
 #include "base/throw_error.h"
+#include "base/unique_fd.h"
 
 namespace lockstep::backends {
 namespace {
@@ -78,6 +91,107 @@ BackendHandle create_gloo(const BackendRequest& request) {
                                  request.rank, request.size, request.group_name,
                                  text.substr(0, text.find('\n')));
   }
+}
+
+namespace {
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+using InterfaceList = std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)>;
+
+InterfaceList interfaces() {
+  ifaddrs* list = nullptr;
+  ::getifaddrs(&list);
+  return {list, &::freeifaddrs};
+}
+
+std::string digits(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> text{};
+  ::getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return text.data();
+}
+
+// The port has no effect: connecting a datagram socket only asks the kernel for a route.
+AddressList resolve(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* list = nullptr;
+  const int code = ::getaddrinfo(host.c_str(), "9", &hints, &list);
+  if (code != 0) {
+    throw_error<RendezvousError>("the master address {} does not resolve ({}); this host's interfaces are {}",
+                                 host, ::gai_strerror(code), describe_interfaces());
+  }
+  return {list, &::freeaddrinfo};
+}
+
+std::optional<std::string> source_address(const addrinfo& target) {
+  const UniqueFd fd(::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || ::connect(fd.get(), target.ai_addr, target.ai_addrlen) != 0) return std::nullopt;
+  sockaddr_storage own{};
+  socklen_t length = sizeof(own);
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) != 0) return std::nullopt;
+  return digits(reinterpret_cast<const sockaddr*>(&own), length);
+}
+
+bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
+
+std::string key_of(int rank) { return fmt::format("route/{}", rank); }
+
+}  // namespace
+
+std::string describe_interfaces() {
+  std::string text;
+  const auto list = interfaces();
+  for (const auto* at = list.get(); at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_UP) == 0) continue;
+    const int family = at->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const auto length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", at->ifa_name,
+                        digits(at->ifa_addr, static_cast<socklen_t>(length)));
+  }
+  return text.empty() ? "none that is up" : text;
+}
+
+std::vector<std::string> interfaces_named(const std::string& list) {
+  std::vector<std::string> names;
+  std::istringstream stream(list);
+  for (std::string name; std::getline(stream, name, ',');) {
+    if (name.empty()) continue;
+    if (::if_nametoindex(name.c_str()) == 0) {
+      throw_error<RendezvousError>(
+          "GLOO_SOCKET_IFNAME names the interface {}, which this host does not have; "
+          "it has {}",
+          name, describe_interfaces());
+    }
+    names.push_back(name);
+  }
+  return names;
+}
+
+std::string local_address_towards(const std::string& host) {
+  const auto targets = resolve(host);
+  for (const auto* target = targets.get(); target != nullptr; target = target->ai_next) {
+    if (const auto address = source_address(*target)) return *address;
+  }
+  throw_error<RendezvousError>(
+      "no interface of this host routes to the master address {}; tried {}. Set "
+      "MASTER_ADDR to an address that all ranks reach, or GLOO_SOCKET_IFNAME",
+      host, describe_interfaces());
+}
+
+std::string shared_route(const BackendRequest& request) {
+  const std::string own = local_address_towards(request.master_host);
+  if (request.one_host || request.python.only_c10d_keys) return own;
+  request.store->set(key_of(request.rank), own);
+  if (!is_loopback(own)) return own;
+  for (int rank = 0; rank < request.size; ++rank) {
+    const std::string other = request.store->get_to_str(key_of(rank));
+    if (!is_loopback(other)) return local_address_towards(other);
+  }
+  throw_error<RendezvousError>(
+      "the ranks run on several hosts, but every one of them reaches the master address {} over the "
+      "loopback. Set MASTER_ADDR to rank 0's address on the network, or GLOO_SOCKET_IFNAME; this host has {}",
+      request.master_host, describe_interfaces());
 }
 
 }  // namespace lockstep::backends

@@ -10,19 +10,17 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
 
-#include "backends/hierarchical/peer_host.h"
+#include "backends/hierarchical/legs.h"
 #include "base/deadline.h"
 #include "base/throw_error.h"
 #include "comm/fingerprint.h"
-#include "comm/issue.h"
+#include "comm/pending_call.h"
 
 namespace lockstep::backends {
 
 // A call of this backend, whose parts run on the host and in lanes.
 class HierarchicalCall {
  public:
-  using Leg = std::shared_ptr<comm::GroupState>;
-
   HierarchicalCall(const comm::Call& call, const Peers& peers)
       : where_(call.where),
         whole_(comm::fingerprint(call)),

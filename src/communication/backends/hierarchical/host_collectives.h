@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "backends/hierarchical/host_layout.h"
-#include "backends/hierarchical/peer_host.h"
+#include "backends/hierarchical/legs.h"
 #include "comm/call.h"
-#include "comm/group_state.h"
 
 namespace lockstep::backends {
 
@@ -46,8 +45,6 @@ class HierarchicalCall;
 // All ranks make the same calls in the same order, from one thread at a time.
 class HostCollectives {
  public:
-  using Leg = std::shared_ptr<comm::GroupState>;
-
   // `lanes`: those of this rank, in ascending order. `connect_all`: all ranks over the network, for this
   // object alone; the first all_to_all calls it. `peers`: for errors.
   HostCollectives(HostLayout layout, Leg host, std::vector<Leg> lanes, std::function<Leg()> connect_all,

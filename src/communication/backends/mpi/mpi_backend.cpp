@@ -16,7 +16,6 @@
 #include <lockstep/base/log.h>
 
 #include "backends/factories.h"
-#include "backends/mpi/monitored_barrier.h"
 #include "backends/shm/call_request.h"
 #include "backends/shm/shm_backend.h"
 #include "base/deadline.h"
@@ -35,7 +34,6 @@ using comm::OperationPtr;
 using comm::Report;
 
 constexpr std::chrono::milliseconds kEndLimit{500};
-constexpr std::chrono::milliseconds kNameLimit{500};  // an error may come before the news of the death
 
 mpi::Message message_of(const Call& call) {
   const bool is_send = call.kind == CallKind::send;
@@ -98,73 +96,6 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
 };
 
 }  // namespace
-
-std::string MpiGroup::name_of(int rank) const {
-  return node ? node->name_of(rank) : fmt::format("rank {}", rank);
-}
-
-void MpiGroup::wait(mpi::Task& task, std::chrono::milliseconds timeout) const {
-  engine.wait(task, timeout, [&](bool is_late) {
-    // Where MPI gives only one thread, the engine's thread advances the task, unless it waits in MPI itself.
-    const auto is_done = [&] { return engine.takes_all_threads() ? engine.test(task) : task.is_done(); };
-    comm::NodeWait{node.get(), is_done, comm::late_error(is_late, timeout), comm::is_terminated()}.check();
-  });
-}
-
-void MpiGroup::guard(const std::function<void()>& job) const {
-  try {
-    job();
-  } catch (const PeerLost& error) {
-    fail(error.what());
-  } catch (const TimeoutError&) {
-    throw;
-  } catch (const DesyncError&) {
-    throw;
-  } catch (const Error& error) {
-    // Non-blocking collectives of Open MPI have other errors for some losses.
-    if (!has_lost_ranks()) throw;
-    fail(error.what());
-  }
-}
-
-bool MpiGroup::has_lost_ranks() const {
-  bool lost = false;
-  if (!engine.library().survives_lost_ranks()) return false;
-  engine.run([&] { lost = ranks->is_revoked() || !ranks->lost_ranks().empty(); });
-  return lost;
-}
-
-void MpiGroup::fail(const std::string& reason) const {
-  engine.spoil();
-  if (!engine.library().survives_lost_ranks()) throw PeerLost(reason);
-  revoke();
-  std::vector<std::string> names;
-  for (const int rank : await_lost_ranks()) names.push_back(name_of(rank));
-  if (names.empty()) throw PeerLost(reason);
-  throw_error<PeerLost>("{} died", fmt::join(names, " and "));
-}
-
-void MpiGroup::revoke() const noexcept {
-  if (engine.has_ended() || !engine.library().survives_lost_ranks()) return;
-  try {
-    engine.run([this] { ranks->revoke(); });
-  } catch (const std::exception& error) {
-    log(LogLevel::warning, error.what());
-  }
-}
-
-// By their ranks in the group.
-std::vector<int> MpiGroup::await_lost_ranks() const {
-  const Deadline deadline(kNameLimit);
-  while (true) {
-    std::vector<int> lost;
-    engine.run([&] { lost = ranks->lost_ranks(); });
-    const int dead = node ? node->find_dead() : -1;
-    if (dead >= 0 && std::ranges::find(lost, dead) == lost.end()) lost.push_back(dead);
-    if (!lost.empty() || deadline.expired()) return lost;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
 
 MpiBackend::MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std::chrono::milliseconds timeout)
     : FromC10d(rank, size, "mpi", traits(), timeout), group_(std::move(group)) {}

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Compiled if LibTorch has CUDA and NCCL.
+#include "backends/nccl/nccl_backend.h"
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -13,7 +15,6 @@
 #include <lockstep/device/device.h>
 
 #include "backends/factories.h"
-#include "backends/nccl/process_groups.h"
 #include "base/deadline.h"
 #include "base/throw_error.h"
 #include "comm/from_c10d.h"

@@ -6,7 +6,7 @@
 #include <limits>
 #include <ranges>
 
-#include "backends/shm/peer_memory.h"
+#include "backends/shm/communicator.h"
 #include "backends/shm/stream.h"
 
 namespace lockstep::shm {

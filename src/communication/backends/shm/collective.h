@@ -11,7 +11,6 @@
 #include "backends/shm/direct_read.h"
 #include "backends/shm/pipeline.h"
 #include "backends/shm/request.h"
-#include "backends/shm/task.h"
 #include "backends/shm/zero_copy.h"
 
 namespace lockstep::shm {

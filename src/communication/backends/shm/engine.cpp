@@ -9,8 +9,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "backends/shm/communicator.h"
 #include "backends/shm/engines.h"
-#include "backends/shm/peer_memory.h"
 #include "base/deadline.h"
 #include "base/shared_memory.h"
 #include "base/throw_error.h"
@@ -75,13 +75,13 @@ struct Engine::Wait {
 Engine::Engine(Communicator communicator, WaitPolicy wait_policy)
     : communicator_(std::move(communicator)), wait_policy_(wait_policy), mailbox_(communicator_.size()) {
   offer_memory(communicator_);
-  add_engine(*this);
+  Engines::of_process().add(*this);
 }
 
 Engine::~Engine() { leave(); }
 
 void Engine::leave(const char* reason) {
-  remove_engine(*this);
+  Engines::of_process().remove(*this);
   if (mark_.is_in_child()) return;
   const Lock lock(*this);
   if (closed_ != nullptr) return;
@@ -281,7 +281,7 @@ bool Engine::yield_until_ready(Wait& wait) {
 
 void Engine::nap(const Wait& wait) {
   auto& block = communicator_.own();
-  const auto limit = advance_others(*this) ? kShortNap : wait_policy_.nap;
+  const auto limit = Engines::of_process().advance_others(*this) ? kShortNap : wait_policy_.nap;
   const auto bell = block.bell.load(std::memory_order_acquire);
   block.sleepers.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -1,53 +1,40 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/shm/engines.h"
 
-#include <algorithm>
-#include <atomic>
+#include <mutex>
 #include <new>
 #include <pthread.h>
-#include <shared_mutex>
-#include <vector>
+
+#include "backends/shm/engine.h"
 
 namespace lockstep::shm {
-namespace {
-
-struct Engines {
-  std::shared_mutex mutex;
-  std::vector<Engine*> all;
-  std::atomic<std::size_t> count{0};
-};
-
-Engines& engines();
-
-// Another thread may have had the mutex, so it is made anew too.
-void forget_engines() { new (&engines()) Engines(); }
 
 // Never destroyed: a thread may wait for a call while the process ends.
-Engines& engines() {
+Engines& Engines::of_process() {
   static Engines& instance = *new Engines();
-  [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, forget_engines);
+  // Another thread of the parent may have had the mutex, so it is made anew too.
+  [[maybe_unused]] static const int registered =
+      ::pthread_atfork(nullptr, nullptr, [] { new (&of_process()) Engines(); });
   return instance;
 }
 
-}  // namespace
-
-void add_engine(Engine& engine) {
-  const std::unique_lock lock(engines().mutex);
-  engines().all.push_back(&engine);
-  engines().count = engines().all.size();
+void Engines::add(Engine& engine) {
+  const std::unique_lock lock(mutex_);
+  all_.push_back(&engine);
+  count_ = all_.size();
 }
 
-void remove_engine(Engine& engine) {
-  const std::unique_lock lock(engines().mutex);
-  std::erase(engines().all, &engine);
-  engines().count = engines().all.size();
+void Engines::remove(Engine& engine) {
+  const std::unique_lock lock(mutex_);
+  std::erase(all_, &engine);
+  count_ = all_.size();
 }
 
-bool advance_others(const Engine& self) {
-  if (engines().count.load(std::memory_order_relaxed) < 2) return false;
-  const std::shared_lock lock(engines().mutex);
+bool Engines::advance_others(const Engine& self) {
+  if (count_.load(std::memory_order_relaxed) < 2) return false;
+  const std::shared_lock lock(mutex_);
   bool busy = false;
-  for (auto* engine : engines().all) {
+  for (auto* engine : all_) {
     if (engine == &self || engine->communicator().owner() != self.communicator().owner() || engine->is_idle())
       continue;
     busy = true;

@@ -1,17 +1,32 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "backends/shm/engine.h"
+#include <atomic>
+#include <cstddef>
+#include <shared_mutex>
+#include <vector>
 
 namespace lockstep::shm {
+
+class Engine;
 
 // The engines of this process, or of a thread that is a rank: a wait in one group also advances the calls of
 // the other groups. Otherwise two ranks that wait for each other in different groups would deadlock. A forked
 // child has none of its parent's. Safe from any thread.
-void add_engine(Engine& engine);
-void remove_engine(Engine& engine);
+class Engines {
+ public:
+  // The only one.
+  static Engines& of_process();
 
-// Advances the calls of all engines except `self`. Returns whether there were any.
-bool advance_others(const Engine& self);
+  void add(Engine& engine);
+  void remove(Engine& engine);
+  // Advances the calls of all engines except `self`. Returns whether there were any.
+  bool advance_others(const Engine& self);
+
+ private:
+  std::shared_mutex mutex_;
+  std::vector<Engine*> all_;
+  std::atomic<std::size_t> count_{0};
+};
 
 }  // namespace lockstep::shm

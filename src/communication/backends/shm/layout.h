@@ -94,7 +94,7 @@ struct ControlBlock {
   alignas(kLine) std::atomic<std::uint32_t> sleepers{0};  // threads of this rank that sleep on the bell
   std::atomic<std::uint32_t> bell{0};
   alignas(kLine) std::atomic<std::uint32_t> left{0};  // 1: this rank has closed the group
-  std::int32_t process = 0;  // see peer_memory.h; written before this rank's first message or call
+  std::int32_t process = 0;  // see offer_memory(); written before this rank's first message or call
   std::uint64_t token = 0;
   std::uint64_t token_address = 0;
   std::atomic<std::uint64_t> reads_processes{0};  // see Arrival::all_read_processes()

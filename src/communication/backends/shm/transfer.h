@@ -12,7 +12,6 @@
 
 #include "backends/shm/communicator.h"
 #include "backends/shm/request.h"
-#include "backends/shm/task.h"
 
 namespace lockstep::shm {
 

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <thread>
 
-#include "backends/mpi/module/collectives.h"
 #include "backends/mpi/module/lost_ranks.h"
+#include "backends/mpi/module/requests.h"
 #include "backends/mpi/module/types.h"
 
 namespace lockstep::mpi {

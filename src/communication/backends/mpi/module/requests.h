@@ -109,4 +109,7 @@ class Requests final : public Pending {
   std::vector<Copy> copies_;
 };
 
+// Makes the calls of MPI for one collective.
+void post(const shm::Request& request, MPI_Comm group, int tag, Requests& requests);
+
 }  // namespace lockstep::mpi

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "backends/mpi/module/collectives.h"
+#include "backends/mpi/module/requests.h"
 
 #include <algorithm>
 #include <functional>

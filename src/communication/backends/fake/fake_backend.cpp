@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <utility>
 
-#include <lockstep/backends/fake.h>
+#include <lockstep/backends/backends.h>
 
 namespace lockstep::backends {
 namespace {

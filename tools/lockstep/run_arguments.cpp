@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "run_arguments.h"
+
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <sstream>
+#include <unistd.h>
+
+#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/host.h"
 #include "base/slurm.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "machine/command.h"
-#include "run_arguments.h"
 
 namespace lockstep::cli {
 namespace {
@@ -274,6 +282,53 @@ void set_rendezvous(const RunArguments& arguments, const Env& env, launch::Launc
     options.nodes->secret = launch::read_secret(arguments.secret_file, env);
     options.master_addr = options.nodes->endpoint.host;
   }
+}
+
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+// --export, options that are set in the environment, and the secret.
+Variables environment_for_hosts(const RunArguments& arguments, const Env& env) {
+  Variables variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    const auto equals = text.find('=');
+    if (text.starts_with("PET_")) variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  for (const auto& word : arguments.exported) {
+    const auto equals = word.find('=');
+    const auto name = word.substr(0, equals);
+    const auto value = equals == std::string::npos ? env.get(name) : word.substr(equals + 1);
+    if (name.empty() || !value) {
+      throw_error<ArgumentError>("--export {}: the variable is not set here; use NAME=VALUE", word);
+    }
+    variables[name] = *value;
+  }
+  const auto secret = launch::read_secret(arguments.secret_file, env);
+  variables["LOCKSTEP_SECRET"] = secret.empty() ? random_hex(4) : secret.text();
+  return variables;
+}
+
+}  // namespace
+
+launch::HostsOptions hosts_options(const RunArguments& arguments, const launch::LaunchOptions& checked,
+                                   const std::vector<std::string>& words, const Env& env) {
+  launch::HostsOptions options{
+      .hosts = launch::parse_hosts(arguments.hosts),
+      .shell = machine::remote_shell(arguments.ssh),
+      .program = arguments.lockstep.empty() ? own_program().string() : arguments.lockstep,
+      .stop_signals = checked.stop_signals,
+      .grace_period = checked.grace_period};
+  const auto environment = environment_for_hosts(arguments, env);
+  for (std::size_t index = 0; index < options.hosts.size(); ++index) {
+    auto of_host = words;
+    of_host.insert(of_host.begin() + 1, {"--host-index", std::to_string(index)});
+    options.orders.push_back({.arguments = std::move(of_host),
+                              .environment = environment,
+                              .folder = std::filesystem::current_path().string()});
+  }
+  return options;
 }
 
 }  // namespace lockstep::cli

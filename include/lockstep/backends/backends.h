@@ -3,11 +3,32 @@
 
 #include <exception>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <lockstep/comm/backend.h>
 
-namespace lockstep::backends {
+namespace lockstep {
+
+/// Settings of the nccl backend. Other backends ignore them. A field without a value has NCCL's default.
+/// PyTorch: `ProcessGroupNCCL.Options` and its `config`.
+struct NcclOptions {
+  /// Whether collectives run before other work that waits for the GPU. PyTorch: `is_high_priority_stream`.
+  bool high_priority_stream = false;
+  /// Whether wait() blocks the host until the device has finished the call. False: only the current stream
+  /// waits, as in a step that is captured into a graph. Default: TORCH_NCCL_BLOCKING_WAIT, else false.
+  std::optional<bool> blocking_wait = {};
+  /// Whether communicators are created and destroyed without blocking the host. The opposite of NCCL's
+  /// `blocking`.
+  std::optional<bool> nonblocking = {};
+  std::optional<int> min_ctas = {};          ///< minimum number of thread blocks of a collective
+  std::optional<int> max_ctas = {};          ///< maximum; fewer leave more of the GPU to backward
+  std::optional<int> cga_cluster_size = {};  ///< 0 to 8; from Hopper on
+  std::string net_name = {};                 ///< network plugin, "IB" or "Socket"; empty: NCCL's choice
+};
+
+namespace backends {
 
 /// A backend in one process that sends nothing and records every call, for tests.
 /// PyTorch: `torch.testing._internal.distributed.fake_pg`.
@@ -67,4 +88,5 @@ class FakeBackend : public c10d::Backend {
   std::exception_ptr next_failure_;
 };
 
-}  // namespace lockstep::backends
+}  // namespace backends
+}  // namespace lockstep

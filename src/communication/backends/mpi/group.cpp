@@ -1,22 +1,28 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "backends/mpi/monitored_barrier.h"
+#include "backends/mpi/group.h"
 
+#include <algorithm>
 #include <optional>
+#include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 #include "base/deadline.h"
 #include "base/throw_error.h"
+#include "comm/peer_check.h"
+#include "comm/unendable_call.h"
 
 namespace lockstep::backends {
 namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kGrace{1'000};  // for the answer of rank 0, which waits for all others
+constexpr Milliseconds kNameLimit{500};  // an error may come before the news of the death
+constexpr Milliseconds kGrace{1'000};    // for the answer of rank 0, which waits for all others
 
 struct NoteText {
   std::uint32_t barrier = 0;  // its number in the group
@@ -93,6 +99,73 @@ void report_to_first(MpiGroup& group, std::uint32_t number, Milliseconds limit) 
 }
 
 }  // namespace
+
+std::string MpiGroup::name_of(int rank) const {
+  return node ? node->name_of(rank) : fmt::format("rank {}", rank);
+}
+
+void MpiGroup::wait(mpi::Task& task, std::chrono::milliseconds timeout) const {
+  engine.wait(task, timeout, [&](bool is_late) {
+    // Where MPI gives only one thread, the engine's thread advances the task, unless it waits in MPI itself.
+    const auto is_done = [&] { return engine.takes_all_threads() ? engine.test(task) : task.is_done(); };
+    comm::NodeWait{node.get(), is_done, comm::late_error(is_late, timeout), comm::is_terminated()}.check();
+  });
+}
+
+void MpiGroup::guard(const std::function<void()>& job) const {
+  try {
+    job();
+  } catch (const PeerLost& error) {
+    fail(error.what());
+  } catch (const TimeoutError&) {
+    throw;
+  } catch (const DesyncError&) {
+    throw;
+  } catch (const Error& error) {
+    // Non-blocking collectives of Open MPI have other errors for some losses.
+    if (!has_lost_ranks()) throw;
+    fail(error.what());
+  }
+}
+
+bool MpiGroup::has_lost_ranks() const {
+  bool lost = false;
+  if (!engine.library().survives_lost_ranks()) return false;
+  engine.run([&] { lost = ranks->is_revoked() || !ranks->lost_ranks().empty(); });
+  return lost;
+}
+
+void MpiGroup::fail(const std::string& reason) const {
+  engine.spoil();
+  if (!engine.library().survives_lost_ranks()) throw PeerLost(reason);
+  revoke();
+  std::vector<std::string> names;
+  for (const int rank : await_lost_ranks()) names.push_back(name_of(rank));
+  if (names.empty()) throw PeerLost(reason);
+  throw_error<PeerLost>("{} died", fmt::join(names, " and "));
+}
+
+void MpiGroup::revoke() const noexcept {
+  if (engine.has_ended() || !engine.library().survives_lost_ranks()) return;
+  try {
+    engine.run([this] { ranks->revoke(); });
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, error.what());
+  }
+}
+
+// By their ranks in the group.
+std::vector<int> MpiGroup::await_lost_ranks() const {
+  const Deadline deadline(kNameLimit);
+  while (true) {
+    std::vector<int> lost;
+    engine.run([&] { lost = ranks->lost_ranks(); });
+    const int dead = node ? node->find_dead() : -1;
+    if (dead >= 0 && std::ranges::find(lost, dead) == lost.end()) lost.push_back(dead);
+    if (!lost.empty() || deadline.expired()) return lost;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
 
 void monitored_barrier(MpiGroup& group, int rank, int size, std::uint32_t number, Milliseconds limit) {
   rank == 0 ? await_all(group, size, number, limit) : report_to_first(group, number, limit);

@@ -8,6 +8,10 @@
 
 namespace lockstep::backends {
 
+// c10d's ProcessGroupGloo over TCP, on the interface that routes to the master address (or the ones that
+// GLOO_SOCKET_IFNAME names, as in PyTorch).
+BackendHandle create_gloo(const BackendRequest& request);
+
 // This host's numeric address on the route to `host`. Throws RendezvousError naming the interfaces if the
 // name does not resolve or there is no route.
 std::string local_address_towards(const std::string& host);

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "doctor/checks.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/text.h"
+#include "doctor/host_checks.h"
+#include "doctor/table.h"
+
+namespace lockstep::doctor {
+namespace {
+
+// MASTER_PORT, if it is no port or is taken.
+Findings check_master_port(const Env& env, const Ports& ports) {
+  const auto value = env.get("MASTER_PORT");
+  if (!value) return {};
+  if (!ports.master_port) {
+    return {problem("MASTER_PORT", fmt::format("is \"{}\", which is not a port", *value),
+                    "unset it, or set a port")};
+  }
+  if (ports.master_port_error.empty()) return {};
+  return {problem("MASTER_PORT", "is taken: " + ports.master_port_error,
+                  "unset it, so that the launcher finds a free one, or set another")};
+}
+
+// The first of `names` that is set.
+const char* first_set(const Env& env, std::initializer_list<const char*> names) {
+  const auto* const found = std::ranges::find_if(names, [&](const char* name) { return env.has(name); });
+  return found == names.end() ? nullptr : *found;
+}
+
+}  // namespace
+
+Finding check_libtorch(const LibTorch& libtorch) {
+  if (!libtorch.error.empty()) {
+    return problem(
+        "libtorch", libtorch.error,
+        "build the target lockstep_doctor, or install Lockstep as a whole; LibTorch must lie where it "
+        "did when Lockstep was built, or on LD_LIBRARY_PATH");
+  }
+  return ok("libtorch", fmt::format("{}, {}, {}", libtorch.version, libtorch.cpu_capability,
+                                    libtorch.cuda.empty() ? "without CUDA" : "CUDA " + libtorch.cuda));
+}
+
+Findings check_backends(const LibTorch& libtorch) {
+  Findings findings;
+  for (const auto& name : libtorch.backends) {
+    const auto trial = std::ranges::find(libtorch.trials, name, &BackendTrial::name);
+    const auto check = "backend " + name;
+    if (trial == libtorch.trials.end()) {
+      findings.push_back(ok(check, "built"));
+    } else if (trial->error.empty()) {
+      findings.push_back(ok(check, "built, two processes reduced with it"));
+    } else {
+      findings.push_back(problem(check, trial->error,
+                                 fmt::format("see the checks below; run it again by hand: lockstep run "
+                                             "--nproc-per-node 2 lockstep-doctor all-reduce {}",
+                                             name)));
+    }
+  }
+  return findings;
+}
+
+Findings check_environment(const Env& env, const Ports& ports, const machine::Processor& processor) {
+  Findings findings;
+  if (env.get("OMP_NUM_THREADS") == "1" && processor.usable >= 2) {
+    findings.push_back(
+        warning("OMP_NUM_THREADS",
+                fmt::format("is 1, so that every rank computes on 1 of {} cores", processor.usable),
+                "unset it: lockstep run shares the cores among the ranks"));
+  }
+  if (const auto value = env.get("CUDA_LAUNCH_BLOCKING"); value && value != "0") {
+    findings.push_back(
+        warning("CUDA_LAUNCH_BLOCKING",
+                fmt::format("is {}: the host waits for every kernel, and nothing overlaps", *value),
+                "unset it unless you are looking for a failing kernel"));
+  }
+  const char* proxy =
+      first_set(env, {"http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"});
+  if (proxy != nullptr && !first_set(env, {"no_proxy", "NO_PROXY"})) {
+    findings.push_back(warning(proxy, fmt::format("sends requests between hosts through {}", *env.get(proxy)),
+                               "name the hosts of the cluster in no_proxy"));
+  }
+  for (const auto& finding : check_master_port(env, ports)) findings.push_back(finding);
+  if (const char* name = first_set(env, {"RANK", "WORLD_SIZE"})) {
+    findings.push_back(warning(
+        name,
+        fmt::format("is {}: a program started by hand acts as a rank of a run, and waits for the others",
+                    *env.get(name)),
+        "unset RANK and WORLD_SIZE outside of runs"));
+  }
+  if (env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL") {
+    findings.push_back(warning("TORCH_DISTRIBUTED_DEBUG",
+                               "is DETAIL: ranks compare every call before they run it",
+                               "unset it for speed"));
+  }
+  if (findings.empty()) findings.push_back(ok("environment", "no variable that is known to hurt"));
+  return findings;
+}
+
+namespace {
+
+constexpr const char* kFirewall =
+    "look at the firewall (iptables -L, nft list ruleset) and at the container's network";
+
+std::vector<std::string> names_in(const std::string& list) {
+  auto names = split(list, ',');
+  std::erase(names, "");
+  return names;
+}
+
+bool is_ours(const Network& network, const std::string& address) {
+  return std::ranges::any_of(network.interfaces, [&](const Interface& interface) {
+    return std::ranges::find(interface.addresses, address) != interface.addresses.end();
+  });
+}
+
+std::string all_names(const Network& network) {
+  std::vector<std::string> names;
+  for (const auto& interface : network.interfaces) names.push_back(interface.name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+Finding check_interface_list(const Network& network, const std::string& variable, const std::string& value,
+                             const std::vector<std::string>& names, bool by_prefix) {
+  for (const auto& name : names) {
+    const auto fits = [&](const Interface& interface) {
+      return interface.up && (by_prefix ? interface.name.starts_with(name) : interface.name == name);
+    };
+    if (std::ranges::any_of(network.interfaces, fits)) continue;
+    return problem(variable, fmt::format("is \"{}\", but no interface {} is up", value, name),
+                   fmt::format("unset it, or name one of: {}", all_names(network)));
+  }
+  return ok(variable, fmt::format("\"{}\" is up", value));
+}
+
+// NCCL takes name prefixes, "=" before the list for exact names, and "^" for all other interfaces.
+Finding check_nccl_interfaces(const Network& network, const std::string& value) {
+  if (value.starts_with('^')) return ok("NCCL_SOCKET_IFNAME", fmt::format("leaves out {}", value.substr(1)));
+  const bool exact = value.starts_with('=');
+  return check_interface_list(network, "NCCL_SOCKET_IFNAME", value, names_in(value.substr(exact ? 1 : 0)),
+                              !exact);
+}
+
+}  // namespace
+
+Finding check_loopback(const Ports& ports) {
+  if (ports.loopback_error.empty()) return ok("loopback", "connections within this host work");
+  return problem("loopback", ports.loopback_error,
+                 fmt::format("enable the interface (ip link set lo up); {}", kFirewall));
+}
+
+Finding check_own_address(const Ports& ports) {
+  if (ports.own_address.empty()) {
+    return warning("own address", "no interface besides loopback has an address",
+                   "no action for one host; for several, configure the network (ip addr, ip link)");
+  }
+  if (ports.own_error.empty())
+    return ok("own address", fmt::format("{} accepts connections", ports.own_address));
+  return problem("own address", ports.own_error, kFirewall);
+}
+
+Findings check_port(const Ports& ports) {
+  if (!ports.port) return {};
+  const auto name = fmt::format("port {}", *ports.port);
+  if (ports.port_error.empty()) return {ok(name, "free")};
+  return {problem(
+      name, ports.port_error,
+      fmt::format("find its owner (ss -ltnp 'sport = :{}') and end it, or use another port", *ports.port))};
+}
+
+Finding check_interfaces(const Network& network) {
+  std::vector<std::string> up;
+  for (const auto& interface : network.interfaces) {
+    if (!interface.up || interface.addresses.empty()) continue;
+    up.push_back(fmt::format("{} ({})", interface.name, fmt::join(interface.addresses, ", ")));
+  }
+  if (!up.empty()) return ok("interfaces", fmt::format("{}", fmt::join(up, ", ")));
+  return problem("interfaces", "none is up", "enable the interfaces (ip link set lo up, ip addr)");
+}
+
+Finding check_host_name(const Network& network) {
+  const auto remedy = fmt::format(
+      "add a line \"ADDRESS {}\" with an address of this host to /etc/hosts, or correct the DNS; or set "
+      "GLOO_SOCKET_IFNAME and --master-addr",
+      network.host_name);
+  if (!network.resolve_error.empty()) return warning("host name", network.resolve_error, remedy);
+  const auto addresses = fmt::format("{}", fmt::join(network.resolved, ", "));
+  const bool ours = std::ranges::any_of(
+      network.resolved, [&](const auto& one) { return is_ours(network, one) || one.starts_with("127."); });
+  if (ours) return ok("host name", fmt::format("{} is {}", network.host_name, addresses));
+  return problem(
+      "host name",
+      fmt::format("{} resolves to {}, which is not an address of this host", network.host_name, addresses),
+      remedy);
+}
+
+Findings check_interface_variables(const Network& network, const Env& env) {
+  Findings findings;
+  if (const auto value = env.get("GLOO_SOCKET_IFNAME")) {
+    findings.push_back(check_interface_list(network, "GLOO_SOCKET_IFNAME", *value, names_in(*value), false));
+  }
+  if (const auto value = env.get("NCCL_SOCKET_IFNAME"))
+    findings.push_back(check_nccl_interfaces(network, *value));
+  return findings;
+}
+
+namespace {
+
+using machine::Gpu;
+
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+std::string smi_remedy(const std::string& said) {
+  if (contains(said, "lost") || contains(said, "fallen off the bus") ||
+      contains(said, "Unable to determine")) {
+    return "reset the GPU or reboot; when it comes back, look for Xid in dmesg: it may be broken";
+  }
+  if (contains(said, "mismatch"))
+    return "the driver was updated while loaded: reboot, or reload the nvidia modules";
+  if (contains(said, "no answer")) return "the driver hangs: look for Xid in dmesg, and reboot";
+  return "load the driver (modprobe nvidia), or start the container with --gpus all; see dmesg for its "
+         "errors";
+}
+
+std::string processes_text(const Gpu& gpu) {
+  std::vector<std::string> all;
+  for (const auto& process : gpu.processes)
+    all.push_back(fmt::format("{} (pid {})", process.command, process.pid));
+  return fmt::format("{}", fmt::join(all, ", "));
+}
+
+bool is_in_use(const Gpu& gpu) {
+  constexpr std::uint64_t idle_share = 10;  // drivers keep some megabytes
+  return !gpu.processes.empty() ||
+         (gpu.memory_used && gpu.memory_total && *gpu.memory_used > *gpu.memory_total / idle_share);
+}
+
+Finding check_gpu(const Gpu& gpu) {
+  const auto name = fmt::format("gpu {}", gpu.index);
+  if (gpu.ecc_errors.value_or(0) > 0) {
+    return problem(name,
+                   fmt::format("{} uncorrected ECC errors since the driver was loaded", *gpu.ecc_errors),
+                   "end what uses it and reset it (nvidia-smi --gpu-reset); replace it if they come back");
+  }
+  if (gpu.compute_mode == "Prohibited") {
+    return problem(name, "its compute mode is Prohibited: no process may use it",
+                   fmt::format("nvidia-smi -i {} -c DEFAULT", gpu.index));
+  }
+  if (is_in_use(gpu)) {
+    return warning(name,
+                   fmt::format("{} of {} in use{}", bytes_text(gpu.memory_used), bytes_text(gpu.memory_total),
+                               gpu.processes.empty() ? "" : " by " + processes_text(gpu)),
+                   "end these processes, or hide the GPU with CUDA_VISIBLE_DEVICES");
+  }
+  if (gpu.compute_mode.starts_with("Exclusive")) {
+    return warning(name, fmt::format("its compute mode is {}: one process at a time", gpu.compute_mode),
+                   fmt::format("nothing with one rank a GPU; else: nvidia-smi -i {} -c DEFAULT", gpu.index));
+  }
+  return ok(name, fmt::format("{}, {} free of other processes", gpu.name, bytes_text(gpu.memory_total)));
+}
+
+int shown_gpus(const machine::Gpus& gpus) {
+  return static_cast<int>(std::ranges::count(gpus.gpus, false, &Gpu::hidden));
+}
+
+}  // namespace
+
+Finding check_cuda(const LibTorch& libtorch, const machine::Gpus& gpus) {
+  const int shown = shown_gpus(gpus);
+  if (!libtorch.error.empty() || shown == 0) return ok("cuda", "no GPU that LibTorch should use");
+  if (libtorch.cuda.empty()) {
+    return warning("cuda",
+                   fmt::format("this host has {} GPUs, but this LibTorch was built without CUDA", shown),
+                   "build Lockstep with a LibTorch that has CUDA (Torch_DIR), to train on them");
+  }
+  if (libtorch.cuda_devices == 0) {
+    return problem(
+        "cuda",
+        fmt::format("{} GPUs are here, but LibTorch, built for CUDA {}, cannot use any", shown,
+                    libtorch.cuda),
+        "update the driver to one for this CUDA (nvidia-smi shows its own), or take another LibTorch");
+  }
+  return ok("cuda", fmt::format("LibTorch, built for CUDA {}, can use {} GPUs", libtorch.cuda,
+                                libtorch.cuda_devices));
+}
+
+Finding check_gpu_driver(const GpuDriver& driver, const machine::Gpus& gpus) {
+  if (!gpus.problem.empty()) return problem("gpu driver", gpus.problem, smi_remedy(gpus.problem));
+  const auto found = static_cast<int>(gpus.gpus.size());
+  if (driver.version.empty() && found == 0) return ok("gpu driver", "none: training uses the CPU");
+  if (!gpus.has_smi) {
+    return warning("gpu driver", "it is loaded, but nvidia-smi is not on PATH, so its GPUs are not checked",
+                   "put nvidia-smi on PATH (container: NVIDIA_DRIVER_CAPABILITIES=compute,utility)");
+  }
+  if (found < driver.devices || found == 0) {
+    return problem("gpu driver",
+                   fmt::format("the kernel lists {} GPUs, nvidia-smi {}", driver.devices, found),
+                   "a GPU may have fallen off the bus: look for Xid in dmesg, and reboot");
+  }
+  if (shown_gpus(gpus) == 0) {
+    return warning("gpu driver", fmt::format("CUDA_VISIBLE_DEVICES hides all {} GPUs", found),
+                   "unset CUDA_VISIBLE_DEVICES, to train on them");
+  }
+  return ok("gpu driver", fmt::format("{}, {} GPUs", gpus.gpus.front().driver, found));
+}
+
+Findings check_gpus(const machine::Gpus& gpus) {
+  Findings findings;
+  for (const auto& gpu : gpus.gpus) {
+    if (!gpu.hidden) findings.push_back(check_gpu(gpu));
+  }
+  return findings;
+}
+
+Findings check_all(const Facts& facts, const Env& env) {
+  Findings all;
+  const auto add = [&](const Findings& findings) { all.insert(all.end(), findings.begin(), findings.end()); };
+  const auto& devices = facts.devices;
+  const auto& limits = facts.limits;
+  add({check_libtorch(facts.libtorch), check_cuda(facts.libtorch, devices.gpus)});
+  add(check_backends(facts.libtorch));
+  add({check_loopback(facts.ports), check_own_address(facts.ports)});
+  add(check_port(facts.ports));
+  add({check_interfaces(facts.network), check_host_name(facts.network)});
+  add(check_interface_variables(facts.network, env));
+  add({check_cores(devices.processor), check_memory(devices.memory), check_memfd(facts.shared_memory),
+       check_dev_shm(facts.shared_memory, !devices.gpus.gpus.empty()), check_clock(facts.clock)});
+  add({check_open_files(limits), check_processes(limits), check_locked_memory(limits),
+       check_core_files(limits)});
+  add({check_gpu_driver(facts.gpu_driver, devices.gpus)});
+  add(check_gpus(devices.gpus));
+  add(check_environment(env, facts.ports, devices.processor));
+  return all;
+}
+
+}  // namespace lockstep::doctor
