@@ -8,7 +8,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/lockstep.h>
-#include <lockstep/tensor_parallel/layers.h>
+#include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "support/parallel_net.h"
 #include "training_step.h"

@@ -25,16 +25,14 @@
 #include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/ddp/join.h>
-#include <lockstep/ddp/local_sgd.h>
-#include <lockstep/ddp/utils.h>
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
-#include <lockstep/nn/clip_grad.h>
 #include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/functional.h>
 #include <lockstep/nn/mixture_of_experts.h>
 #include <lockstep/nn/model_parallel.h>
 #include <lockstep/nn/swa_utils.h>
 #include <lockstep/nn/sync_batch_norm.h>
+#include <lockstep/nn/wrapped_module.h>
 
 // Sharded, pipeline, tensor and context parallel.
 #include <lockstep/context_parallel/context_parallel.h>
@@ -43,7 +41,6 @@
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/pipelining/pipeline.h>
 #include <lockstep/pipelining/schedule.h>
-#include <lockstep/tensor_parallel/layers.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
 // Optimizers, mixed precision, devices, captured steps.

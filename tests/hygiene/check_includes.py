@@ -17,7 +17,7 @@ WITHOUT_LIBTORCH = {"foundation", "launcher"}
 # The kit knows of the wing parallel the public headers and the private ones of these layers.
 OPEN_TO_KIT = {"modules", "trace"}
 # Public headers whose folder is not their layer, because their paths stay.
-ELSEWHERE = {"checkpoint/state_dict.h": "state", "nn/clip_grad.h": "modules"}
+ELSEWHERE = {"checkpoint/state_dict.h": "state", "nn/wrapped_module.h": "modules"}
 FOR_USERS = {"lockstep/lockstep.h", "lockstep/distributed.h"}
 LIBTORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 CONCRETE_BACKEND = re.compile(r"torch/csrc/distributed/c10d/.*ProcessGroup(Gloo|NCCL|MPI|UCC)")

@@ -11,7 +11,6 @@
 
 #include <lockstep/amp/grad_scaler.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
-#include <lockstep/ddp/utils.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/fsdp/memory_report.h>
 #include <lockstep/fsdp/state_dict.h>

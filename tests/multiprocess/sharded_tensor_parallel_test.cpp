@@ -14,7 +14,6 @@
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
-#include <lockstep/tensor_parallel/layers.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "support/error_of.h"

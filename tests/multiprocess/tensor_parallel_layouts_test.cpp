@@ -9,7 +9,6 @@
 
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
-#include <lockstep/tensor_parallel/layers.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "support/error_of.h"

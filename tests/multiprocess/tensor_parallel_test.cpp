@@ -14,12 +14,10 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
-#include <lockstep/ddp/utils.h>
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
-#include <lockstep/tensor_parallel/layers.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "support/error_of.h"

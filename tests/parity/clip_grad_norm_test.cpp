@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/ddp/utils.h>
+#include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/pipelining/pipeline.h>
 #include <lockstep/rendezvous/init.h>

@@ -8,7 +8,7 @@
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
-#include <lockstep/tensor_parallel/layers.h>
+#include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "parity/both_sides.h"
 #include "parity/ddp_record.h"

@@ -13,7 +13,7 @@
 #include "base/throw_error.h"
 #include "leaves.h"
 #include "progress.h"
-#include "serialize/with_source.h"
+#include "serialize/byte_source.h"
 
 namespace lockstep::ckpt {
 namespace {

@@ -14,8 +14,8 @@
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/comm/process_group.h>
-#include <lockstep/optim/distributed_states.h>
 
 namespace lockstep {
 

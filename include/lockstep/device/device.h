@@ -4,8 +4,14 @@
 #include <optional>
 #include <string>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <lockstep/device/pytree.h>
 
 namespace lockstep {
 
@@ -64,5 +70,70 @@ void enable_caching_cpu_allocator();
 /// fetch it again. Returns whether there may have been any. Thread-safe. PyTorch: `torch.cuda.empty_cache`,
 /// of the GPU's memory.
 bool empty_cpu_cache() noexcept;
+
+/// Whether LibTorch can pin memory, that is, whether it finds an accelerator. PyTorch:
+/// `torch.accelerator.is_available`.
+bool can_pin_memory();
+
+/// Copies `tensor` to page-locked memory, from which devices copy asynchronously. Returns `tensor` itself
+/// when it is pinned or on a device. LibTorch reuses the memory once it is freed and no copy reads it.
+/// Thread-safe. PyTorch: `Tensor.pin_memory`.
+at::Tensor pin_memory(const at::Tensor& tensor);
+
+/// Records an event on the calling thread's current stream of `device`. PyTorch:
+/// `torch.cuda.Stream.record_event`.
+c10::Event record_event(const c10::Device& device);
+
+/// Records an event after the work that produces `value`; nullopt when its tensors are on the CPU. Another
+/// thread or stream calls wait_and_record_stream() with the event before it uses `value`.
+template <PyTree T>
+std::optional<c10::Event> record_ready_event(T& value) {
+  std::optional<c10::Device> device;
+  visit_tensors(value, [&](at::Tensor& tensor) {
+    if (!tensor.is_cpu()) device = tensor.device();
+  });
+  if (!device) return std::nullopt;
+  return record_event(*device);
+}
+
+/// Makes the current stream of `tensor`'s device wait for `event`, and records the stream's use of the
+/// tensor: after the tensor is freed, its memory is reused only when the work queued by then is complete.
+/// Does nothing for tensors on the CPU. PyTorch: `Stream.wait_event` and `Tensor.record_stream`.
+void wait_and_record_stream(const at::Tensor& tensor, const c10::Event& event);
+
+/// wait_and_record_stream() for each tensor in `value`.
+template <PyTree T>
+void wait_and_record_stream(T& value, const c10::Event& event) {
+  visit_tensors(value, [&](at::Tensor& tensor) { wait_and_record_stream(std::as_const(tensor), event); });
+}
+
+/// A side stream that copies batches to a device while the previous step runs. Works for every device type
+/// for which LibTorch has streams and events.
+class TransferStream {
+ public:
+  /// `device`: without an index, the current device of its type. Throws ArgumentError when the device does
+  /// not exist or has no streams.
+  explicit TransferStream(const c10::Device& device);
+
+  /// The device, with its index.
+  c10::Device device() const { return stream_.device(); }
+  const c10::Stream& stream() const { return stream_; }
+
+  /// Replaces the tensors in `value` by copies on the device. Copies from pinned memory are asynchronous.
+  /// Pass the returned event to wait_and_record_stream() before the tensors are used. Tensors already on the
+  /// device are not copied. `ready`: the event that record_ready_event() returned for `value`.
+  template <PyTree T>
+  c10::Event send(T& value, const std::optional<c10::Event>& ready = std::nullopt) const {
+    const c10::StreamGuard guard(stream_);
+    if (ready) wait_and_record_stream(value, *ready);
+    visit_tensors(value, [&](at::Tensor& tensor) { tensor = copy_to_device(tensor); });
+    return record_event(device());
+  }
+
+ private:
+  at::Tensor copy_to_device(const at::Tensor& tensor) const;
+
+  c10::Stream stream_;
+};
 
 }  // namespace lockstep

@@ -16,11 +16,9 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/device/pytree.h>
-#include <lockstep/nn/clip_grad.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/serialize/value.h>
-#include <lockstep/trace/step_times.h>
 
 namespace lockstep {
 

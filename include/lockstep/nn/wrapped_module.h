@@ -7,6 +7,9 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/base/error.h>
+
+// Shared by what wraps or distributes a module: the module inside, the times of a step, clipping.
 namespace lockstep::nn {
 
 /// The module type and pointer behind a TORCH_MODULE holder or a shared_ptr of a module.
@@ -37,3 +40,46 @@ class WrapperModule : public torch::nn::Module {
 };
 
 }  // namespace lockstep::nn
+
+namespace lockstep {
+
+/// The times of a step on this rank, in milliseconds. PyTorch: `_get_ddp_logging_data`.
+struct StepTimes {
+  double forward = 0;
+  double backward = 0;  ///< from the end of forward to the last gradient, the loss included
+  /// The wait for reductions after the last gradient: the cost of communication.
+  double communication_exposed = 0;
+  /// From the start of the first reduction to the last gradient: the part that overlaps computation.
+  double communication_hidden = 0;
+};
+
+/// A loss, a gradient or a parameter is infinite or NaN. All ranks throw it in the same step.
+class NonFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Options of every clip_grad_norm_() under PyTorch's names: for DistributedDataParallel, fully_shard(),
+/// parallelize_module(), pipelines and modules of one process.
+///
+/// The total norm is PyTorch's: the norm of a vector that holds each gradient's norm. A NaN in a gradient
+/// gives NaN on all ranks (with norm_type 0 it counts as an element that is not zero).
+///
+/// | norm_type | norm |
+/// |---|---|
+/// | finite, not 0 | (sum of |x|^norm_type)^(1 / norm_type) of all elements |
+/// | infinity, -infinity | the largest, the smallest |x| |
+/// | 0 | the number of gradients that have an element other than 0 |
+///
+/// Gradients may be complex (|x| is the modulus), sparse (elements that are not stored are 0) and of several
+/// dtypes. Gradients without elements, e.g. a rank's empty shard, do not count. The norm is 0 without
+/// gradients. Norms of half-precision gradients are computed in float32, those over several ranks in float64.
+/// Throws ArgumentError, before anything is sent, if norm_type is NaN, or if max_norm is negative or NaN.
+/// Throws DesyncError if ranks that have parts of one gradient, or other gradients, pass different options.
+struct ClipGradNormOptions {
+  double norm_type = 2;
+  /// Throws NonFiniteError when the norm is infinite or NaN, before it scales the gradients.
+  bool error_if_nonfinite = false;
+};
+
+}  // namespace lockstep

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -17,7 +19,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/comm/process_group.h>
-#include <lockstep/device/any_pytree.h>
+#include <lockstep/device/pytree.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/pipelining/schedule.h>
@@ -227,42 +229,42 @@ class PipelineSchedule {
   std::unique_ptr<Runtime> runtime_;
 };
 
-/// The schedule named `Name` of make_plan(). PyTorch: the class of that name.
-class ScheduleGPipe : public PipelineSchedule {
- public:
-  ScheduleGPipe(const PipelineStage& stage, int n_microbatches, LossFunction loss_fn = {},
-                const PipelineScheduleOptions& options = {});
+namespace detail {
+// A string as an argument of a template.
+template <std::size_t size>
+struct ScheduleName {
+  char text[size];
+  consteval ScheduleName(const char (&name)[size]) { std::copy_n(name, size, text); }
 };
-class Schedule1F1B : public PipelineSchedule {
+Plan named_plan(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches);
+}  // namespace detail
+
+/// The schedule of make_plan() with this name, for any number of stages on each rank.
+template <detail::ScheduleName name>
+class PipelineScheduleMulti : public PipelineSchedule {
  public:
-  Schedule1F1B(const PipelineStage& stage, int n_microbatches, LossFunction loss_fn = {},
-               const PipelineScheduleOptions& options = {});
+  PipelineScheduleMulti(const std::vector<PipelineStage>& stages, int n_microbatches,
+                        LossFunction loss_fn = {}, const PipelineScheduleOptions& options = {})
+      : PipelineSchedule(stages, detail::named_plan(name.text, stages, n_microbatches), std::move(loss_fn),
+                         options) {}
 };
-class ScheduleInterleaved1F1B : public PipelineSchedule {
+/// The same for one stage on each rank.
+template <detail::ScheduleName name>
+class PipelineScheduleSingle : public PipelineScheduleMulti<name> {
  public:
-  ScheduleInterleaved1F1B(const std::vector<PipelineStage>& stages, int n_microbatches,
-                          LossFunction loss_fn = {}, const PipelineScheduleOptions& options = {});
+  PipelineScheduleSingle(const PipelineStage& stage, int n_microbatches, LossFunction loss_fn = {},
+                         const PipelineScheduleOptions& options = {})
+      : PipelineScheduleMulti<name>({stage}, n_microbatches, std::move(loss_fn), options) {}
 };
-class ScheduleLoopedBFS : public PipelineSchedule {
- public:
-  ScheduleLoopedBFS(const std::vector<PipelineStage>& stages, int n_microbatches, LossFunction loss_fn = {},
-                    const PipelineScheduleOptions& options = {});
-};
-class ScheduleInterleavedZeroBubble : public PipelineSchedule {
- public:
-  ScheduleInterleavedZeroBubble(const std::vector<PipelineStage>& stages, int n_microbatches,
-                                LossFunction loss_fn = {}, const PipelineScheduleOptions& options = {});
-};
-class ScheduleZBVZeroBubble : public PipelineSchedule {
- public:
-  ScheduleZBVZeroBubble(const std::vector<PipelineStage>& stages, int n_microbatches,
-                        LossFunction loss_fn = {}, const PipelineScheduleOptions& options = {});
-};
-class ScheduleDualPipeV : public PipelineSchedule {
- public:
-  ScheduleDualPipeV(const std::vector<PipelineStage>& stages, int n_microbatches, LossFunction loss_fn = {},
-                    const PipelineScheduleOptions& options = {});
-};
+
+/// PyTorch: the classes of these names.
+using ScheduleGPipe = PipelineScheduleSingle<"GPipe">;
+using Schedule1F1B = PipelineScheduleSingle<"1F1B">;
+using ScheduleInterleaved1F1B = PipelineScheduleMulti<"Interleaved1F1B">;
+using ScheduleLoopedBFS = PipelineScheduleMulti<"LoopedBFS">;
+using ScheduleInterleavedZeroBubble = PipelineScheduleMulti<"InterleavedZeroBubble">;
+using ScheduleZBVZeroBubble = PipelineScheduleMulti<"ZBVZeroBubble">;
+using ScheduleDualPipeV = PipelineScheduleMulti<"DualPipeV">;
 
 enum class SplitBy { count, parameters };
 

@@ -20,7 +20,6 @@
 #include "checkpoint/share.h"
 #include "serialize/byte_source.h"
 #include "serialize/torch_format.h"
-#include "serialize/with_source.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {

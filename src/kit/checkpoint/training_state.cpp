@@ -9,9 +9,9 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/base/log.h>
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/device/device.h>
-#include <lockstep/optim/distributed_states.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/serialize/torch_file.h>
 
@@ -20,7 +20,7 @@
 #include "checkpoint/share.h"
 #include "optim/optimizer_states.h"
 #include "runtime/run.h"
-#include "state/row_states.h"
+#include "state/optimizer_state.h"
 
 namespace lockstep {
 namespace checkpointing {

@@ -5,7 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/data/dataset.h>
-#include <lockstep/device/transfer.h>
+#include <lockstep/device/device.h>
 
 #include "base/throw_error.h"
 #include "data/sample_transforms.h"

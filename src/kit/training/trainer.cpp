@@ -6,7 +6,7 @@
 
 #include <lockstep/amp/autocast.h>
 #include <lockstep/base/world.h>
-#include <lockstep/ddp/utils.h>
+#include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/training/trainer.h>
 
 #include "base/throw_error.h"

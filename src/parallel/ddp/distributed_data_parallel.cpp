@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <fnmatch.h>
+#include <string_view>
+#include <unordered_set>
 
+#include <ATen/ops/clamp.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
 
@@ -8,8 +13,12 @@
 #include "base/throw_error.h"
 #include "ddp/autograd_hooks.h"
 #include "ddp/ddp_state.h"
+#include "intercept/storage_guard.h"
 #include "modules/agreement.h"
+#include "modules/broadcast.h"
+#include "modules/gradient_norm.h"
 #include "nn/synced_batch_norm.h"
+#include "optim/unaveraged.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -142,5 +151,141 @@ std::vector<BucketInfo> DistributedDataParallelModule::buckets() const {
 }
 
 const ProcessGroup& DistributedDataParallelModule::process_group() const { return state_->group(); }
+
+namespace {
+
+// The gradients that exist, each once: LibTorch lists a parameter once for each of its names. Coalesces
+// sparse ones.
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  std::unordered_set<const void*> known;
+  for (const auto& parameter : parameters) {
+    auto& gradient = parameter.mutable_grad();
+    if (!gradient.defined() || !known.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    if (gradient.is_sparse()) gradient = gradient.coalesce();
+    gradients.push_back(gradient);
+  }
+  return gradients;
+}
+
+std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& ddp, const char* function) {
+  const auto& group = ddp.process_group();
+  const auto who = fmt::format("rank {} of {}: {}", group.rank(), group.size(), function);
+  if (!ddp.optimizers().empty()) {
+    throw Error(who +
+                ": with optimizer_in_backward gradients are gone when backward ends; clip inside of it");
+  }
+  if (!ddp.has_averaged_gradients()) {
+    throw Error(
+        who +
+        ": the gradients are not averaged over the ranks: a backward was made in no_sync() or from a forward "
+        "of the wrapped module itself, or did not finish; clip after the backward that reduces them");
+  }
+  return gradients_of(ddp.averaged_parameters());
+}
+
+void refuse_parts(const DistributedDataParallelModule& ddp) {
+  for (const auto& parameter : ddp.averaged_parameters()) {
+    if (intercept::operator_guard_of(parameter) == nullptr) continue;
+    throw_error<ArgumentError>(
+        "clip_grad_norm_: this rank has a part of a parameter of {} elements, by parallelize_module(), so "
+        "the norm needs the other ranks; call clip_grad_norm_(module, max_norm) with the wrapped module",
+        parameter.numel());
+  }
+}
+
+// fnmatch()'s pattern for one in which only * and ? are special.
+std::string without_brackets(const std::string& pattern) {
+  std::string text;
+  for (const char c : pattern) text += c == '[' ? "[[]" : std::string(1, c);
+  return text;
+}
+
+// The name itself or that of a module that it is in.
+bool matches(std::string_view name, const std::string& pattern) {
+  const auto shell_pattern = without_brackets(pattern);
+  for (auto end = name.size(); end != std::string_view::npos && end > 0; end = name.rfind('.', end - 1)) {
+    if (::fnmatch(shell_pattern.c_str(), std::string(name.substr(0, end)).c_str(), FNM_NOESCAPE) == 0)
+      return true;
+  }
+  return false;
+}
+
+void refuse_idle(const torch::OrderedDict<std::string, at::Tensor>& parameters,
+                 const std::vector<std::string>& patterns, const char* function) {
+  for (const auto& pattern : patterns) {
+    const bool used =
+        std::ranges::any_of(parameters.keys(), [&](const auto& name) { return matches(name, pattern); });
+    if (!used) throw_error<ArgumentError>("{}: no parameter's name matches {}", function, pattern);
+  }
+}
+
+std::vector<std::string> freeze_where(torch::nn::Module& module, const std::vector<std::string>& patterns,
+                                      bool matching, const char* function) {
+  const auto parameters = module.named_parameters();
+  refuse_idle(parameters, patterns, function);
+  // A tied parameter has several names, of which one suffices.
+  std::unordered_set<const void*> matched;
+  for (const auto& item : parameters) {
+    const bool any =
+        std::ranges::any_of(patterns, [&](const auto& pattern) { return matches(item.key(), pattern); });
+    if (any) matched.insert(item.value().unsafeGetTensorImpl());
+  }
+  std::vector<std::string> frozen;
+  for (const auto& item : parameters) {
+    if (matched.contains(item.value().unsafeGetTensorImpl()) != matching) continue;
+    item.value().set_requires_grad(false);
+    frozen.push_back(item.key());
+  }
+  return frozen;
+}
+
+}  // namespace
+
+double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
+                       const ClipGradNormOptions& options) {
+  refuse_parts(ddp);
+  std::vector<modules::CountedGradient> gradients;
+  for (auto& gradient : averaged_gradients(ddp, "clip_grad_norm_"))
+    gradients.push_back({std::move(gradient)});
+  return modules::clip_gradients(gradients, max_norm, options);
+}
+
+void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value) {
+  if (!(clip_value >= 0))
+    throw_error<ArgumentError>("clip_grad_value_: clip_value is {}; it must be 0 or more", clip_value);
+  const c10::NoGradGuard no_grad;
+  const auto gradients = averaged_gradients(ddp, "clip_grad_value_");
+  if (std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.is_complex(); }))
+    throw ArgumentError(
+        "clip_grad_value_: a gradient is complex, and complex numbers have no order; call clip_grad_norm_");
+  for (const auto& gradient : gradients) {
+    const auto values = gradient.is_sparse() ? gradient.values() : gradient;
+    values.clamp_(-clip_value, clip_value);
+  }
+}
+
+std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std::string>& patterns) {
+  return freeze_where(module, patterns, true, "freeze");
+}
+
+std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns) {
+  return freeze_where(module, patterns, false, "freeze_all_but");
+}
+
+void broadcast_module(const torch::nn::Module& module, int src, std::optional<ProcessGroup> process_group,
+                      std::source_location where) {
+  const auto group = runtime::required_group(process_group, "broadcast_module()");
+  auto tensors = modules::distinct(module.named_parameters());
+  for (auto& buffer : modules::distinct(module.named_buffers())) tensors.push_back(std::move(buffer));
+  std::string lines;
+  for (const auto& item : tensors) lines += modules::describe("tensor", item) + "\n";
+  modules::check_same_on_all_ranks(
+      group, {.user = "broadcast_module", .lines = lines, .advice = "Build the same module on every rank"},
+      where);
+  modules::check_can_be_sent(group, "broadcast_module", tensors);
+  modules::broadcast_from(group, src, tensors, where);
+  for (const auto& each : tensors) optim::unmark_unaveraged(each.tensor);
+}
 
 }  // namespace lockstep

@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/comm/process_group.h>
-#include <lockstep/optim/distributed_states.h>
 
 namespace lockstep::ddp {
 

@@ -14,8 +14,8 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/fsdp/memory_report.h>
-#include <lockstep/optim/distributed_states.h>
 
 #include "base/host.h"
 #include "base/shared_memory.h"

@@ -19,7 +19,7 @@
 #include "base/throw_error.h"
 #include "optim/parameter_rows.h"
 #include "optim/unaveraged.h"
-#include "state/row_states.h"
+#include "state/optimizer_state.h"
 
 namespace lockstep::fsdp {
 namespace {

@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/process_group.h>
-#include <lockstep/nn/clip_grad.h>
+#include <lockstep/nn/wrapped_module.h>
 
 namespace lockstep::modules {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <source_location>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -40,5 +41,15 @@ inline std::map<std::string, std::string> aliases_of(const torch::nn::Module& mo
   }
   return all;
 }
+
+struct NamedModule {
+  std::string name;
+  torch::nn::Module* module;
+};
+
+// The modules below `root` whose names match component by component. Throws ArgumentError, which names those
+// that are most like the pattern, if there are none. `caller`: the function's name.
+std::vector<NamedModule> matching_modules(torch::nn::Module& root, const std::string& pattern,
+                                          const char* caller, std::source_location where);
 
 }  // namespace lockstep::modules

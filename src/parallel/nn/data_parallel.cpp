@@ -8,7 +8,7 @@
 #include <lockstep/nn/data_parallel.h>
 
 #include "base/throw_error.h"
-#include "nn/replicas.h"
+#include "nn/replicas_backward.h"
 #include "nn/synced_batch_norm.h"
 
 namespace lockstep {
@@ -89,14 +89,6 @@ c10::Device DataParallelModule::output_device() const {
   if (options_.output_device) return *options_.output_device;
   return device_ids_.empty() ? c10::Device(c10::kCPU) : device_ids_.front();
 }
-
-torch::OrderedDict<std::string, Tensor> nn::WrapperModule::named_parameters() const {
-  torch::OrderedDict<std::string, Tensor> once;
-  for (auto& item : modules::distinct(Module::named_parameters())) once.insert(item.name, item.tensor);
-  return once;
-}
-
-std::vector<Tensor> nn::WrapperModule::parameters() const { return named_parameters().values(); }
 
 bool DataParallelModule::moves_tensors() const {
   return !device_ids_.empty() && !(device_ids_.front().is_cpu() && output_device() == device_ids_.front());

@@ -7,7 +7,7 @@
 #include <lockstep/nn/model_parallel.h>
 
 #include "intercept/storage_guard.h"
-#include "modules/module_names.h"
+#include "modules/named_tensors.h"
 
 namespace lockstep {
 namespace {

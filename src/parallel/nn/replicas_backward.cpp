@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "nn/replicas_backward.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -15,7 +17,6 @@
 
 #include "base/throw_error.h"
 #include "device/libtorch_versions.h"
-#include "nn/replicas.h"
 
 namespace lockstep::nn {
 namespace {

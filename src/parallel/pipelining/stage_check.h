@@ -2,18 +2,34 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include <lockstep/pipelining/pipeline.h>
 
 #include "device/module_snapshot.h"
+#include "pipelining/local_stage.h"
 
 namespace lockstep::pipelining {
 
 // The ranks that have to agree on a schedule of these stages: those of the pipeline, then the replicas of
 // each stage, each group once. Throws ArgumentError, which names `user`, without a stage or a group.
 std::vector<ProcessGroup> groups_of(const std::vector<PipelineStage>& stages, const char* user);
+
+constexpr const char* kScheduleUser = "a pipeline schedule";
+
+// What a schedule runs. Making it makes no calls, and throws for what the schedule refuses.
+struct ScheduleParts {
+  Plan plan;
+  at::Device device;
+  std::map<int, LocalStage> stages;
+};
+
+// Parts that all ranks have alike. What one refuses is an error on all. `groups`: groups_of() the stages.
+ScheduleParts parts_on_all_ranks(const std::vector<PipelineStage>& stages, const Plan& plan,
+                                 const PipelineScheduleOptions& options, bool has_loss,
+                                 const std::vector<ProcessGroup>& groups);
 
 // Notices that a stage no longer has the parameters of its first run, from which the schedule knows the
 // shapes of messages, tied parameters and equal replicas.

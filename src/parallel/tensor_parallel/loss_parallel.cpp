@@ -15,7 +15,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/tensor_parallel/layers.h>
+#include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "base/throw_error.h"
 #include "intercept/record.h"

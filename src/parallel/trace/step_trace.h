@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <lockstep/comm/process_group.h>
-#include <lockstep/trace/step_times.h>
+#include <lockstep/nn/wrapped_module.h>
 
 #include "trace/chrome_trace.h"
 

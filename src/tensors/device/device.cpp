@@ -8,7 +8,6 @@
 #endif
 
 #include <lockstep/device/device.h>
-#include <lockstep/device/transfer.h>
 
 #include "base/throw_error.h"
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "graphs/graph_optimizers.h"
+
 #include <algorithm>
 #include <optional>
 #include <typeinfo>
@@ -13,7 +15,6 @@
 #include <lockstep/optim/fused.h>
 
 #include "base/throw_error.h"
-#include "graphs/captured_step.h"
 #include "optim/optimizer_kind.h"
 
 namespace lockstep::graphs {

@@ -10,7 +10,7 @@
 #include <lockstep/optim/fused.h>
 
 #include "base/throw_error.h"
-#include "optim/fused_lists.h"
+#include "optim/fused_steps.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::optim {

@@ -17,6 +17,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
+#include "base/unique_fd.h"
 
 namespace lockstep::serialize {
 namespace {

@@ -7,10 +7,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include <c10/core/Storage.h>
 
-#include "base/unique_fd.h"
+#include <lockstep/serialize/torch_file.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::serialize {
 
@@ -55,3 +58,20 @@ c10::Storage empty_storage(std::uint64_t bytes, const std::string& name);
 std::unique_ptr<ByteSource> open_bytes(std::span<const char> bytes, std::string name);
 
 }  // namespace lockstep::serialize
+
+namespace lockstep {
+
+// Runs `action` and prefixes its CheckpointErrors with `source`, unless they begin with it.
+template <typename Action>
+auto with_source(const std::string& source, Action action) {
+  try {
+    return action();
+  } catch (const CheckpointReadError&) {
+    throw;
+  } catch (const CheckpointError& error) {
+    if (std::string_view(error.what()).starts_with(source)) throw;
+    throw_error<CheckpointError>("{}: {}", source, error.what());
+  }
+}
+
+}  // namespace lockstep

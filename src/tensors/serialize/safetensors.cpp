@@ -10,13 +10,13 @@
 #include <lockstep/serialize/safetensors.h>
 
 #include "base/throw_error.h"
+#include "serialize/byte_source.h"
 #include "serialize/dtypes.h"
 #include "serialize/safetensors_folder.h"
 #include "serialize/safetensors_header.h"
 #include "serialize/storage.h"
 #include "serialize/tensor_calls.h"
 #include "serialize/torch_format.h"
-#include "serialize/with_source.h"
 
 namespace lockstep::safetensors {
 namespace {

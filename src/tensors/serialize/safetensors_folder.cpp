@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/throw_error.h"
+#include "serialize/byte_source.h"
 #include "serialize/torch_format.h"
-#include "serialize/with_source.h"
 
 namespace lockstep::safetensors {
 namespace {

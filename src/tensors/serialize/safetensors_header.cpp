@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/throw_error.h"
+#include "serialize/byte_source.h"
 #include "serialize/dtypes.h"
-#include "serialize/with_source.h"
 
 namespace lockstep::safetensors {
 

@@ -1,12 +1,158 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <c10/util/Exception.h>
+#include "state/optimizer_state.h"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
 #include <lockstep/checkpoint/state_dict.h>
-#include <lockstep/optim/distributed_states.h>
 
 #include "base/throw_error.h"
 #include "optim/optimizer_states.h"
-#include "state/row_states.h"
+#include "optim/parameter_rows.h"
+
+namespace lockstep::state {
+namespace {
+
+using optim::ParameterRows;
+using torch::optim::Optimizer;
+
+constexpr const char* kStep = "step";
+
+std::vector<at::Tensor> parameters_in_order(const Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
+
+// Replaces each value that is a part of the state of a parameter of rows by `change(name, value, parameter,
+// rows)`.
+template <class Change>
+Dict changed(const Optimizer& optimizer, Dict state_dict, const Change& change) {
+  const auto parameters = parameters_in_order(optimizer);
+  Dict states;
+  for (const auto& [index, values] : state_dict.at("state").as_dict()) {
+    const auto i = static_cast<std::size_t>(index.as_int());
+    const auto* const rows = i < parameters.size() ? optim::rows_of(parameters[i]) : nullptr;
+    Dict state;
+    for (const auto& [key, value] : values.as_dict()) {
+      state.set(key, rows == nullptr ? value
+                                     : change(fmt::format("state[{}].{}", i, key.as_string()), value,
+                                              parameters[i], *rows));
+    }
+    states.set(index, std::move(state));
+  }
+  state_dict.set("state", std::move(states));
+  return state_dict;
+}
+
+bool is_number(const std::string& name, const Value& value) {
+  const auto* const tensor = value.get_if<at::Tensor>();
+  return name.ends_with(".step") || (tensor != nullptr ? tensor->dim() == 0 : !value.is<ShardedTensor>());
+}
+
+Value to_sharded(const std::string& name, const Value& value, const at::Tensor& parameter,
+                 const ParameterRows& rows) {
+  if (is_number(name, value)) return value;
+  const auto& tensor = value.as_tensor();
+  if (tensor.sizes() != parameter.sizes()) {
+    throw_error<ArgumentError>(
+        "{} of the optimizer has the shape [{}], and its parameter has the rows [{}] of fully_shard(); only "
+        "states of a parameter's shape can be saved",
+        name, fmt::join(tensor.sizes(), ", "), fmt::join(parameter.sizes(), ", "));
+  }
+  ShardedTensor sharded{.size = rows.sizes, .dtype = tensor.scalar_type()};
+  if (tensor.numel() > 0) sharded.local_shards.push_back({tensor, rows.offsets});
+  return sharded;
+}
+
+Value to_own(const std::string& name, const Value& value, const at::Tensor& parameter,
+             const ParameterRows& rows) {
+  if (is_number(name, value)) return value;
+  const auto* const sharded = value.get_if<ShardedTensor>();
+  if (sharded == nullptr) {
+    const auto& tensor = value.as_tensor();
+    return tensor.sizes() == at::IntArrayRef(rows.sizes)
+               ? optim::narrow_to_part(tensor, rows.offsets, parameter.sizes())
+               : tensor;
+  }
+  if (parameter.numel() == 0) return at::empty(parameter.sizes(), parameter.options().requires_grad(false));
+  for (const auto& [tensor, offsets] : sharded->local_shards) {
+    if (tensor.sizes() == parameter.sizes() && offsets == rows.offsets) return tensor;
+  }
+  throw_error<CheckpointError>(
+      "{} has no part with this rank's elements ([{}] from [{}]); load the checkpoint into the dict that "
+      "state_dict() returns on as many ranks",
+      name, fmt::join(parameter.sizes(), ", "), fmt::join(rows.offsets, ", "));
+}
+
+// PyTorch: `_init_optim_state`.
+void create_states(Optimizer& optimizer) {
+  const auto parameters = parameters_in_order(optimizer);
+  for (const auto& parameter : parameters) {
+    if (parameter.grad().defined()) {
+      throw_error<ArgumentError>(
+          "the optimizer has gradients but no states; save or load before the first backward, or after a "
+          "step");
+    }
+  }
+  std::vector<double> rates;
+  for (auto& group : optimizer.param_groups()) {
+    rates.push_back(group.options().get_lr());
+    group.options().set_lr(0);
+  }
+  for (const auto& parameter : parameters) {
+    if (parameter.requires_grad()) parameter.mutable_grad() = at::zeros_like(parameter);
+  }
+  optimizer.step();
+  for (const auto& parameter : parameters) parameter.mutable_grad().reset();
+  for (std::size_t i = 0; i < rates.size(); ++i) optimizer.param_groups()[i].options().set_lr(rates[i]);
+}
+
+Value no_steps(const Value& count) {
+  const auto* const tensor = count.get_if<at::Tensor>();
+  return tensor != nullptr ? Value(at::zeros_like(*tensor)) : Value(std::int64_t{0});
+}
+
+}  // namespace
+
+bool has_rows(const Optimizer& optimizer) {
+  return std::ranges::any_of(parameters_in_order(optimizer),
+                             [](const auto& each) { return optim::rows_of(each) != nullptr; });
+}
+
+Dict with_sharded_states(const Optimizer& optimizer, Dict state_dict) {
+  return has_rows(optimizer) ? changed(optimizer, std::move(state_dict), to_sharded) : state_dict;
+}
+
+Dict with_own_rows(const Optimizer& optimizer, const Dict& state_dict) {
+  return has_rows(optimizer) ? changed(optimizer, state_dict, to_own) : state_dict;
+}
+
+Dict complete_state_dict(Optimizer& optimizer) {
+  if (!optimizer.state().empty()) return lockstep::state_dict(optimizer);
+  create_states(optimizer);
+  auto dict = lockstep::state_dict(optimizer);
+  Dict states;
+  for (const auto& [index, values] : std::as_const(dict).at("state").as_dict()) {
+    Dict state = values.as_dict();
+    if (const auto* const count = values.as_dict().find(kStep)) state.set(kStep, no_steps(*count));
+    states.set(index, std::move(state));
+  }
+  dict.set("state", std::move(states));
+  optimizer.state().clear();
+  return dict;
+}
+
+}  // namespace lockstep::state
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/device/any_pytree.h>
+#include <lockstep/device/pytree.h>
 #include <lockstep/distributed.h>
 
 #include "unit/ddp/fake_group.h"

@@ -20,8 +20,8 @@
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/loader_position.h>
 #include <lockstep/data/sampler.h>
+#include <lockstep/device/device.h>
 #include <lockstep/device/pytree.h>
-#include <lockstep/device/transfer.h>
 
 namespace lockstep::data {
 

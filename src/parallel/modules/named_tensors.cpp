@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "modules/module_names.h"
+#include "modules/named_tensors.h"
 
 #include <algorithm>
 #include <fnmatch.h>
@@ -7,6 +7,8 @@
 #include <string_view>
 
 #include <fmt/ranges.h>
+
+#include <lockstep/nn/wrapped_module.h>
 
 #include "base/throw_error.h"
 
@@ -63,3 +65,15 @@ std::vector<NamedModule> matching_modules(torch::nn::Module& root, const std::st
 }
 
 }  // namespace lockstep::modules
+
+namespace lockstep::nn {
+
+torch::OrderedDict<std::string, at::Tensor> WrapperModule::named_parameters() const {
+  torch::OrderedDict<std::string, at::Tensor> once;
+  for (auto& item : modules::distinct(Module::named_parameters())) once.insert(item.name, item.tensor);
+  return once;
+}
+
+std::vector<at::Tensor> WrapperModule::parameters() const { return named_parameters().values(); }
+
+}  // namespace lockstep::nn

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "pipelining/stage_cuts.h"
+
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <limits>
 #include <source_location>
 
 #include <ATen/core/grad_mode.h>
@@ -99,6 +103,65 @@ std::vector<double> medians_of(const torch::nn::Sequential& net, const Tensor& i
 }
 
 }  // namespace
+
+// By dynamic programming over the number of parts.
+std::vector<std::size_t> stage_cuts(const std::vector<double>& costs, std::size_t parts) {
+  const auto layers = costs.size();
+  std::vector<double> sums(layers + 1);
+  for (std::size_t i = 0; i < layers; ++i) sums[i + 1] = sums[i] + costs[i];
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  std::vector best(parts + 1, std::vector<double>(layers + 1, kNone));
+  std::vector from(parts + 1, std::vector<std::size_t>(layers + 1));
+  best[0][0] = 0;
+  for (std::size_t part = 1; part <= parts; ++part) {
+    for (std::size_t end = part; end <= layers; ++end) {
+      for (std::size_t begin = part - 1; begin < end; ++begin) {
+        const double cost = std::max(best[part - 1][begin], sums[end] - sums[begin]);
+        if (cost >= best[part][end]) continue;
+        best[part][end] = cost;
+        from[part][end] = begin;
+      }
+    }
+  }
+  std::vector<std::size_t> begins(parts + 1, layers);
+  for (auto part = parts; part > 0; --part) begins[part - 1] = from[part][begins[part]];
+  return begins;
+}
+
+std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential& net, int num_stages,
+                                                    SplitBy by) {
+  std::vector<double> costs;
+  for (const auto& layer : net->children()) {
+    double cost = 1;
+    if (by == SplitBy::parameters) {
+      cost = 0;
+      for (const auto& parameter : layer->parameters()) cost += static_cast<double>(parameter.numel());
+    }
+    costs.push_back(cost);
+  }
+  return split_sequential(net, num_stages, costs);
+}
+
+std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential& net, int num_stages,
+                                                    const std::vector<double>& costs) {
+  const auto names = net->named_children().keys();
+  if (costs.size() != names.size())
+    throw_error<ArgumentError>("split_sequential: {} costs for {} layers", costs.size(), names.size());
+  if (num_stages < 1 || names.size() < static_cast<std::size_t>(num_stages))
+    throw_error<ArgumentError>("split_sequential: {} layers cannot be {} stages", names.size(), num_stages);
+  for (std::size_t i = 0; i < costs.size(); ++i)
+    if (!std::isfinite(costs[i]) || costs[i] < 0)
+      throw_error<ArgumentError>("split_sequential: layer {} has the cost {}", names[i], costs[i]);
+  const auto begins = stage_cuts(costs, static_cast<std::size_t>(num_stages));
+  std::vector<torch::nn::Sequential> parts;
+  for (std::size_t part = 0; part + 1 < begins.size(); ++part) {
+    torch::nn::Sequential sequential;
+    for (auto i = begins[part]; i < begins[part + 1]; ++i)
+      sequential->push_back(names[i], *(net->begin() + static_cast<std::ptrdiff_t>(i)));
+    parts.push_back(sequential);
+  }
+  return parts;
+}
 
 std::vector<double> measure_layers(const torch::nn::Sequential& net, const Tensor& input, int repetitions) {
   const auto where = std::source_location::current();

@@ -3,7 +3,7 @@
 
 #include <c10/util/Type.h>
 
-#include <lockstep/device/any_pytree.h>
+#include <lockstep/device/pytree.h>
 
 #include "base/throw_error.h"
 

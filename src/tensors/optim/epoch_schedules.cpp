@@ -2,6 +2,7 @@
 // Each arithmetic expression has Python's order of operations, so that the rates are equal to the bit.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "base/throw_error.h"
 #include "optim/schedule.h"
@@ -9,46 +10,8 @@
 namespace lockstep::optim {
 namespace {
 
+using std::numbers::pi;
 using torch::optim::Optimizer;
-
-class LambdaSchedule : public Schedule {
- public:
-  LambdaSchedule(Optimizer& optimizer, const char* name, bool multiplies, std::vector<LRLambda> lr_lambdas)
-      : Schedule(optimizer, name), multiplies_(multiplies), lr_lambdas_(std::move(lr_lambdas)) {}
-
- protected:
-  double next_lr(std::size_t group, double lr) const override {
-    if (multiplies_ && is_initial_) return lr;
-    check_group(group);
-    return (multiplies_ ? lr : base_lr(group)) * lr_lambdas_[group](last_epoch_);
-  }
-  void visit_fields(Fields& fields) override {
-    fields.constant("lr_lambdas", List(std::vector<Value>(lr_lambdas_.size())));
-    fields.read("lr_lambdas", [](const Value& states) {
-      for (const auto& state : states.as_items()) {
-        if (!state.is<None>())
-          throw_error<CheckpointError>("it has the attributes of a Python object; make it [None, ...]");
-      }
-    });
-    Schedule::visit_fields(fields);
-  }
-  std::string problem() const override {
-    if (lr_lambdas_.size() != group_count()) {
-      return fmt::format("there are {} functions for {} parameter groups; give one or one per group",
-                         lr_lambdas_.size(), group_count());
-    }
-    const bool empty = std::any_of(lr_lambdas_.begin(), lr_lambdas_.end(), [](auto& f) { return !f; });
-    return empty ? "a function of lr_lambda is empty" : "";
-  }
-
- private:
-  bool multiplies_;
-  std::vector<LRLambda> lr_lambdas_;
-};
-
-std::vector<LRLambda> for_each_group(const Optimizer& optimizer, const LRLambda& lr_lambda) {
-  return std::vector<LRLambda>(optimizer.param_groups().size(), lr_lambda);
-}
 
 class StepSchedule : public Schedule {
  public:
@@ -221,18 +184,148 @@ class PolynomialSchedule : public Schedule {
   double power_;
 };
 
+class CosineSchedule : public Schedule {
+ public:
+  CosineSchedule(Optimizer& optimizer, std::int64_t T_max, double eta_min)
+      : Schedule(optimizer, "CosineAnnealingLR"), T_max_(T_max), eta_min_(eta_min) {}
+
+ protected:
+  double next_lr(std::size_t group, double lr) const override {
+    if (is_initial_) return lr;
+    const auto half = real(T_max_);
+    if ((last_epoch_ - 1 - T_max_) % (2 * T_max_) == 0)
+      return lr + (base_lr(group) - eta_min_) * (1 - std::cos(pi / half)) / 2;
+    return (1 + std::cos(pi * real(last_epoch_) / half)) / (1 + std::cos(pi * real(last_epoch_ - 1) / half)) *
+               (lr - eta_min_) +
+           eta_min_;
+  }
+  double closed_form_lr(std::size_t group, double) const override {
+    return eta_min_ + (base_lr(group) - eta_min_) * (1 + std::cos(pi * real(last_epoch_) / real(T_max_))) / 2;
+  }
+  void visit_fields(Fields& fields) override {
+    fields("T_max", T_max_);
+    fields("eta_min", eta_min_);
+    Schedule::visit_fields(fields);
+  }
+  std::string problem() const override {
+    return T_max_ < 1 ? fmt::format("'T_max' is {}; give at least 1", T_max_) : "";
+  }
+
+ private:
+  std::int64_t T_max_;
+  double eta_min_;
+};
+
+class WarmRestartsSchedule : public Schedule {
+ public:
+  WarmRestartsSchedule(Optimizer& optimizer, std::int64_t T_0, std::int64_t T_mult, double eta_min)
+      : Schedule(optimizer, "CosineAnnealingWarmRestarts"),
+        T_0_(T_0),
+        T_i_(T_0),
+        T_mult_(T_mult),
+        eta_min_(eta_min) {}
+
+  // Python counts no steps here.
+  void step() override {
+    if (last_epoch_ < 0) return go_to(0);
+    T_cur_ += 1;
+    if (T_cur_ >= real(T_i_)) {
+      T_cur_ = std::fmod(T_cur_, real(T_i_));
+      T_i_ *= T_mult_;
+    }
+    update(std::nullopt);
+  }
+
+  void go_to(double epoch) {
+    if (!(epoch >= 0)) throw_error<ArgumentError>("{}: step(): epoch = {} is below 0", name(), epoch);
+    const auto first = real(T_0_);
+    if (epoch < first) {
+      T_i_ = T_0_;
+      T_cur_ = epoch;
+    } else if (T_mult_ == 1) {
+      T_cur_ = std::fmod(epoch, first);
+    } else {
+      const auto base = real(T_mult_);
+      const auto n = std::trunc(std::log(epoch / first * (base - 1) + 1) / std::log(base));
+      T_cur_ = epoch - first * (std::pow(base, n) - 1) / (base - 1);
+      T_i_ = T_0_ * static_cast<std::int64_t>(std::pow(base, n));
+    }
+    update(static_cast<std::int64_t>(std::floor(epoch)));
+  }
+
+ protected:
+  double next_lr(std::size_t group, double) const override {
+    return eta_min_ + (base_lr(group) - eta_min_) * (1 + std::cos(pi * T_cur_ / real(T_i_))) / 2;
+  }
+  void visit_fields(Fields& fields) override {
+    fields("T_0", T_0_);
+    fields("T_i", T_i_);
+    fields("T_mult", T_mult_);
+    fields("eta_min", eta_min_);
+    const bool is_whole = T_cur_ == std::floor(T_cur_);
+    fields.constant("T_cur", is_whole ? Value(static_cast<std::int64_t>(T_cur_)) : Value(T_cur_));
+    fields.read("T_cur", [this](const Value& value) { from_value(value, T_cur_); });
+    Schedule::visit_fields(fields);
+  }
+  std::string problem() const override {
+    if (T_0_ < 1) return fmt::format("'T_0' is {}; give at least 1", T_0_);
+    if (T_i_ < 1) return fmt::format("'T_i' is {}, below 1", T_i_);
+    return T_mult_ < 1 ? fmt::format("'T_mult' is {}; give at least 1", T_mult_) : "";
+  }
+
+ private:
+  std::int64_t T_0_;
+  std::int64_t T_i_;
+  std::int64_t T_mult_;
+  double eta_min_;
+  double T_cur_ = -1;
+};
+
+class SwaSchedule : public Schedule {
+ public:
+  SwaSchedule(Optimizer& optimizer, const PerGroup& swa_lr, std::int64_t anneal_epochs,
+              std::string anneal_strategy)
+      : Schedule(optimizer, "SWALR"),
+        anneal_epochs_(anneal_epochs),
+        anneal_strategy_(std::move(anneal_strategy)) {
+    const auto rates = swa_lr.values("SWALR: swa_lr", group_count());
+    for (std::size_t i = 0; i < rates.size(); ++i) entries_->groups[i]["swa_lr"] = rates[i];
+  }
+
+ protected:
+  double next_lr(std::size_t group, double lr) const override {
+    check_group(group);
+    const auto step = anneal_epochs_ == 0 ? std::max<std::int64_t>(1, step_count_ - 1) : step_count_ - 1;
+    const auto swa_lr = entries_->groups.at(group).at("swa_lr");
+    const auto before = share(step - 1);
+    const auto initial_lr = before == 1 ? swa_lr : (lr - before * swa_lr) / (1 - before);
+    const auto alpha = share(step);
+    return swa_lr * alpha + initial_lr * (1 - alpha);
+  }
+  void visit_fields(Fields& fields) override {
+    fields("anneal_epochs", anneal_epochs_);
+    fields("_anneal_strategy", anneal_strategy_);
+    Schedule::visit_fields(fields);
+  }
+  std::string problem() const override {
+    if (anneal_epochs_ < 0) return fmt::format("'anneal_epochs' is {}; give 0 or more", anneal_epochs_);
+    if (anneal_strategy_ != "cos" && anneal_strategy_ != "linear")
+      return fmt::format("'anneal_strategy' is '{}'; give 'cos' or 'linear'", anneal_strategy_);
+    return {};
+  }
+
+ private:
+  double share(std::int64_t step) const {
+    const auto epochs = std::max<std::int64_t>(1, anneal_epochs_);
+    const auto t = std::clamp(real(step) / real(epochs), 0.0, 1.0);
+    return anneal_strategy_ == "cos" ? (1 - std::cos(pi * t)) / 2 : t;
+  }
+
+  std::int64_t anneal_epochs_;
+  std::string anneal_strategy_;
+};
+
 }  // namespace
-
-LambdaLR::LambdaLR(Optimizer& optimizer, LRLambda lr_lambda)
-    : LambdaLR(optimizer, for_each_group(optimizer, lr_lambda)) {}
-LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<LRLambda> lr_lambda)
-    : LRScheduler(Schedule::begun<LambdaSchedule>(optimizer, "LambdaLR", false, std::move(lr_lambda))) {}
-
-MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, LRLambda lr_lambda)
-    : MultiplicativeLR(optimizer, for_each_group(optimizer, lr_lambda)) {}
-MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, std::vector<LRLambda> lr_lambda)
-    : LRScheduler(
-          Schedule::begun<LambdaSchedule>(optimizer, "MultiplicativeLR", true, std::move(lr_lambda))) {}
 
 StepLR::StepLR(Optimizer& optimizer, std::int64_t step_size, double gamma)
     : LRScheduler(Schedule::begun<StepSchedule>(optimizer, step_size, gamma)) {}
@@ -251,5 +344,20 @@ ExponentialLR::ExponentialLR(Optimizer& optimizer, double gamma)
 
 PolynomialLR::PolynomialLR(Optimizer& optimizer, std::int64_t total_iters, double power)
     : LRScheduler(Schedule::begun<PolynomialSchedule>(optimizer, total_iters, power)) {}
+
+CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, std::int64_t T_max, double eta_min)
+    : LRScheduler(Schedule::begun<CosineSchedule>(optimizer, T_max, eta_min)) {}
+
+CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer, std::int64_t T_0,
+                                                         std::int64_t T_mult, double eta_min)
+    : LRScheduler(Schedule::begun<WarmRestartsSchedule>(optimizer, T_0, T_mult, eta_min)) {}
+void CosineAnnealingWarmRestarts::step(double epoch) {
+  dynamic_cast<WarmRestartsSchedule&>(*schedule_).go_to(epoch);
+}
+
+SWALR::SWALR(Optimizer& optimizer, const PerGroup& swa_lr, std::int64_t anneal_epochs,
+             std::string anneal_strategy)
+    : LRScheduler(
+          Schedule::begun<SwaSchedule>(optimizer, swa_lr, anneal_epochs, std::move(anneal_strategy))) {}
 
 }  // namespace lockstep::optim

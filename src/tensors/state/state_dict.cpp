@@ -16,7 +16,7 @@
 
 #include "base/throw_error.h"
 #include "optim/unaveraged.h"
-#include "serialize/with_source.h"
+#include "serialize/byte_source.h"
 
 namespace lockstep {
 namespace {

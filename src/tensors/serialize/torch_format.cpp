@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "serialize/torch_format.h"
+
+#include <system_error>
 #include <unordered_map>
 
 #include <ATen/Functions.h>
@@ -7,7 +10,7 @@
 #include "base/throw_error.h"
 #include "serialize/dtypes.h"
 #include "serialize/pickle.h"
-#include "serialize/torch_format.h"
+#include "serialize/storage.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -248,6 +251,19 @@ class Pickler {
   std::vector<at::Tensor> kept_;
 };
 
+// `add_storage(zip, key, name)` adds the record of a storage.
+template <typename AddStorage>
+void write_records(const Pickled& pickled, const Sink& sink, const AddStorage& add_storage) {
+  ZipWriter zip(sink);
+  zip.add("data.pkl", pickled.pickle);
+  zip.add(".format_version", "1");
+  zip.add(".storage_alignment", "64");
+  zip.add("byteorder", "little");
+  for (std::size_t key = 0; key < pickled.storages.size(); ++key)
+    add_storage(zip, key, fmt::format("data/{}", key));
+  zip.finish();
+}
+
 }  // namespace
 
 Pickled pickle_value(const Value& value) {
@@ -256,6 +272,47 @@ Pickled pickle_value(const Value& value) {
   } catch (const c10::Error& error) {
     throw_error<CheckpointError>("a tensor cannot be saved: {}", error.what_without_backtrace());
   }
+}
+
+void write_zip(const Pickled& pickled, const Sink& sink) {
+  Checksums checksums(pickled.storages);
+  write_records(pickled, sink, [&](ZipWriter& zip, std::size_t key, const std::string& name) {
+    auto storage = pickled.storages[key];
+    if (!storage.device().is_cpu()) storage = storage_bytes(storage).cpu().storage();
+    const auto bytes = bytes_of(storage);
+    zip.add(name, bytes, [&] { return checksums.of(key, bytes); });
+  });
+}
+
+std::uint64_t zip_size(const Pickled& pickled) {
+  std::uint64_t size = 0;
+  const auto count = [&](std::span<const std::byte> bytes) { size += bytes.size(); };
+  write_records(pickled, count, [&](ZipWriter& zip, std::size_t key, const std::string& name) {
+    zip.add(name, {static_cast<const std::byte*>(nullptr), pickled.storages[key].nbytes()}, [] { return 0; });
+  });
+  return size;
+}
+
+void replace_file(const std::filesystem::path& file, bool sync,
+                  const std::function<void(AtomicFile&)>& write) {
+  try {
+    AtomicFile target(file, {.sync = sync, .for_one_rank = true});
+    write(target);
+    target.commit();
+  } catch (const NotOnDisk& error) {
+    throw_error<CheckpointError>(
+        "{}: the new file replaced the old one, but may not have reached the disk: {}; save it again",
+        file.string(), error.code().message());
+  } catch (const std::system_error& error) {
+    throw_error<CheckpointError>("{}: cannot be written: {}; an existing file of this name is unchanged",
+                                 file.string(), error.code().message());
+  }
+}
+
+void write_file(const Pickled& pickled, const std::filesystem::path& file, const SaveOptions& options) {
+  replace_file(file, options.sync, [&](AtomicFile& target) {
+    write_zip(pickled, [&](std::span<const std::byte> bytes) { target.write(bytes); });
+  });
 }
 
 }  // namespace lockstep::serialize

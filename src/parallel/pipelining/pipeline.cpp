@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <algorithm>
 #include <chrono>
 #include <map>
 #include <sstream>
@@ -7,17 +6,13 @@
 #include <ATen/ops/ones_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
-#include <fmt/ranges.h>
 
 #include <lockstep/pipelining/pipeline.h>
 
 #include "base/throw_error.h"
 #include "modules/agreement.h"
 #include "pipelining/action_errors.h"
-#include "pipelining/local_stage.h"
-#include "pipelining/microbatches.h"
 #include "pipelining/plan_walk.h"
-#include "pipelining/plans.h"
 #include "pipelining/shared_gradients.h"
 #include "pipelining/stage_check.h"
 #include "pipelining/stage_messages.h"
@@ -27,116 +22,6 @@ namespace lockstep::pipelining {
 namespace {
 
 using enum ComputationType;
-
-constexpr const char* kUser = "a pipeline schedule";
-
-at::Device device_of(const PipelineStage& stage) {
-  if (stage.options().device) return *stage.options().device;
-  for (const auto& tensors : {stage.submodule()->parameters(), stage.submodule()->buffers()})
-    if (!tensors.empty()) return tensors.front().device();
-  return at::kCPU;
-}
-
-at::Device common_device(const std::vector<PipelineStage>& stages) {
-  const auto device = device_of(stages.front());
-  for (const auto& stage : stages) {
-    if (device_of(stage) != device)
-      throw_error<ArgumentError>("stages {} and {} of this rank are on {} and {}; they must be on one device",
-                                 stages.front().stage_index(), stage.stage_index(), device.str(),
-                                 device_of(stage).str());
-  }
-  return device;
-}
-
-bool has_messages(const Plan& plan) {
-  for (const auto& actions : plan.pipeline_order)
-    for (const auto& action : actions)
-      if (action && (is_send(action->computation_type) || is_recv(action->computation_type))) return true;
-  return false;
-}
-
-Plan with_messages(const Plan& plan) {
-  check_plan(plan);
-  return has_messages(plan) ? plan : add_comms(plan);
-}
-
-void require_reductions(const Plan& plan) {
-  for (const auto& actions : plan.pipeline_order)
-    for (const auto& action : actions)
-      if (action && action->computation_type == REDUCE_GRAD) return;
-  throw_error<ArgumentError>(
-      "the plan has messages, but no REDUCE_GRAD; add_reduce_grad() adds them, and add_comms() everything");
-}
-
-void check_stages(const std::vector<PipelineStage>& stages, const Plan& plan, const ProcessGroup& group) {
-  const int rank = group.rank();
-  if (static_cast<int>(plan.pipeline_order.size()) != group.size())
-    throw_error<ArgumentError>("the plan is for {} ranks, group {} has {}", plan.pipeline_order.size(),
-                               group.name(), group.size());
-  const auto rank_of = stage_to_rank(plan);
-  std::vector<int> given;
-  for (const auto& stage : stages) {
-    if (stage.num_stages() != plan.num_stages)
-      throw_error<ArgumentError>("rank {}, stage {}: it is one of {} stages, the plan has {}", rank,
-                                 stage.stage_index(), stage.num_stages(), plan.num_stages);
-    given.push_back(stage.stage_index());
-  }
-  std::vector<int> planned;
-  for (int stage = 0; stage < plan.num_stages; ++stage)
-    if (rank_of[static_cast<std::size_t>(stage)] == rank) planned.push_back(stage);
-  std::sort(given.begin(), given.end());
-  if (given != planned)
-    throw_error<ArgumentError>("rank {} has the stages {}; the plan puts {} there", rank,
-                               fmt::join(given, ", "), fmt::join(planned, ", "));
-}
-
-// What a schedule runs. Making it makes no calls, and throws for what the schedule refuses.
-struct Parts {
-  Plan plan;
-  at::Device device;
-  std::map<int, LocalStage> stages;
-};
-
-Parts parts_of(const std::vector<PipelineStage>& stages, const Plan& plan, const ProcessGroup& group) {
-  Parts parts{.plan = with_messages(plan), .device = common_device(stages), .stages = {}};
-  simulate(parts.plan);
-  if (device_of(stages.front()).is_cuda()) check_order_of_pairs(parts.plan);
-  require_reductions(parts.plan);
-  check_stages(stages, parts.plan, group);
-  for (const auto& stage : stages)
-    parts.stages.emplace(stage.stage_index(), LocalStage(stage, parts.plan.n_microbatches));
-  return parts;
-}
-
-// What all ranks must have alike.
-std::string text_of(const Plan& plan, const PipelineScheduleOptions& options, bool has_loss) {
-  auto lines = fmt::format("a plan of {} stages and {} micro-batches, scale_grads={}, loss_fn={}\n",
-                           plan.num_stages, plan.n_microbatches, options.scale_grads, has_loss);
-  for (std::size_t rank = 0; rank < plan.pipeline_order.size(); ++rank) {
-    const auto& actions = plan.pipeline_order[rank];
-    for (std::size_t i = 0; i < actions.size(); ++i)
-      lines += fmt::format("action {} of rank {}\t{}\n", i, rank, actions[i] ? actions[i]->str() : "none");
-  }
-  return lines;
-}
-
-// Parts that all ranks have alike. What one refuses is an error on all. `groups`: groups_of() the stages.
-Parts parts_on_all_ranks(const std::vector<PipelineStage>& stages, const Plan& plan,
-                         const PipelineScheduleOptions& options, bool has_loss,
-                         const std::vector<ProcessGroup>& groups) {
-  const auto where = std::source_location::current();
-  auto parts =
-      modules::tell_on_failure(groups, kUser, where, [&] { return parts_of(stages, plan, groups.front()); });
-  const modules::ModuleText own{.user = kUser,
-                                .lines = text_of(parts.plan, options, has_loss),
-                                .advice = "Make the same schedule with the same options on every rank"};
-  for (auto group = groups.begin(); group != groups.end(); ++group) {
-    const std::vector rest(group + 1, groups.end());
-    modules::tell_on_failure(rest, kUser, where,
-                             [&] { modules::check_same_on_all_ranks(*group, own, where); });
-  }
-  return parts;
-}
 
 // The same on all ranks of a host, and roughly on all hosts.
 double seconds_now() {
@@ -168,8 +53,8 @@ double seconds_now() {
 // handed over in memory (`arrived_`). REDUCE_GRAD, after a stage's last B or W, divides and averages.
 class PipelineSchedule::Runtime {
  public:
-  Runtime(ProcessGroup group, const std::vector<PipelineStage>& stages, Parts parts, LossFunction loss_fn,
-          const PipelineScheduleOptions& options)
+  Runtime(ProcessGroup group, const std::vector<PipelineStage>& stages, ScheduleParts parts,
+          LossFunction loss_fn, const PipelineScheduleOptions& options)
       : group_(std::move(group)),
         plan_(std::move(parts.plan)),
         loss_fn_(std::move(loss_fn)),
@@ -402,9 +287,31 @@ class PipelineSchedule::Runtime {
   std::map<std::pair<int, int>, Tensors> arrived_;  // gradients of a stage's inputs
 };
 
+PipelineStage::PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forward forward, int stage_index,
+                             int num_stages, PipelineStageOptions options)
+    : submodule_(std::move(submodule)),
+      forward_(std::move(forward)),
+      stage_index_(stage_index),
+      num_stages_(num_stages),
+      options_(std::move(options)) {
+  if (!submodule_ || !forward_)
+    throw_error<ArgumentError>("PipelineStage {}: the module is empty", stage_index);
+  if (std::dynamic_pointer_cast<nn::WrapperModule>(submodule_))
+    throw_error<ArgumentError>(
+        "PipelineStage {}: the module is wrapped by DistributedDataParallel or DataParallel, which would "
+        "reduce in every micro-batch; pass the module itself and set data_parallel_group",
+        stage_index);
+  if (stage_index < 0 || stage_index >= num_stages)
+    throw_error<ArgumentError>("PipelineStage: stage_index {} of {} stages", stage_index, num_stages);
+}
+
+void PipelineStage::refuse_inputs(std::size_t count) {
+  throw_error<ArgumentError>("the module's forward() does not take {} tensors; pass a `forward`", count);
+}
+
 PipelineSchedule::PipelineSchedule(const std::vector<PipelineStage>& stages, const Plan& plan,
                                    LossFunction loss_fn, const PipelineScheduleOptions& options) {
-  const auto groups = groups_of(stages, kUser);
+  const auto groups = groups_of(stages, kScheduleUser);
   auto parts = parts_on_all_ranks(stages, plan, options, loss_fn != nullptr, groups);
   runtime_ = std::make_unique<Runtime>(groups.front(), stages, std::move(parts), std::move(loss_fn), options);
 }
@@ -439,5 +346,12 @@ double PipelineSchedule::clip_grad_norm_(double max_norm, const ClipGradNormOpti
 }
 
 const Plan& PipelineSchedule::plan() const { return runtime_->plan(); }
+
+Plan detail::named_plan(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches) {
+  const auto groups = groups_of(stages, name);
+  return modules::tell_on_failure(groups, name, std::source_location::current(), [&] {
+    return make_plan(name, groups.front().size(), static_cast<int>(stages.size()), n_microbatches);
+  });
+}
 
 }  // namespace lockstep::pipelining

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/throw_error.h"
+#include "optim/schedule.h"
+
+namespace lockstep::optim {
+namespace {
+
+using torch::optim::Optimizer;
+
+class LambdaSchedule : public Schedule {
+ public:
+  LambdaSchedule(Optimizer& optimizer, const char* name, bool multiplies, std::vector<LRLambda> lr_lambdas)
+      : Schedule(optimizer, name), multiplies_(multiplies), lr_lambdas_(std::move(lr_lambdas)) {}
+
+ protected:
+  double next_lr(std::size_t group, double lr) const override {
+    if (multiplies_ && is_initial_) return lr;
+    check_group(group);
+    return (multiplies_ ? lr : base_lr(group)) * lr_lambdas_[group](last_epoch_);
+  }
+  void visit_fields(Fields& fields) override {
+    fields.constant("lr_lambdas", List(std::vector<Value>(lr_lambdas_.size())));
+    fields.read("lr_lambdas", [](const Value& states) {
+      for (const auto& state : states.as_items()) {
+        if (!state.is<None>())
+          throw_error<CheckpointError>("it has the attributes of a Python object; make it [None, ...]");
+      }
+    });
+    Schedule::visit_fields(fields);
+  }
+  std::string problem() const override {
+    if (lr_lambdas_.size() != group_count()) {
+      return fmt::format("there are {} functions for {} parameter groups; give one or one per group",
+                         lr_lambdas_.size(), group_count());
+    }
+    const bool empty = std::any_of(lr_lambdas_.begin(), lr_lambdas_.end(), [](auto& f) { return !f; });
+    return empty ? "a function of lr_lambda is empty" : "";
+  }
+
+ private:
+  bool multiplies_;
+  std::vector<LRLambda> lr_lambdas_;
+};
+
+std::vector<LRLambda> for_each_group(const Optimizer& optimizer, const LRLambda& lr_lambda) {
+  return std::vector<LRLambda>(optimizer.param_groups().size(), lr_lambda);
+}
+
+// Schedules of one optimizer, which set its rates.
+class ComposedSchedule : public Schedule {
+ public:
+  ComposedSchedule(Optimizer& optimizer, const char* name, const std::vector<LRScheduler>& schedulers)
+      : Schedule(optimizer, name) {
+    for (const auto& scheduler : schedulers) {
+      const auto& schedule = Schedule::of(scheduler);
+      if (&schedule->optimizer() != &optimizer) {
+        throw_error<ArgumentError>("{}: the scheduler at index {}, a {}, is of another optimizer", name,
+                                   schedules_.size(), schedule->name());
+      }
+      schedules_.push_back(schedule);
+    }
+  }
+
+  void undo() override {
+    for (const auto& schedule : schedules_) schedule->undo();
+  }
+  bool is_composed() const override { return true; }
+
+ protected:
+  double next_lr(std::size_t, double lr) const override { return lr; }
+  void visit_fields(Fields& fields) override {
+    fields("_last_lr", last_lr_);
+    List states;
+    for (const auto& schedule : schedules_) states.items.emplace_back(schedule->state_dict());
+    fields.constant("_schedulers", std::move(states));
+    fields.read("_schedulers", [this](const Value& list) {
+      const auto& items = list.as_items();
+      if (items.size() != schedules_.size())
+        throw_error<CheckpointError>("there are {} states for {} schedulers", items.size(),
+                                     schedules_.size());
+      for (std::size_t i = 0; i < items.size(); ++i) schedules_[i]->load_state_dict(items[i].as_dict());
+    });
+  }
+
+  std::vector<std::shared_ptr<Schedule>> schedules_;
+};
+
+class SequentialSchedule : public ComposedSchedule {
+ public:
+  SequentialSchedule(Optimizer& optimizer, const std::vector<LRScheduler>& schedulers,
+                     std::vector<std::int64_t> milestones)
+      : ComposedSchedule(optimizer, "SequentialLR", schedulers), milestones_(std::move(milestones)) {}
+
+  void step() override {
+    ++last_epoch_;
+    const auto index = index_at(last_epoch_);
+    auto& schedule = *schedules_[index];
+    if (index > 0 && milestones_[index - 1] == last_epoch_) {
+      schedule.update(0);
+    } else {
+      schedule.step();
+    }
+    last_lr_ = schedule.last_lr();
+  }
+
+ protected:
+  // Back to the initial rates, and only the first schedule takes its initial step.
+  void begin() override {
+    check();
+    last_epoch_ = 0;
+    for (std::size_t i = 0; i < group_count(); ++i)
+      optimizer_.param_groups()[i].options().set_lr(entries_->groups.at(i).at("initial_lr"));
+    undo();
+    auto& first = *schedules_[index_at(0)];
+    first.initial_step();
+    last_lr_ = first.last_lr();
+  }
+  void visit_fields(Fields& fields) override {
+    fields("_milestones", milestones_);
+    fields.required("last_epoch", last_epoch_);
+    ComposedSchedule::visit_fields(fields);
+  }
+  std::string problem() const override {
+    if (schedules_.empty() || milestones_.size() != schedules_.size() - 1) {
+      return fmt::format("there are {} milestones for {} schedulers; give one less than schedulers",
+                         milestones_.size(), schedules_.size());
+    }
+    if (!std::is_sorted(milestones_.begin(), milestones_.end())) return "'milestones' must increase";
+    for (std::size_t i = 1; i < schedules_.size(); ++i) {
+      if (!schedules_[i]->is_composed()) continue;
+      return fmt::format("the scheduler at index {} is a {}, which cannot begin anew; make it the first", i,
+                         schedules_[i]->name());
+    }
+    return {};
+  }
+
+ private:
+  std::size_t index_at(std::int64_t epoch) const {
+    const auto next = std::upper_bound(milestones_.begin(), milestones_.end(), epoch);
+    return static_cast<std::size_t>(next - milestones_.begin());
+  }
+
+  std::vector<std::int64_t> milestones_;
+};
+
+class ChainedSchedule : public ComposedSchedule {
+ public:
+  ChainedSchedule(Optimizer& optimizer, const std::vector<LRScheduler>& schedulers)
+      : ComposedSchedule(optimizer, "ChainedScheduler", schedulers) {}
+
+  void step() override {
+    for (const auto& schedule : schedules_) schedule->step();
+    last_lr_ = rates_of(optimizer_);
+  }
+
+ protected:
+  void begin() override { last_lr_ = rates_of(optimizer_); }
+};
+
+Optimizer& optimizer_of(const std::vector<LRScheduler>& schedulers) {
+  if (schedulers.empty()) throw_error<ArgumentError>("ChainedScheduler: give at least one scheduler");
+  return Schedule::of(schedulers.front())->optimizer();
+}
+
+}  // namespace
+
+LambdaLR::LambdaLR(Optimizer& optimizer, LRLambda lr_lambda)
+    : LambdaLR(optimizer, for_each_group(optimizer, lr_lambda)) {}
+LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<LRLambda> lr_lambda)
+    : LRScheduler(Schedule::begun<LambdaSchedule>(optimizer, "LambdaLR", false, std::move(lr_lambda))) {}
+
+MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, LRLambda lr_lambda)
+    : MultiplicativeLR(optimizer, for_each_group(optimizer, lr_lambda)) {}
+MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, std::vector<LRLambda> lr_lambda)
+    : LRScheduler(
+          Schedule::begun<LambdaSchedule>(optimizer, "MultiplicativeLR", true, std::move(lr_lambda))) {}
+
+SequentialLR::SequentialLR(Optimizer& optimizer, const std::vector<LRScheduler>& schedulers,
+                           std::vector<std::int64_t> milestones)
+    : LRScheduler(Schedule::begun<SequentialSchedule>(optimizer, schedulers, std::move(milestones))) {}
+
+ChainedScheduler::ChainedScheduler(const std::vector<LRScheduler>& schedulers)
+    : LRScheduler(Schedule::begun<ChainedSchedule>(optimizer_of(schedulers), schedulers)) {}
+
+namespace {
+
+bool is_mode(const std::string& mode) { return mode == "min" || mode == "max"; }
+bool is_threshold_mode(const std::string& mode) { return mode == "rel" || mode == "abs"; }
+
+double worst_in(const std::string& mode) {
+  constexpr auto infinity = std::numeric_limits<double>::infinity();
+  return mode == "min" ? infinity : -infinity;
+}
+
+void check_options(const ReduceLROnPlateauOptions& options, std::size_t groups) {
+  const auto refuse = [](const std::string& what) {
+    throw_error<ArgumentError>("ReduceLROnPlateau: {}", what);
+  };
+  if (!(options.factor < 1))
+    refuse(fmt::format("factor = {} does not lower anything; give less than 1", options.factor));
+  if (!is_mode(options.mode)) refuse(fmt::format("mode '{}' is unknown; give 'min' or 'max'", options.mode));
+  if (!is_threshold_mode(options.threshold_mode))
+    refuse(fmt::format("threshold_mode '{}' is unknown; give 'rel' or 'abs'", options.threshold_mode));
+  if (!options.min_lrs.empty() && options.min_lrs.size() != groups)
+    refuse(fmt::format("there are {} min_lrs for {} parameter groups", options.min_lrs.size(), groups));
+}
+
+}  // namespace
+
+ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceLROnPlateauOptions options)
+    : optimizer_(&optimizer),
+      mode_(std::move(options.mode)),
+      factor_(options.factor),
+      patience_(options.patience),
+      threshold_(options.threshold),
+      threshold_mode_(std::move(options.threshold_mode)),
+      cooldown_(options.cooldown),
+      min_lrs_(std::move(options.min_lrs)),
+      eps_(options.eps),
+      best_(worst_in(mode_)),
+      last_lr_(rates_of(optimizer)) {
+  check_options({.mode = mode_, .factor = factor_, .threshold_mode = threshold_mode_, .min_lrs = min_lrs_},
+                last_lr_.size());
+  if (!min_lrs_.empty()) return;
+  default_min_lr_ = options.min_lr;
+  min_lrs_.assign(last_lr_.size(), options.min_lr);
+}
+
+bool ReduceLROnPlateau::is_better(double metric) const {
+  const bool relative = threshold_mode_ == "rel";
+  if (mode_ == "min") return metric < (relative ? best_ * (1 - threshold_) : best_ - threshold_);
+  return metric > (relative ? best_ * (threshold_ + 1) : best_ + threshold_);
+}
+
+void ReduceLROnPlateau::step(double metric) {
+  ++last_epoch_;
+  if (is_better(metric)) {
+    best_ = metric;
+    num_bad_epochs_ = 0;
+  } else {
+    ++num_bad_epochs_;
+  }
+  if (cooldown_counter_ > 0) {
+    --cooldown_counter_;
+    num_bad_epochs_ = 0;
+  }
+  if (num_bad_epochs_ > patience_) {
+    reduce();
+    cooldown_counter_ = cooldown_;
+    num_bad_epochs_ = 0;
+  }
+  last_lr_ = rates_of(*optimizer_);
+}
+
+void ReduceLROnPlateau::reduce() {
+  auto& groups = optimizer_->param_groups();
+  if (groups.size() != min_lrs_.size()) {
+    if (!default_min_lr_) {
+      throw_error<ArgumentError>(
+          "ReduceLROnPlateau: the optimizer has {} parameter groups, but there are {} min_lrs", groups.size(),
+          min_lrs_.size());
+    }
+    min_lrs_.assign(groups.size(), *default_min_lr_);
+  }
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto old_rate = groups[i].options().get_lr();
+    const auto rate = std::max(old_rate * factor_, min_lrs_[i]);
+    if (old_rate - rate > eps_) groups[i].options().set_lr(rate);
+  }
+}
+
+void ReduceLROnPlateau::visit_fields(Fields& fields) {
+  fields("factor", factor_);
+  fields("default_min_lr", default_min_lr_);
+  fields("min_lrs", min_lrs_);
+  fields("patience", patience_);
+  fields("cooldown", cooldown_);
+  fields("eps", eps_);
+  fields("last_epoch", last_epoch_);
+  fields("_last_lr", last_lr_);
+  fields.constant("mode_worse", worst_in(mode_));
+  fields("mode", mode_);
+  fields("threshold", threshold_);
+  fields("threshold_mode", threshold_mode_);
+  fields("best", best_);
+  fields("cooldown_counter", cooldown_counter_);
+  fields("num_bad_epochs", num_bad_epochs_);
+}
+
+Dict ReduceLROnPlateau::state_dict() const {
+  Dict dict;
+  Fields fields(dict);
+  const_cast<ReduceLROnPlateau*>(this)->visit_fields(fields);  // which only reads them for a writer
+  return dict;
+}
+
+void ReduceLROnPlateau::load_state_dict(const Dict& state_dict) {
+  auto loaded = *this;
+  Fields fields(state_dict, "ReduceLROnPlateau", false);
+  loaded.visit_fields(fields);
+  if (!is_mode(loaded.mode_)) throw_error<CheckpointError>("mode {} is unknown!", loaded.mode_);
+  if (!is_threshold_mode(loaded.threshold_mode_))
+    throw_error<CheckpointError>("threshold mode {} is unknown!", loaded.threshold_mode_);
+  *this = std::move(loaded);
+}
+
+}  // namespace lockstep::optim
