@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include <lockstep/data/image_folder.h>
 #include <lockstep/data/loader.h>
+#include <lockstep/data/vision.h>
 #include <lockstep/transforms/transforms.h>
 
 using namespace lockstep::transforms;

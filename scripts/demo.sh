@@ -71,7 +71,7 @@ mirrors_answer() {
   local host
   if [[ -n ${https_proxy:-}${HTTPS_PROXY:-} ]]; then return 0; fi
   # shellcheck disable=SC2013  # no host has a space
-  for host in $(sed -nE 's#.*"https://([^/"]+)/.*mnist/?".*#\1#p' src/kit/data/mnist.cpp); do
+  for host in $(sed -nE 's#.*"https://([^/"]+)/.*mnist/?".*#\1#p' src/kit/data/vision.cpp); do
     if timeout 5 bash -c "exec 3<>/dev/tcp/$host/443" 2>/dev/null; then return 0; fi
   done
   return 1

@@ -7,7 +7,6 @@
 // Data.
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/files.h>
-#include <lockstep/data/image_folder.h>
 #include <lockstep/data/images.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/modelnet.h>
@@ -31,5 +30,4 @@
 // Checkpoints.
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
-#include <lockstep/checkpoint/epoch_checkpoint.h>
 #include <lockstep/checkpoint/training_state.h>

@@ -42,7 +42,7 @@ def text(value):
 
 
 def folder_index():
-    """As src/kit/data/folder_index.cpp writes it, without the checksum."""
+    """As src/kit/data/folder_listing.cpp writes it, without the checksum."""
     def texts(values):
         return struct.pack("<Q", len(values)) + b"".join(map(text, values))
 

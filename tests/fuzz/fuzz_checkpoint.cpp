@@ -13,6 +13,7 @@
 
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
+#include "checkpoint/write_metadata.h"
 #include "serialize/byte_source.h"
 #include "serialize/safetensors_header.h"
 #include "serialize/unpickler.h"

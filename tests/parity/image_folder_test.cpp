@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/data/image_folder.h>
 #include <lockstep/data/loader.h>
+#include <lockstep/data/vision.h>
 #include <lockstep/serialize/torch_file.h>
 #include <lockstep/transforms/transforms.h>
 

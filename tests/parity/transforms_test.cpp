@@ -15,7 +15,7 @@
 #include "parity/transform_factory.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
-#include "transforms/augment_policies.h"
+#include "transforms/auto_augment.h"
 
 namespace lockstep::testing {
 namespace {

@@ -8,7 +8,7 @@
 #include <lockstep/data/web_dataset.h>
 #include <lockstep/serialize/torch_file.h>
 
-#include "data/shard_names.h"
+#include "data/shards.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
 

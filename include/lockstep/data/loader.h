@@ -13,7 +13,6 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/detail/loader_iteration.h>
 #include <lockstep/data/loader_options.h>
-#include <lockstep/data/loader_position.h>
 #include <lockstep/data/sampler.h>
 
 namespace lockstep::data {

@@ -277,13 +277,4 @@ std::pair<Subset<Dataset>, Subset<Dataset>> train_val_split(Dataset dataset,
   return {Subset<Dataset>(shared, std::move(train)), Subset<Dataset>(shared, std::move(val))};
 }
 
-/// Writes class names by index, {"0": "daisy", "1": "dandelion"}, with the bytes of Python's
-/// `json.dumps(..., indent=4)`. The file appears whole or not at all, also when several ranks write it.
-/// Throws DataError naming the file, and ArgumentError for a name that is not valid UTF-8.
-void write_class_indices(const std::filesystem::path& file, const std::vector<std::string>& classes);
-
-/// The class names of such a file, by index. Throws DataError naming the file when it is missing, is not
-/// such JSON, or lacks an index.
-std::vector<std::string> read_class_indices(const std::filesystem::path& file);
-
 }  // namespace lockstep::data

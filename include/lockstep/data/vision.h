@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +15,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/data/dataset.h>
+#include <lockstep/data/images.h>
+#include <lockstep/transforms/transforms.h>
 
 namespace lockstep::data {
 
@@ -109,6 +114,111 @@ class CIFAR100 : public ImageDataset {
   explicit CIFAR100(const std::filesystem::path& root, const CIFAROptions& options = {});
   static const std::vector<std::string>& classes();
   static std::map<std::string, std::int64_t> class_to_idx();
+};
+
+/// The classes of a folder. torchvision: the result of `find_classes()`.
+struct FolderClasses {
+  std::vector<std::string> classes;                  ///< in the order of `DatasetFolder::classes()`
+  std::map<std::string, std::int64_t> class_to_idx;  ///< name of a subfolder -> target
+};
+
+/// One class per subfolder of `root`, sorted by name. Throws DataError without a subfolder. torchvision:
+/// `datasets.folder.find_classes`.
+FolderClasses find_classes(const std::filesystem::path& root);
+
+/// Writes class names by index, {"0": "daisy", "1": "dandelion"}, with the bytes of Python's
+/// `json.dumps(..., indent=4)`. The file appears whole or not at all, also when several ranks write it.
+/// Throws DataError naming the file, and ArgumentError for a name that is not valid UTF-8.
+void write_class_indices(const std::filesystem::path& file, const std::vector<std::string>& classes);
+
+/// The class names of such a file, by index. Throws DataError naming the file when it is missing, is not
+/// such JSON, or lacks an index.
+std::vector<std::string> read_class_indices(const std::filesystem::path& file);
+
+/// The treatment of a file that cannot be decoded: one for which the loader, or the transform, throws
+/// DataError. A file that ImageFolder cannot open or read is always an error.
+enum class OnUnreadable {
+  raise,    ///< throws DataError naming the file
+  skip,     ///< the batch has fewer samples, or none: [0]; excludes ConcatDataset
+  replace,  ///< the next readable sample of the dataset takes the place
+};
+
+struct DatasetFolderOptions {
+  /// Applied to each sample: any callable `at::Tensor(const at::Tensor&)`, or a transform.
+  std::optional<transforms::Transform> transform = {};
+  /// Applied to each target.
+  TargetTransform target_transform = {};
+  /// Endings of the files to read, in lower case; letter case is ignored. Default: torchvision's
+  /// IMG_EXTENSIONS.
+  std::optional<std::vector<std::string>> extensions = {};
+  /// Decides for each file instead of `extensions`.
+  std::function<bool(const std::filesystem::path&)> is_valid_file = {};
+  /// Accept classes without files.
+  bool allow_empty = false;
+  /// Replaces find_classes().
+  std::function<FolderClasses(const std::filesystem::path&)> find_classes = {};
+  /// ImageFolder only: decode a large JPEG file at 1/2, 1/4 or 1/8 of its size where the transform begins
+  /// with RandomResizedCrop or Resize and the result is not larger. This changes pixels.
+  bool scaled_decoding = false;
+  /// ImageFolder only: the image's orientation by its EXIF data is applied before the transform.
+  bool apply_exif_orientation = false;
+  /// ImageFolder only: see DecodeOptions::max_pixels.
+  std::int64_t max_pixels = DecodeOptions().max_pixels;
+  OnUnreadable on_unreadable = OnUnreadable::raise;
+  /// A file that keeps the list of files, which makes opening a large folder fast. It is used while the
+  /// modification times of all folders stay the same, and written anew otherwise: files that were added,
+  /// removed or renamed are noticed, contents that changed are not. Excludes is_valid_file and find_classes.
+  std::filesystem::path index_cache = {};
+};
+
+class FolderListing;
+
+/// Samples in files, one subfolder per class: root/<class>/.../<file>. Classes, targets and order are those
+/// of torchvision's DatasetFolder. Copies share the list of files. get_batch() is thread-safe if the loader
+/// and the transforms are.
+class DatasetFolder {
+ public:
+  /// Reads one file. Its DataError marks the file as unreadable. torchvision: `loader`.
+  using SampleLoader = std::function<at::Tensor(const std::filesystem::path&)>;
+
+  /// Throws DataError naming the path: a folder that cannot be read, a class without files, links in a
+  /// circle. Throws ArgumentError for options that exclude each other.
+  DatasetFolder(const std::filesystem::path& root, SampleLoader loader, DatasetFolderOptions options = {});
+
+  std::int64_t size() const;
+  /// Transformed samples, stacked, and int64 targets [batch], or what target_transform returns. Throws
+  /// ArgumentError when an index is out of range or the shapes of the samples differ, and DataError as
+  /// `on_unreadable` says.
+  Batch get_batch(const at::Tensor& indices) const;
+
+  const std::vector<std::string>& classes() const;
+  const std::map<std::string, std::int64_t>& class_to_idx() const;
+  /// The file of a sample. torchvision: `samples[i][0]`.
+  std::filesystem::path path(std::int64_t index) const;
+  /// The targets of all samples, before target_transform: int64 [size()]. torchvision: `targets`.
+  at::Tensor targets() const;
+  /// Unreadable files met so far, by all copies.
+  std::int64_t unreadable() const { return *unreadable_; }
+
+ protected:
+  /// Reads a file and transforms the sample.
+  using TransformingLoader =
+      std::function<at::Tensor(const std::filesystem::path&, const transforms::OptionalGenerator&)>;
+  DatasetFolder(const std::filesystem::path& root, TransformingLoader load, DatasetFolderOptions options);
+
+ private:
+  std::shared_ptr<const FolderListing> listing_;
+  TransformingLoader load_;
+  DatasetFolderOptions options_;
+  std::shared_ptr<std::atomic<std::int64_t>> unreadable_ = std::make_shared<std::atomic<std::int64_t>>(0);
+};
+
+/// Pictures in one subfolder per class, decoded as uint8 RGB (PNG files with 16 bits are reduced to the upper
+/// 8): [3, height, width]: `ImageFolder("train", {.transform = Compose(RandomResizedCrop(224),
+/// ToTensor())})`. torchvision: ImageFolder, with `decode_image(mode=RGB)` as its loader.
+class ImageFolder : public DatasetFolder {
+ public:
+  explicit ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options = {});
 };
 
 }  // namespace lockstep::data

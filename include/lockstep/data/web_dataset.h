@@ -14,9 +14,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/data/dataset.h>
-#include <lockstep/data/image_folder.h>
 #include <lockstep/data/images.h>
 #include <lockstep/data/sampler.h>
+#include <lockstep/data/vision.h>
 #include <lockstep/transforms/transforms.h>
 
 namespace lockstep::data {

@@ -2,14 +2,19 @@
 #include "checkpoint/checkpoint_writer.h"
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <exception>
 #include <future>
+#include <mutex>
+#include <stop_token>
 #include <string>
 #include <utility>
 
 #include <lockstep/base/log.h>
 
 #include "base/throw_error.h"
+#include "checkpoint/distributed_save.h"
 #include "checkpoint/tensor_copies.h"
 #include "serialize/torch_format.h"
 
@@ -159,6 +164,212 @@ void remove_after(const CheckpointManagerOptions& options, const CheckpointFolde
   if (left.empty() || left.back().step <= info.step) return;
   throw_error<CheckpointError>("{}: cannot be removed, so it is still the latest checkpoint",
                                left.back().file.string());
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+using distributed_checkpoint::DistributedSave;
+
+// Note [Saves by every rank]
+//
+// A save runs the steps of note [Save protocol] in distributed_save.cpp, in the folder `place_`: the existing
+// checkpoint of that step, or a folder with a temporary name that is renamed after commit(). First, finish()
+// collects the previous asynchronous save. publish() adds metrics, links and retention to the commit.
+//
+//                     caller's thread        `writing_`, every rank     `publishing_`, rank 0
+//     without async   plan, write, commit
+//     async_save      plan, copy tensors     write                      poll is_complete(), commit
+//
+// Training continues during an asynchronous save and uses the group, so these threads make no collective
+// call. The next save(), wait() or load joins them and makes their outcome known to all ranks.
+//
+// Invariants: `saving_` is set from the plan until the save has succeeded or has been abandoned, on all ranks
+// alike. Only rank 0 publishes or removes folders; abandon() removes only the temporary one.
+class EveryRankWriter : public CheckpointWriter {
+ public:
+  using CheckpointWriter::CheckpointWriter;
+
+  ~EveryRankWriter() override {
+    if (std::uncaught_exceptions() > 0) wait_with_grace();
+    const auto log_error = [](auto& work) {
+      try {
+        if (work.valid()) work.get();
+      } catch (const std::exception& error) {
+        log(LogLevel::error, error.what());
+      }
+    };
+    log_error(writing_);
+    log_error(publishing_);
+  }
+
+  void save(std::int64_t step, const Value& contents, std::optional<double> metric) override {
+    on_every(group_, [&] { contents.as_dict(); });
+    run_both([&] { finish(); }, [&] { begin_and_write(step, contents.as_dict(), metric); });
+  }
+
+  void wait() override { finish(); }
+
+  // A rank that cannot write its file may be unable to leave its mark, too.
+  void drain() override {
+    if (!saving_) return;
+    if (!all_have_written()) stop_.request_stop();
+    wait_here();
+  }
+
+ private:
+  void begin_and_write(std::int64_t step, const Dict& contents, std::optional<double> metric) {
+    const CheckpointInfo info{.step = step, .file = folder_.file_of(step, true), .metric = metric};
+    begin(info);
+    saving_.emplace(contents, group_, distributed_checkpoint::begin_save(place_, group_, options_.sync),
+                    options_.async_save ? &copies_ : nullptr);
+    options_.async_save ? start(info) : write_now(info);
+  }
+
+  void wait_here() const {
+    if (writing_.valid()) writing_.wait();
+    if (publishing_.valid()) publishing_.wait();
+  }
+
+  bool all_have_written() const {
+    bool written = true;
+    try {
+      if (writing_.valid()) writing_.get();
+    } catch (...) {
+      written = false;  // finish() throws it
+    }
+    const auto all = gather_texts(group_, written ? "y" : "n");
+    return std::ranges::find(all, "n") == all.end();
+  }
+
+  // This rank fails, maybe for another reason, so it gives the others time to finish. After a failed
+  // collective call a rank is probably lost and may never write.
+  void wait_with_grace() {
+    if (!group_ || group_->size() == 1 || !publishing_.valid()) return;
+    constexpr std::chrono::milliseconds grace{60'000};
+    const auto has_failed = [](const CallRecord& call) { return call.state == CallState::failed; };
+    const bool rank_lost = std::ranges::any_of(group_->recent_calls(), has_failed);
+    if (!rank_lost) publishing_.wait_for(std::min(group_->timeout(), grace));
+    stop_.request_stop();
+  }
+
+  void write_now(const CheckpointInfo& info) {
+    or_abandon([&] {
+      on_every(group_, [&] { write(); });
+      on_first(group_, [&] { commit(info); });
+    });
+    saving_.reset();
+  }
+
+  void start(const CheckpointInfo& info) {
+    stop_ = {};
+    or_abandon([&] { on_every(group_, [&] { start_threads(info); }); });
+  }
+
+  void start_threads(const CheckpointInfo& info) {
+    writing_ = std::async(std::launch::async, [this] { write(); });
+    if (!is_first(group_)) return;
+    publishing_ = std::async(std::launch::async, [this, info] {
+      wait_for_files();
+      commit(info);
+    });
+  }
+
+  void begin(const CheckpointInfo& info) {
+    on_first(group_, [&] {
+      prepare_folder(info.step);
+      std::error_code code;
+      place_ = fs::is_directory(info.file, code) ? info.file : folder_.new_folder_for(info.step);
+    });
+    place_ = share_text(group_, place_.string());
+  }
+
+  void write() {
+    try {
+      saving_->write(place_, options_.sync);
+    } catch (...) {
+      saving_->give_up(place_);
+      throw;
+    }
+  }
+
+  void commit(const CheckpointInfo& info) {
+    publish(options_, folder_, info, [&] {
+      saving_->commit(place_, options_.sync);
+      if (place_ != info.file) folder_.finish(place_, info.file, options_.sync);
+    });
+  }
+
+  void wait_for_files() {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds longest{50};
+    const auto limit = group_ ? group_->timeout() : std::chrono::milliseconds{0};
+    const auto deadline = Clock::now() + limit;
+    std::mutex mutex;
+    std::condition_variable_any never;
+    const auto stop = stop_.get_token();
+    for (std::chrono::milliseconds pause{1}; !saving_->is_complete(place_);
+         pause = std::min(2 * pause, longest)) {
+      if (group_ && Clock::now() > deadline) {
+        throw_error<CheckpointError>(
+            "{}: after {} ms not all ranks have written their parts; check that all ranks see the same "
+            "folder",
+            place_.string(), limit.count());
+      }
+      std::unique_lock lock(mutex);
+      never.wait_for(lock, stop, pause, [] { return false; });
+      if (stop.stop_requested())
+        throw_error<CheckpointError>("{}: not all ranks have written their parts", place_.string());
+    }
+  }
+
+  // Collective.
+  void finish() {
+    if (!saving_) return;
+    or_abandon([&] {
+      on_every(group_, [&] {
+        if (writing_.valid()) writing_.get();
+      });
+      on_first(group_, [&] {
+        if (publishing_.valid()) publishing_.get();
+      });
+    });
+    saving_.reset();
+  }
+
+  void or_abandon(const std::function<void()>& action) {
+    try {
+      action();
+    } catch (...) {
+      abandon();
+      throw;
+    }
+  }
+
+  // Does not remove the files of other ranks: if only this rank knows of an error, rank 0 has published them.
+  void abandon() {
+    stop_.request_stop();
+    wait_here();
+    writing_ = {};
+    publishing_ = {};
+    if (saving_) saving_->forget_failure(place_);
+    saving_.reset();
+    if (is_first(group_)) folder_.remove_unfinished(place_);
+  }
+
+  fs::path place_;
+  TensorCopies copies_;
+  std::optional<DistributedSave> saving_;
+  std::stop_source stop_;
+  std::shared_future<void> writing_;
+  std::future<void> publishing_;  // on rank 0
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointWriter> write_on_every_rank(const CheckpointManagerOptions& options,
+                                                      CheckpointFolder& folder, Group group) {
+  return std::make_unique<EveryRankWriter>(options, folder, std::move(group));
 }
 
 }  // namespace lockstep::checkpointing

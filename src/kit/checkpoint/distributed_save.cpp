@@ -36,6 +36,7 @@
 
 #include "base/atomic_file.h"
 #include "base/throw_error.h"
+#include "checkpoint/write_metadata.h"
 #include "serialize/torch_format.h"
 
 namespace lockstep::distributed_checkpoint {

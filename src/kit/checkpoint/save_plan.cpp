@@ -10,6 +10,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
+#include "checkpoint/shard_coverage.h"
 #include "checkpoint/share.h"
 #include "serialize/dtypes.h"
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <mutex>
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -20,34 +19,12 @@
 #include "checkpoint/share.h"
 #include "optim/optimizer_states.h"
 #include "runtime/run.h"
+#include "serialize/plain_values.h"
 #include "state/optimizer_state.h"
 
 namespace lockstep {
 namespace checkpointing {
 namespace {
-
-constexpr const char* kAllGpus = "cuda";
-constexpr const char* kOwnGpu = "own_cuda";
-
-void warn_of_missing(std::size_t saved, std::size_t here) {
-  log(LogLevel::warning, fmt::format("the checkpoint has the random numbers of {} GPUs, but this process has "
-                                     "{}",
-                                     saved, here));
-}
-
-at::Tensor state_of(at::Generator& generator) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_state(at::Generator& generator, const at::Tensor& state) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  try {
-    generator.set_state(state.cpu());
-  } catch (const c10::Error& error) {
-    throw_error<CheckpointError>("this is not the state of a generator: {}", error.what_without_backtrace());
-  }
-}
 
 constexpr const char* kOfAll = "all";
 constexpr const char* kRanks = "ranks";
@@ -138,30 +115,6 @@ void set_gradients(const torch::nn::Module& module, const Group& group, const Va
 }
 
 }  // namespace
-
-Value generator_states(at::Generator cpu, GpuGenerators gpus) {
-  if (gpus.all.empty()) return state_of(cpu);
-  if (gpus.only_own) return Dict{{"cpu", state_of(cpu)}, {kOwnGpu, state_of(gpus.all.at(gpus.own))}};
-  List states;
-  for (auto& gpu : gpus.all) states.items.emplace_back(state_of(gpu));
-  return Dict{{"cpu", state_of(cpu)}, {kAllGpus, std::move(states)}};
-}
-
-void set_generator_states(at::Generator cpu, GpuGenerators gpus, const Value& states) {
-  // A bare tensor is what Python's torch.get_rng_state() gives.
-  if (states.is<at::Tensor>()) return set_state(cpu, states.as_tensor());
-  set_state(cpu, states["cpu"].as_tensor());
-  if (const auto* own = states.as_dict().find(kOwnGpu)) {
-    if (gpus.all.empty()) return warn_of_missing(1, 0);
-    return set_state(gpus.all.at(gpus.own), own->as_tensor());
-  }
-  const auto& saved = states[kAllGpus].as_items();
-  if (saved.size() > gpus.all.size()) warn_of_missing(saved.size(), gpus.all.size());
-  for (std::size_t i = 0; i < std::min(saved.size(), gpus.all.size()); ++i) {
-    if (!gpus.only_own || i == gpus.own) set_state(gpus.all[i], saved[i].as_tensor());
-  }
-}
-
 }  // namespace checkpointing
 
 Dict position_dict(const data::LoaderPosition& position) {
@@ -253,6 +206,84 @@ void TrainingState::load_state_dict(const Dict& state_dict) const {
       throw_error<CheckpointError>("'{}' of the checkpoint does not fit: {}", entry.name, error.what());
     }
   }
+}
+
+namespace {
+
+// Converts an entry. Errors begin with its name.
+template <typename Convert>
+auto entry_of(const Dict& checkpoint, const char* name, Convert convert) {
+  const auto* value = checkpoint.find(name);
+  if (value == nullptr) throw_error<CheckpointError>("the checkpoint has no '{}'", name);
+  try {
+    return convert(*value);
+  } catch (const CheckpointError& error) {
+    throw_error<CheckpointError>("'{}' of the checkpoint does not fit: {}", name, error.what());
+  } catch (const c10::Error& error) {
+    throw_error<CheckpointError>("'{}' of the checkpoint cannot be loaded: {}", name,
+                                 error.what_without_backtrace());
+  }
+}
+
+std::int64_t whole_number(const Value& value) {
+  const auto* tensor = value.get_if<at::Tensor>();
+  if (tensor == nullptr || c10::isFloatingType(tensor->scalar_type())) return value.as_int();
+  return static_cast<std::int64_t>(serialize::number_of(value));
+}
+
+const char* name_of_best(const Dict& checkpoint) {
+  return !checkpoint.contains("best_acc") && checkpoint.contains("best_acc1") ? "best_acc1" : "best_acc";
+}
+
+// In host memory.
+Dict copied(const Dict& tensors) {
+  Dict copies(tensors.kind());
+  copies.set_attributes(tensors.attributes());
+  for (const auto& [name, tensor] : tensors)
+    copies.set(name,
+               tensor.as_tensor().to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true));
+  return copies;
+}
+
+}  // namespace
+
+Dict make_epoch_checkpoint(const EpochCheckpoint& progress, const torch::nn::Module& module,
+                           const torch::optim::Optimizer& optimizer) {
+  return {{"epoch", progress.epoch},
+          {"arch", progress.arch},
+          {"state_dict", state_dict(module)},
+          {"best_acc", progress.best_acc},
+          {"optimizer", state_dict(optimizer)}};
+}
+
+EpochCheckpoint load_epoch_checkpoint(const Dict& checkpoint, torch::nn::Module& module,
+                                      torch::optim::Optimizer& optimizer, std::string_view arch) {
+  const auto dict = [](const Value& value) { return &value.as_dict(); };
+  EpochCheckpoint progress{
+      .epoch = entry_of(checkpoint, "epoch", whole_number),
+      .arch = entry_of(checkpoint, "arch", [](const Value& value) { return value.as_string(); }),
+      .best_acc = entry_of(checkpoint, name_of_best(checkpoint), serialize::number_of)};
+  if (!arch.empty() && progress.arch != arch)
+    throw_error<CheckpointError>("the checkpoint is of arch '{}', expected '{}'", progress.arch, arch);
+  const auto* weights = entry_of(checkpoint, "state_dict", dict);
+  const auto* optimizer_dict = entry_of(checkpoint, "optimizer", dict);
+  // Loading an optimizer replaces its tensors, so this dict keeps the old ones. A module's are changed in
+  // place.
+  const auto optimizer_before = state_dict(optimizer);
+  const auto module_before = copied(state_dict(module));
+  try {
+    entry_of(checkpoint, "optimizer", [&](const Value&) { load_state_dict(optimizer, *optimizer_dict); });
+    entry_of(checkpoint, "state_dict", [&](const Value&) { load_state_dict(module, *weights); });
+  } catch (...) {
+    try {
+      load_state_dict(module, module_before);
+    } catch (const c10::Error&) {
+      // The tensor that could not be written fails again; those before it are restored.
+    }
+    load_state_dict(optimizer, optimizer_before);
+    throw;
+  }
+  return progress;
 }
 
 }  // namespace lockstep

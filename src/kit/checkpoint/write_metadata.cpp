@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "checkpoint/write_metadata.h"
+
 #include <algorithm>
 #include <charconv>
 #include <span>
@@ -9,7 +11,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
 
-#include "checkpoint/distributed_metadata.h"
 #include "device/libtorch_versions.h"
 #include "serialize/dtypes.h"
 #include "serialize/pickle.h"
@@ -151,14 +152,6 @@ class MetadataWriter {
   pickle::Writer writer_;
 };
 
-constexpr std::string_view kDataSuffix = ".distcp";
-
-// Python's "__1_0.distcp", and what a killed writer left, "__1_0.distcp.part", too.
-bool is_data_file(const std::string& name) {
-  const auto dot = name.find(kDataSuffix);
-  return name.starts_with("__") && dot != std::string::npos && name.find('_', 2) < dot;
-}
-
 constexpr std::string_view kTrailer = "\n# lockstep ";
 
 std::string trailer_of(std::string_view front, std::size_t structure) {
@@ -166,28 +159,14 @@ std::string trailer_of(std::string_view front, std::size_t structure) {
                      serialize::crc32_of(std::as_bytes(std::span(front))));
 }
 
-}  // namespace
-
-std::string data_file(std::size_t rank, const std::string& token) {
-  return fmt::format("__{}_{}{}", rank, token, kDataSuffix);
-}
-
-std::vector<std::string> data_files(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code code;
-  for (auto entry = fs::directory_iterator(folder, code); !code && entry != fs::directory_iterator();
-       entry.increment(code)) {
-    auto name = entry->path().filename().string();
-    if (is_data_file(name)) names.push_back(std::move(name));
-  }
-  return names;
-}
-
+// Both parts, and a trailer with the length of the structure and the checksum of everything before it.
 std::string with_trailer(const MetadataParts& parts) {
   std::string front(parts.pickle);
   front += parts.structure;
   return front + trailer_of(front, parts.structure.size());
 }
+
+}  // namespace
 
 MetadataParts without_trailer(std::string_view text) {
   const auto length = trailer_of("", 0).size();

@@ -12,7 +12,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/throw_error.h"
-#include "data/mapped_file.h"
+#include "data/bytes.h"
 #include "data/tar.h"
 #include "serialize/pickle.h"
 

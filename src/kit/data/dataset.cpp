@@ -8,7 +8,7 @@
 #include <lockstep/device/device.h>
 
 #include "base/throw_error.h"
-#include "data/sample_transforms.h"
+#include "data/sample_batches.h"
 
 namespace lockstep::data {
 namespace {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include <lockstep/data/image_folder.h>
+#include <lockstep/data/vision.h>
 
 namespace lockstep::data {
 

@@ -3,13 +3,13 @@
 
 #include <ATen/ops/scalar_tensor.h>
 
-#include <lockstep/data/image_folder.h>
 #include <lockstep/data/images.h>
+#include <lockstep/data/vision.h>
 
 #include "base/throw_error.h"
 #include "data/folder_listing.h"
 #include "data/pictures.h"
-#include "data/readable_samples.h"
+#include "data/sample_batches.h"
 
 namespace lockstep::data {
 namespace {

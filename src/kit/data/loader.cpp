@@ -11,7 +11,6 @@
 
 #include "base/launched_rank.h"
 #include "base/throw_error.h"
-#include "data/mix_seed.h"
 #include "data/worker_pool.h"
 #include "device/generators.h"
 
@@ -164,6 +163,21 @@ void set_generator_state(const std::optional<at::Generator>& generator, const at
   }
 }
 
+thread_local std::optional<SampleSeeds> thread_seeds;
+
+// The output function of SplitMix64, chained over the parts.
+std::uint64_t mix_seed(std::uint64_t base, std::initializer_list<std::int64_t> parts) {
+  const auto mixed = [](std::uint64_t value) {
+    value += 0x9e3779b97f4a7c15U;
+    value = (value ^ (value >> 30U)) * 0xbf58476d1ce4e5b9U;
+    value = (value ^ (value >> 27U)) * 0x94d049bb133111ebU;
+    return value ^ (value >> 31U);
+  };
+  auto seed = mixed(base);
+  for (const auto part : parts) seed = mixed(seed ^ static_cast<std::uint64_t>(part));
+  return seed;
+}
+
 }  // namespace
 
 std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const LoaderOptions& options) {
@@ -241,6 +255,20 @@ std::shared_ptr<LoaderWorkers> LoaderBase::workers(const LoaderProgress::Start& 
   if (options_.persistent_workers) persistent_workers_ = workers;
   return workers;
 }
+
+std::uint64_t SampleSeeds::seed_of(std::int64_t index) const {
+  return mix_seed(base, {epoch, passes, index});
+}
+
+std::optional<at::Generator> sample_generator(std::int64_t index) {
+  if (!thread_seeds) return std::nullopt;
+  return device::seeded_generator(thread_seeds->seed_of(index));
+}
+
+SampleSeedsScope::SampleSeedsScope(const std::optional<SampleSeeds>& seeds)
+    : outer_(std::exchange(thread_seeds, seeds)) {}
+
+SampleSeedsScope::~SampleSeedsScope() { thread_seeds = outer_; }
 
 std::uint64_t BatchSeeds::seed_of(std::int64_t batch) const {
   return mix_seed(base, {epoch, passes, rank, batch});

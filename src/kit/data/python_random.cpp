@@ -98,4 +98,25 @@ std::vector<std::int64_t> PythonRandom::sample(std::int64_t size, std::int64_t c
   return chosen;
 }
 
+void NumpyRandomState::shuffle(std::vector<std::int64_t>& numbers) {
+  for (std::size_t i = numbers.size(); i-- > 1;) std::swap(numbers[i], numbers[up_to(i)]);
+}
+
+std::vector<std::int64_t> NumpyRandomState::permutation(std::size_t count) {
+  std::vector<std::int64_t> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  shuffle(numbers);
+  return numbers;
+}
+
+// Masks and rejects, for at most 32 bits.
+std::size_t NumpyRandomState::up_to(std::size_t most) {
+  std::size_t mask = most;
+  for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
+  std::size_t value = 0;
+  do value = engine_() & mask;
+  while (value > most);
+  return value;
+}
+
 }  // namespace lockstep::data

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -17,6 +18,21 @@ class PythonRandom {
 
  private:
   std::int64_t below(std::int64_t end);
+
+  std::mt19937 engine_;
+};
+
+// numpy.random.RandomState(seed), as far as splits draw from it.
+class NumpyRandomState {
+ public:
+  explicit NumpyRandomState(std::uint32_t seed) : engine_(seed) {}
+
+  void shuffle(std::vector<std::int64_t>& numbers);
+  // Of 0 .. count-1.
+  std::vector<std::int64_t> permutation(std::size_t count);
+
+ private:
+  std::size_t up_to(std::size_t most);
 
   std::mt19937 engine_;
 };

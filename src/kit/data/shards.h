@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +12,10 @@
 #include <lockstep/data/web_dataset.h>
 
 namespace lockstep::data {
+
+// The names that a pattern with {a,b} and {000..146} stands for, as Python's braceexpand gives them for
+// webdataset. Throws ArgumentError for braces without a partner and for more than a million names.
+std::vector<std::string> expand_braces(std::string_view pattern);
 
 // The first headers of the samples of a shard, in order, and where the last sample ends. The fields of a
 // sample are found by its headers: a million samples take 8 MB.

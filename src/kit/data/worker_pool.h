@@ -61,7 +61,7 @@ struct WorkerStatus {
 // the slots done. Phases: running, then `ending` (set by the loop's thread; workers return after their
 // current batch). Invariant: the mutex guards everything but `options`, `info` and `world`, which do not
 // change once the workers run. A worker that hangs in get_batch() keeps the pool alive. For the order of
-// batches see note [Order of samples] in loader_workers.cpp.
+// batches see note [Order of samples] in loader_iteration.cpp.
 struct WorkerPool {
   LoaderOptions options{};
   WorkerInfo info{};

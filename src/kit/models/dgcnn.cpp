@@ -2,7 +2,7 @@
 #include <lockstep/models/vision.h>
 
 #include "base/throw_error.h"
-#include "models/distinct.h"
+#include "models/parts.h"
 
 namespace lockstep::models {
 namespace {

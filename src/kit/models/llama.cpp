@@ -7,11 +7,8 @@
 #include <lockstep/models/language.h>
 
 #include "base/throw_error.h"
-#include "models/distinct.h"
-#include "models/generate.h"
-#include "models/layers.h"
-#include "models/lm_head.h"
-#include "models/stage_layers.h"
+#include "models/language_model.h"
+#include "models/parts.h"
 
 namespace lockstep::models {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/throw_error.h"
 #include "device/libtorch_versions.h"
-#include "models/layers.h"
+#include "models/parts.h"
 
 namespace lockstep::models {
 namespace {

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
+#include <sstream>
 #include <tuple>
+#include <unordered_map>
 
 #include <fmt/format.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -92,6 +95,138 @@ tracing::RankTrace rank_trace(const std::vector<ProfiledEvent>& events) {
     trace.slices.push_back({lane, event.name, event.begin, event.end});
   }
   return trace;
+}
+
+namespace {
+
+using Kind = ProfiledEvent::Kind;
+constexpr std::size_t kNameWidth = 56;
+using Operators = std::unordered_map<std::string, OperatorTimes>;
+
+double microseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double, std::micro>(time).count();
+}
+
+std::string key_of(const std::string& name) {
+  return name.starts_with("ProfilerStep#") ? "ProfilerStep*" : name;
+}
+
+// Subtracts from each event's time that of the events directly within it.
+void subtract_children(const std::vector<ProfiledEvent>& events, Operators& operators) {
+  std::vector<const ProfiledEvent*> open;
+  for (const auto& event : events) {
+    if (event.kind != Kind::nested) continue;
+    while (!open.empty() && (open.back()->resource != event.resource || open.back()->end <= event.begin))
+      open.pop_back();
+    if (!open.empty())
+      operators[key_of(open.back()->name)].self_cpu_time_total -= microseconds(event.end - event.begin);
+    open.push_back(&event);
+  }
+}
+
+void add_device_times(const std::vector<ProfiledEvent>& events, Operators& operators) {
+  std::unordered_map<std::uint64_t, const ProfiledEvent*> by_id;
+  for (const auto& event : events) {
+    if (event.kind != Kind::device) by_id.emplace(event.id, &event);
+  }
+  for (const auto& event : events) {
+    if (event.kind != Kind::device) continue;
+    const auto starter = by_id.find(event.started_by);
+    if (starter == by_id.end()) continue;
+    operators[key_of(starter->second->name)].self_device_time_total += microseconds(event.end - event.begin);
+  }
+}
+
+std::vector<OperatorTimes> values_of(const Operators& operators) {
+  std::vector<OperatorTimes> values;
+  for (const auto& [key, times] : operators) {
+    values.push_back(times);
+    values.back().key = key;
+  }
+  return values;
+}
+
+std::string readable(double microseconds) {
+  if (microseconds >= 1e6) return fmt::format("{:.3f}s", microseconds / 1e6);
+  if (microseconds >= 1e3) return fmt::format("{:.3f}ms", microseconds / 1e3);
+  return fmt::format("{:.3f}us", microseconds);
+}
+
+std::string shortened(const std::string& name) {
+  return name.size() <= kNameWidth ? name : fmt::format("{:.{}}...", name, kNameWidth - 3);
+}
+
+}  // namespace
+
+std::vector<OperatorTimes> operator_times(std::vector<ProfiledEvent> events) {
+  Operators operators;
+  std::ranges::sort(events, {}, [](const ProfiledEvent& event) {
+    return std::tuple(event.resource, event.begin, -event.end);
+  });
+  for (const auto& event : events) {
+    if (event.kind == Kind::device) continue;
+    auto& times = operators[key_of(event.name)];
+    const auto time = microseconds(event.end - event.begin);
+    ++times.count;
+    times.cpu_time_total += time;
+    if (event.kind == Kind::nested) times.self_cpu_time_total += time;
+  }
+  subtract_children(events, operators);
+  add_device_times(events, operators);
+  return values_of(operators);
+}
+
+std::string to_text(const std::vector<OperatorTimes>& operators) {
+  std::string text;
+  for (const auto& times : operators) {
+    text += fmt::format("{} {} {} {} {}\n", times.count, times.self_cpu_time_total, times.cpu_time_total,
+                        times.self_device_time_total, times.key);
+  }
+  return text;
+}
+
+std::vector<OperatorTimes> summed(const std::vector<std::string>& texts) {
+  Operators operators;
+  for (const auto& text : texts) {
+    std::istringstream lines(text);
+    OperatorTimes times;
+    while (lines >> times.count >> times.self_cpu_time_total >> times.cpu_time_total >>
+           times.self_device_time_total) {
+      std::getline(lines.ignore(1), times.key);
+      auto& sum = operators[times.key];
+      sum.count += times.count;
+      sum.self_cpu_time_total += times.self_cpu_time_total;
+      sum.cpu_time_total += times.cpu_time_total;
+      sum.self_device_time_total += times.self_device_time_total;
+    }
+  }
+  auto sorted = values_of(operators);
+  std::ranges::sort(sorted, {}, [](const OperatorTimes& times) {
+    return std::tuple(-times.self_cpu_time_total, -times.cpu_time_total, times.key);
+  });
+  return sorted;
+}
+
+std::string table_of(const std::vector<OperatorTimes>& operators, std::size_t row_limit) {
+  double total = 0;
+  double device_total = 0;
+  for (const auto& times : operators) {
+    total += times.self_cpu_time_total;
+    device_total += times.self_device_time_total;
+  }
+  const bool has_device = device_total > 0;
+  const auto device = [&](const std::string& text) { return has_device ? fmt::format("{:>14}", text) : ""; };
+  auto table = fmt::format("{:<{}}{:>12}{:>12}{:>12}{:>12}{}\n", "Name", kNameWidth, "Self CPU %", "Self CPU",
+                           "CPU total", "# of Calls", device("Self device"));
+  for (const auto& times : std::span(operators).first(std::min(row_limit, operators.size()))) {
+    table += fmt::format("{:<{}}{:>11.2f}%{:>12}{:>12}{:>12}{}\n", shortened(times.key), kNameWidth,
+                         total > 0 ? 100 * times.self_cpu_time_total / total : 0,
+                         readable(times.self_cpu_time_total), readable(times.cpu_time_total), times.count,
+                         device(readable(times.self_device_time_total)));
+  }
+  table += fmt::format("Self CPU time total: {}\n", readable(total));
+  if (has_device) table += fmt::format("Self device time total: {}\n", readable(device_total));
+  return table;
 }
 
 }  // namespace lockstep::training

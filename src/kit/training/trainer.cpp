@@ -13,8 +13,6 @@
 #include "metrics/sum_over_ranks.h"
 #include "modules/broadcast.h"
 #include "runtime/run.h"
-#include "training/equal_numbers.h"
-#include "training/finite.h"
 #include "training/stop_signals.h"
 #include "training/trainer_checks.h"
 

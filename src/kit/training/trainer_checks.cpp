@@ -2,9 +2,20 @@
 #include "training/trainer_checks.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <iterator>
 #include <unordered_set>
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/training/trainer.h>
+
 #include "base/throw_error.h"
+#include "comm/group_state.h"
 #include "metrics/sum_over_ranks.h"
 #include "runtime/run.h"
 
@@ -87,4 +98,113 @@ void check_no_checkpoints(const CheckpointManager& manager, const std::optional<
         manager.folder().string(), last[0] - 1);
 }
 
+namespace {
+
+// Where the ranks' numbers differ; as many on each rank.
+at::Tensor differences(const std::vector<std::int64_t>& own, const ProcessGroup& group) {
+  const auto bits = at::tensor(own, at::kLong).to(comm::device_for_objects(group));
+  // The complement's maximum is the minimum's complement.
+  auto most = at::cat({bits, bits.bitwise_not()});
+  group.all_reduce(most, ReduceOp::MAX);
+  const auto count = bits.size(0);
+  return most.slice(0, 0, count).ne(most.slice(0, count).bitwise_not()).cpu();
+}
+
+void check_equal_names(const Scalars& numbers, const ProcessGroup& group) {
+  std::string names;
+  for (const auto& [name, value] : numbers) names += (names.empty() ? "" : ", ") + name;
+  const auto hash = static_cast<std::int64_t>(std::hash<std::string>()(names));
+  if (!differences({hash}, group).item<bool>()) return;
+  std::vector<std::string> all;
+  for (const auto& its : group.all_gather_object(names))
+    all.push_back(fmt::format("rank {}: {}", all.size(), its.empty() ? "none" : its));
+  throw_error<DesyncError>("rank {} of {}: Trainer: the ranks' validations return different numbers; {}",
+                           group.rank(), group.size(), fmt::join(all, "; "));
+}
+
+}  // namespace
+
+void check_equal_numbers(const Scalars& numbers, const std::optional<ProcessGroup>& group) {
+  if (!group) return;
+  check_equal_names(numbers, *group);
+  if (numbers.empty()) return;
+  std::vector<std::int64_t> own;
+  for (const auto& [name, value] : numbers) own.push_back(std::bit_cast<std::int64_t>(value + 0.0));
+  const auto differs = differences(own, *group);
+  for (std::int64_t i = 0; i < differs.size(0); ++i) {
+    if (!differs[i].item<bool>()) continue;
+    const auto& [name, value] = *std::next(numbers.begin(), i);
+    throw_error<DesyncError>(
+        "rank {} of {}: Trainer: the ranks' validations differ in {}, here {}; reduce it over the ranks, "
+        "e.g. by a metric of lockstep::metrics or reduce_value()",
+        group->rank(), group->size(), name, value);
+  }
+}
+
+namespace {
+
+bool is_finite(const at::Tensor& tensor) {
+  const auto values = tensor.is_sparse() ? tensor.coalesce().values() : tensor;
+  return values.isfinite().all().item<bool>();
+}
+
+// The first parameter for whose rows on this rank `tensor_of` is not finite; empty: none.
+template <typename TensorOf>
+std::string first_bad(const torch::nn::Module& module, TensorOf tensor_of) {
+  std::string first;
+  const auto visit = [&](const std::string& name, const at::Tensor& parameter) {
+    const at::Tensor tensor = tensor_of(parameter);
+    if (first.empty() && tensor.defined() && !is_finite(tensor)) first = name;
+  };
+  if (const auto sharded = FSDPModule::find(module)) {
+    for (const auto& [name, rows] : sharded->named_parameters()) visit(name, rows);
+  } else {
+    for (const auto& parameter : module.named_parameters()) visit(parameter.key(), parameter.value());
+  }
+  return first;
+}
+
+std::string first_bad_gradient(const torch::nn::Module& module) {
+  const auto first = first_bad(module, [](const at::Tensor& parameter) { return parameter.grad(); });
+  return first.empty() ? "all gradients are finite"
+                       : "the first parameter whose gradient is not finite is " + first;
+}
+
+std::vector<std::string> of_all_ranks(const std::string& own, const std::optional<ProcessGroup>& group) {
+  return group ? group->all_gather_object(own) : std::vector{own};
+}
+
+}  // namespace
+
+void throw_non_finite(double loss, const torch::nn::Module& module, std::int64_t step,
+                      const std::optional<ProcessGroup>& group) {
+  const auto own =
+      fmt::format("rank {}: loss {}, {}", group ? group->rank() : 0, loss, first_bad_gradient(module));
+  throw_error<NonFiniteError>("step {}: a loss or a gradient is not finite; {}", step,
+                              fmt::join(of_all_ranks(own, group), "; "));
+}
+
+void check_parameters_finite(const torch::nn::Module& module, std::int64_t step,
+                             const std::optional<ProcessGroup>& group) {
+  const auto first = first_bad(module, [](const at::Tensor& parameter) { return parameter.detach(); });
+  if (metrics::sum_over_ranks({first.empty() ? 0.0 : 1.0}, group).front() == 0) return;
+  const auto own = fmt::format("rank {}: {}", group ? group->rank() : 0, first.empty() ? "none" : first);
+  throw_error<NonFiniteError>(
+      "step {}: parameters are not finite, so no checkpoint is saved; the first of {}", step,
+      fmt::join(of_all_ranks(own, group), "; "));
+}
+
 }  // namespace lockstep::training
+
+namespace lockstep {
+
+void finite_or_stop(const at::Tensor& loss, const torch::nn::Module& module, std::int64_t step,
+                    const std::optional<ProcessGroup>& process_group) {
+  const auto group = runtime::group_or_default(process_group, "finite_or_stop()");
+  const auto number = loss.item<double>();
+  const double is_bad = std::isfinite(number) ? 0 : 1;
+  if (metrics::sum_over_ranks({is_bad}, group).front() > 0)
+    training::throw_non_finite(number, module, step, group);
+}
+
+}  // namespace lockstep

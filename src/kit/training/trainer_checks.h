@@ -28,4 +28,16 @@ void check_optimizer(const std::vector<modules::NamedTensor>& parameters,
 // runs. Collective.
 void check_no_checkpoints(const CheckpointManager& manager, const std::optional<ProcessGroup>& group);
 
+// Throws DesyncError on all ranks, with the name, if a number differs between them in name or bits.
+// Collective.
+void check_equal_numbers(const Scalars& numbers, const std::optional<ProcessGroup>& group);
+
+// Throws NonFiniteError on all ranks if a parameter of any rank is not finite. Collective.
+void check_parameters_finite(const torch::nn::Module& module, std::int64_t step,
+                             const std::optional<ProcessGroup>& group);
+
+// Throws NonFiniteError that names the ranks whose loss is not finite. Collective.
+[[noreturn]] void throw_non_finite(double loss, const torch::nn::Module& module, std::int64_t step,
+                                   const std::optional<ProcessGroup>& group);
+
 }  // namespace lockstep::training

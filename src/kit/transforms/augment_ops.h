@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "transforms/geometry_ops.h"
+#include "transforms/affine.h"
 
 namespace lockstep::transforms {
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "transforms/auto_augment.h"
+
 #include <array>
 #include <string_view>
 
@@ -8,7 +10,6 @@
 
 #include "base/throw_error.h"
 #include "transforms/augment_ops.h"
-#include "transforms/augment_policies.h"
 #include "transforms/checks.h"
 #include "transforms/draws.h"
 #include "transforms/text.h"

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <cmath>
 
 #include <ATen/ops/flip.h>
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/transforms/geometry.h>
@@ -10,7 +12,6 @@
 #include "transforms/checks.h"
 #include "transforms/draws.h"
 #include "transforms/geometry_ops.h"
-#include "transforms/padding.h"
 #include "transforms/text.h"
 
 namespace lockstep::transforms {
@@ -150,6 +151,176 @@ std::string Pad::to_string() const {
                                             : fmt::format("[{}]", fmt::join(padding_, ", "));
   return fmt::format("Pad(padding={}, fill={}, padding_mode={})", padding, fill_text(options_.fill),
                      text_of(options_.padding_mode));
+}
+
+namespace {
+
+// Where a crop of one edge begins: before the image where the crop is longer.
+std::int64_t central(std::int64_t edge, std::int64_t cropped) {
+  return cropped > edge ? -((cropped - edge) / 2) : rounded(static_cast<double>(edge - cropped) / 2.0);
+}
+
+// The whole image, or the largest central part of an allowed ratio.
+Box central_part(std::int64_t height, std::int64_t width, const Range& ratio) {
+  const auto whole = static_cast<double>(width) / static_cast<double>(height);
+  auto part_height = height;
+  auto part_width = width;
+  if (whole < ratio.first) part_height = rounded(static_cast<double>(width) / ratio.first);
+  if (whole > ratio.second) part_width = rounded(static_cast<double>(height) * ratio.second);
+  return {.top = (height - part_height) / 2,
+          .left = (width - part_width) / 2,
+          .height = part_height,
+          .width = part_width};
+}
+
+// The padding of an image of that size: the given one, and twice what is missing.
+Sides padding_for(std::int64_t height, std::int64_t width, std::pair<std::int64_t, std::int64_t> size,
+                  const RandomCropOptions& options) {
+  auto sides = options.padding.empty() ? Sides{} : sides_of(options.padding);
+  if (!options.pad_if_needed) return sides;
+  const auto missing_height = std::max<std::int64_t>(size.first - height - sides.top - sides.bottom, 0);
+  const auto missing_width = std::max<std::int64_t>(size.second - width - sides.left - sides.right, 0);
+  sides.top += missing_height;
+  sides.bottom += missing_height;
+  sides.left += missing_width;
+  sides.right += missing_width;
+  return sides;
+}
+
+// torchvision draws only where there is a choice.
+std::int64_t draw_offset(std::int64_t edge, std::int64_t cropped, const OptionalGenerator& generator) {
+  return edge > cropped ? below(edge - cropped + 1, generator) : 0;
+}
+
+bool is_inside(const Box& box, const EncodedImage& image) {
+  return box.top >= 0 && box.left >= 0 && box.top + box.height <= image.height &&
+         box.left + box.width <= image.width;
+}
+
+}  // namespace
+
+CenterCrop::CenterCrop(Size size) : size_(std::move(size)) { edges_of("CenterCrop", size_); }
+
+Box CenterCrop::get_params(std::int64_t height, std::int64_t width, const OptionalGenerator&) const {
+  const auto [cropped_height, cropped_width] = edges_of("CenterCrop", size_);
+  return {.top = central(height, cropped_height),
+          .left = central(width, cropped_width),
+          .height = cropped_height,
+          .width = cropped_width};
+}
+
+at::Tensor CenterCrop::operator()(const at::Tensor& image, const OptionalGenerator&) const {
+  check_image("CenterCrop", image);
+  return crop(image, get_params(image.size(-2), image.size(-1)));
+}
+
+at::Tensor CenterCrop::operator()(const EncodedImage& image, const OptionalGenerator& generator) const {
+  const auto box = get_params(image.height, image.width);
+  return is_inside(box, image) ? image.decode(box, std::nullopt) : (*this)(image.decode_all(), generator);
+}
+
+std::string CenterCrop::to_string() const {
+  return fmt::format("CenterCrop(size=({}, {}))", size_.front(), size_.back());
+}
+
+RandomCrop::RandomCrop(Size size, RandomCropOptions options)
+    : size_(std::move(size)), options_(std::move(options)) {
+  edges_of("RandomCrop", size_);
+  check_padding("RandomCrop", options_.padding, options_.fill, options_.padding_mode);
+  if (options_.padding == Padding(0)) options_.padding.clear();
+}
+
+Box RandomCrop::get_params(std::int64_t height, std::int64_t width,
+                           const OptionalGenerator& generator) const {
+  const auto size = edges_of("RandomCrop", size_);
+  const auto sides = padding_for(height, width, size, options_);
+  const auto padded_height = height + sides.top + sides.bottom;
+  const auto padded_width = width + sides.left + sides.right;
+  if (padded_height < size.first || padded_width < size.second) {
+    throw_error<ArgumentError>(
+        "RandomCrop: the crop of {} x {} (height x width) is larger than the image, which is {} x {} with "
+        "its padding; set pad_if_needed, or resize the image first",
+        size.first, size.second, padded_height, padded_width);
+  }
+  const auto top = draw_offset(padded_height, size.first, generator);
+  const auto left = draw_offset(padded_width, size.second, generator);
+  return {.top = top - sides.top, .left = left - sides.left, .height = size.first, .width = size.second};
+}
+
+at::Tensor RandomCrop::operator()(const at::Tensor& image, const OptionalGenerator& generator) const {
+  check_image("RandomCrop", image);
+  const auto height = image.size(-2);
+  const auto width = image.size(-1);
+  auto box = get_params(height, width, generator);
+  const auto sides = padding_for(height, width, edges_of("RandomCrop", size_), options_);
+  if (sides.left + sides.right + sides.top + sides.bottom == 0) return crop(image, box);
+  box.top += sides.top;
+  box.left += sides.left;
+  return crop(pad(image, sides, options_.fill, options_.padding_mode), box);
+}
+
+at::Tensor RandomCrop::operator()(const EncodedImage& image, const OptionalGenerator& generator) const {
+  const auto sides = padding_for(image.height, image.width, edges_of("RandomCrop", size_), options_);
+  if (sides.left + sides.right + sides.top + sides.bottom != 0) return (*this)(image.decode_all(), generator);
+  return image.decode(get_params(image.height, image.width, generator), std::nullopt);
+}
+
+std::string RandomCrop::to_string() const {
+  std::string padding;
+  if (!options_.padding.empty()) {
+    const auto sides = sides_of(options_.padding);
+    padding = fmt::format("padding=[{}, {}, {}, {}], ", sides.left, sides.right, sides.top, sides.bottom);
+  }
+  return fmt::format("RandomCrop(size=({}, {}), {}pad_if_needed={}, fill={}, padding_mode={})", size_.front(),
+                     size_.back(), padding, bool_text(options_.pad_if_needed), fill_text(options_.fill),
+                     text_of(options_.padding_mode));
+}
+
+RandomResizedCrop::RandomResizedCrop(Size size, RandomResizedCropOptions options)
+    : size_(std::move(size)), options_(options) {
+  edges_of("RandomResizedCrop", size_);
+  check_range("RandomResizedCrop", "scale", options_.scale, 0);
+  check_range("RandomResizedCrop", "ratio", options_.ratio, 0);
+  if (options_.ratio.first == 0) {
+    throw ArgumentError("RandomResizedCrop: ratio should be of positive numbers, but it begins with 0");
+  }
+  log_ratio_ = {float_log(options_.ratio.first), float_log(options_.ratio.second)};
+}
+
+Box RandomResizedCrop::get_params(std::int64_t height, std::int64_t width,
+                                  const OptionalGenerator& generator) const {
+  constexpr int kAttempts = 10;
+  const auto area = static_cast<double>(height * width);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const auto part_area = area * uniform(options_.scale, generator);
+    const auto ratio = draw_ratio(log_ratio_, generator);
+    const auto part_width = rounded(std::sqrt(part_area * ratio));
+    const auto part_height = rounded(std::sqrt(part_area / ratio));
+    if (part_width <= 0 || part_width > width || part_height <= 0 || part_height > height) continue;
+    const auto top = below(height - part_height + 1, generator);
+    const auto left = below(width - part_width + 1, generator);
+    return {.top = top, .left = left, .height = part_height, .width = part_width};
+  }
+  return central_part(height, width, options_.ratio);
+}
+
+at::Tensor RandomResizedCrop::operator()(const at::Tensor& image, const OptionalGenerator& generator) const {
+  check_image("RandomResizedCrop", image);
+  const auto box = get_params(image.size(-2), image.size(-1), generator);
+  return resize(crop(image, box), size_.front(), size_.back(), options_.interpolation, options_.antialias);
+}
+
+at::Tensor RandomResizedCrop::operator()(const EncodedImage& image,
+                                         const OptionalGenerator& generator) const {
+  const ImageSize result{.height = size_.front(), .width = size_.back()};
+  const auto decoded = image.decode(get_params(image.height, image.width, generator), result);
+  return resize(decoded, result.height, result.width, options_.interpolation, options_.antialias);
+}
+
+std::string RandomResizedCrop::to_string() const {
+  return fmt::format("RandomResizedCrop(size=({}, {}), scale={}, ratio={}, interpolation={}, antialias={})",
+                     size_.front(), size_.back(), range_text(options_.scale), range_text(options_.ratio),
+                     text_of(options_.interpolation), bool_text(options_.antialias));
 }
 
 }  // namespace lockstep::transforms

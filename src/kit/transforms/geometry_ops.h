@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +10,7 @@
 // torchvision.transforms.v2.functional: the operators of LibTorch that torchvision calls, in its order.
 namespace lockstep::transforms {
 
+// Pixels to add at each edge.
 struct Sides {
   std::int64_t left = 0;
   std::int64_t right = 0;
@@ -18,25 +18,12 @@ struct Sides {
   std::int64_t bottom = 0;
 };
 
-struct Affine {
-  double angle = 0;  // degrees
-  std::array<double, 2> translate = {0, 0};
-  double scale = 1;
-  std::array<double, 2> shear = {0, 0};  // degrees
-};
-
-struct Sampling {
-  InterpolationMode interpolation = InterpolationMode::nearest;
-  Numbers fill = {};    // none: zeros that bilinear interpolation mixes in
-  Numbers center = {};  // {x, y}; none: the middle
-};
-
+// `antialias` is for bilinear and bicubic interpolation.
 at::Tensor resize(const at::Tensor& image, std::int64_t height, std::int64_t width,
                   InterpolationMode interpolation, bool antialias);
 // Zeros where the box extends beyond the image.
 at::Tensor crop(const at::Tensor& image, const Box& box);
+// One fill for all channels, one per channel, or none for zeros.
 at::Tensor pad(const at::Tensor& image, const Sides& sides, const Numbers& fill, PaddingMode mode);
-at::Tensor affine(const at::Tensor& image, const Affine& parameters, const Sampling& sampling);
-at::Tensor rotate(const at::Tensor& image, double angle, bool expand, const Sampling& sampling);
 
 }  // namespace lockstep::transforms

@@ -6,6 +6,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "checkpoint/write_metadata.h"
 #include "support/error_of.h"
 
 namespace lockstep::testing {

@@ -13,6 +13,7 @@
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
 #include "checkpoint/generator_states.h"
+#include "checkpoint/shard_coverage.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 

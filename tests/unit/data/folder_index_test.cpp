@@ -10,7 +10,7 @@
 #include <zlib.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/image_folder.h>
+#include <lockstep/data/vision.h>
 
 #include "data/folder_listing.h"
 #include "support/ranks.h"

@@ -7,10 +7,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/data/image_folder.h>
 #include <lockstep/data/images.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/loader_position.h>
+#include <lockstep/data/loader_options.h>
+#include <lockstep/data/vision.h>
 #include <lockstep/transforms/transforms.h>
 
 #include "support/error_of.h"

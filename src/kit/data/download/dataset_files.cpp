@@ -12,8 +12,8 @@
 #include <lockstep/base/log.h>
 
 #include "base/throw_error.h"
+#include "data/bytes.h"
 #include "data/download/download.h"
-#include "data/mapped_file.h"
 
 namespace lockstep::data {
 namespace {

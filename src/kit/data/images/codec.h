@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <csetjmp>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
 #include <lockstep/data/images.h>
 
+#include "base/throw_error.h"
 #include "data/bytes.h"
 
 namespace lockstep::data {
@@ -16,8 +18,13 @@ namespace lockstep::data {
 ImageInfo jpeg_info(ByteSpan bytes);
 at::Tensor decode_jpeg(ByteSpan bytes, const DecodeOptions& options);
 
+// Encodes contiguous uint8 [height, width, channels] as uint8 [n].
+at::Tensor write_jpeg(const at::Tensor& pixels, int quality);
+
 ImageInfo png_info(ByteSpan bytes);
 at::Tensor decode_png(ByteSpan bytes, const DecodeOptions& options);
+
+at::Tensor write_png(const at::Tensor& pixels, int compression_level);
 
 ImageInfo webp_info(ByteSpan bytes);
 at::Tensor decode_webp(ByteSpan bytes, const DecodeOptions& options);
@@ -41,6 +48,14 @@ at::Tensor empty_image(std::int64_t height, std::int64_t width, std::int64_t cha
 // The luma of ITU-R 601-2, rounded as PIL does.
 constexpr std::uint8_t luma(int red, int green, int blue) {
   return static_cast<std::uint8_t>((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16);
+}
+
+// Runs `calls`, which call a C library and own nothing: an error of the library jumps over them to
+// `state.jump`, with its message in `state.text`. Throws it as DataError.
+template <typename State, typename Calls>
+void guarded(State& state, const char* library, Calls&& calls) {
+  if (setjmp(state.jump) != 0) throw_error<DataError>("{}: {}", library, state.text.data());
+  calls();
 }
 
 }  // namespace lockstep::data

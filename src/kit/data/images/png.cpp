@@ -11,8 +11,6 @@
 
 #include "base/throw_error.h"
 #include "data/images/codec.h"
-#include "data/images/encode.h"
-#include "data/images/guarded.h"
 
 namespace lockstep::data {
 namespace {
