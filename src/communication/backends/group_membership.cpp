@@ -14,14 +14,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
 #include "backends/forming_watch.h"
 #include "backends/member_store.h"
 #include "backends/reconfigurable_backend.h"
 #include "backends/shm/connection.h"
 #include "base/deadline.h"
 #include "base/host.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "node/liveness.h"
 
@@ -253,9 +252,8 @@ class GroupMembership final : public comm::Membership {
     } catch (const Error& failed) {
       error = failed.what();
     } catch (const c10::Error& failed) {
-      const std::string text = failed.what_without_backtrace();
       error = fmt::format("the members could not be connected, or the store is gone: {}",
-                          text.substr(0, text.find('\n')));
+                          first_line_of(failed.what_without_backtrace()));
     } catch (...) {  // a signal handler's
       forming.watch->report(fmt::format("rank {} has been interrupted", request.rank));
       throw;

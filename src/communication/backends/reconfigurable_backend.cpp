@@ -3,8 +3,6 @@
 
 #include <utility>
 
-#include <lockstep/base/error.h>
-
 #include "backends/shm/shm_backend.h"
 #include "base/throw_error.h"
 

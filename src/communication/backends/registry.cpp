@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/registry.h"
 
-#include <functional>
 #include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
-#include <lockstep/backends/backends.h>
-#include <lockstep/base/error.h>
 
 #include "backends/factories.h"
 #include "backends/group_membership.h"

@@ -9,8 +9,6 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 

@@ -8,8 +8,6 @@
 #include <c10/macros/Macros.h>
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/throw_error.h"
 #include "comm/memory_overlap.h"
 

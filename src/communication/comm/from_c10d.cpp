@@ -2,13 +2,10 @@
 #include "comm/from_c10d.h"
 
 #include <algorithm>
-#include <functional>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/utils/tensor_flatten.h>
-
-#include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
 #include "comm/composed_operations.h"

@@ -2,11 +2,9 @@
 #include "comm/group_state.h"
 
 #include <algorithm>
-#include <thread>
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/deadline.h"

@@ -7,8 +7,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/throw_error.h"
 
 namespace lockstep::comm {

@@ -9,9 +9,8 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/deadline.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "node/node_group.h"
@@ -90,8 +89,6 @@ bool mentions(std::string_view text, const auto& signs) {
   return std::ranges::any_of(signs,
                              [&](const char* sign) { return text.find(sign) != std::string_view::npos; });
 }
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 // The facts for the message of a failed call.
 struct FailedCall {
@@ -178,15 +175,15 @@ void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group, c
   } catch (const Error& error) {
     throw_error<Error>("{} failed: {}", failed.begin(), error.what());
   } catch (const c10::NotImplementedError& error) {
-    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line(error.what_without_backtrace()));
+    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line_of(error.what_without_backtrace()));
   } catch (const c10::ValueError& error) {
-    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line(error.what_without_backtrace()));
+    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line_of(error.what_without_backtrace()));
   } catch (const std::invalid_argument& error) {
-    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line(error.what()));
+    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line_of(error.what()));
   } catch (const c10::Error& error) {
-    throw_by_text(failed, first_line(error.what_without_backtrace()));
+    throw_by_text(failed, first_line_of(error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    throw_by_text(failed, first_line(error.what()));
+    throw_by_text(failed, first_line_of(error.what()));
   }
 }
 

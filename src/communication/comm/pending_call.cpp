@@ -9,9 +9,6 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-#include <lockstep/comm/work.h>
-
 #include "base/deadline.h"
 #include "base/throw_error.h"
 #include "comm/fingerprint.h"

@@ -8,7 +8,6 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 
 #include "base/throw_error.h"

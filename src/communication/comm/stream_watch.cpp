@@ -4,14 +4,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <future>
-#include <vector>
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/peer_check.h"
 #include "graphs/graph_phase.h"

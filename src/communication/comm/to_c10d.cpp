@@ -69,6 +69,12 @@ std::vector<std::int64_t> lengths_of(at::TensorList tensors) {
 // The tensor of a message keeps its shape, which the backend's profiler events show, if it is contiguous.
 Tensors one(const Tensor& tensor) { return {tensor.is_contiguous() ? plain(tensor) : flat(tensor)}; }
 
+// c10d takes references to arguments that it does not change for us.
+template <typename Argument>
+Argument& passed(Argument&& temporary) {
+  return temporary;
+}
+
 std::chrono::milliseconds timeout_of(const Call& call) {
   return call.timeout == kNoTimeout ? c10d::kUnsetTimeout : call.timeout;
 }
@@ -163,64 +169,37 @@ WorkPtr ToC10d::submit(const Call& call, c10d::ReduceOp op) const {
   const auto& out = call.outputs;
   const auto timeout = timeout_of(call);
   switch (call.kind) {
-    case CallKind::all_reduce: {
-      Tensors tensors{flat(out[0])};
-      return backend.allreduce(tensors, {.reduceOp = op, .timeout = timeout});
-    }
-    case CallKind::broadcast: {
-      Tensors tensors{flat(out[0])};
-      return backend.broadcast(tensors, {.rootRank = call.root, .timeout = timeout});
-    }
-    case CallKind::reduce: {
-      Tensors tensors{flat(out[0])};
-      return backend.reduce(tensors, {.reduceOp = op, .rootRank = call.root, .timeout = timeout});
-    }
-    case CallKind::all_gather: {
-      auto outputs = lists(out);
-      auto inputs = plain(in);
-      return backend.allgather(outputs, inputs, {.timeout = timeout});
-    }
-    case CallKind::all_gather_into_tensor: {
-      Tensor whole = flat(out[0]);
-      Tensor part = flat(in[0]);
-      return backend._allgather_base(whole, part, {.timeout = timeout});
-    }
-    case CallKind::gather: {
-      auto outputs = lists(out);
-      auto inputs = plain(in);
-      return backend.gather(outputs, inputs, {.rootRank = call.root, .timeout = timeout});
-    }
-    case CallKind::scatter: {
-      auto outputs = plain(out);
-      auto inputs = lists(in);
-      return backend.scatter(outputs, inputs, {.rootRank = call.root, .timeout = timeout});
-    }
-    case CallKind::reduce_scatter: {
-      auto outputs = plain(out);
-      auto inputs = lists(in);
-      return backend.reduce_scatter(outputs, inputs, {.reduceOp = op, .timeout = timeout});
-    }
-    case CallKind::reduce_scatter_tensor: {
-      Tensor part = flat(out[0]);
-      Tensor whole = flat(in[0]);
-      return backend._reduce_scatter_base(part, whole, {.reduceOp = op, .timeout = timeout});
-    }
-    case CallKind::all_to_all: {
-      auto outputs = plain(out);
-      auto inputs = plain(in);
-      return backend.alltoall(outputs, inputs, {.timeout = timeout});
-    }
-    case CallKind::all_to_all_single: {
-      Tensor to = plain(out[0]);
-      Tensor from = plain(in[0]);
-      auto to_rows = call.output_splits.vec();
-      auto from_rows = call.input_splits.vec();
-      return backend.alltoall_base(to, from, to_rows, from_rows, {.timeout = timeout});
-    }
-    case CallKind::send: {
-      auto tensors = one(in[0]);
-      return backend.send(tensors, call.peer, call.tag);
-    }
+    case CallKind::all_reduce:
+      return backend.allreduce(passed(Tensors{flat(out[0])}), {.reduceOp = op, .timeout = timeout});
+    case CallKind::broadcast:
+      return backend.broadcast(passed(Tensors{flat(out[0])}), {.rootRank = call.root, .timeout = timeout});
+    case CallKind::reduce:
+      return backend.reduce(passed(Tensors{flat(out[0])}),
+                            {.reduceOp = op, .rootRank = call.root, .timeout = timeout});
+    case CallKind::all_gather:
+      return backend.allgather(passed(lists(out)), passed(plain(in)), {.timeout = timeout});
+    case CallKind::all_gather_into_tensor:
+      return backend._allgather_base(passed(flat(out[0])), passed(flat(in[0])), {.timeout = timeout});
+    case CallKind::gather:
+      return backend.gather(passed(lists(out)), passed(plain(in)),
+                            {.rootRank = call.root, .timeout = timeout});
+    case CallKind::scatter:
+      return backend.scatter(passed(plain(out)), passed(lists(in)),
+                             {.rootRank = call.root, .timeout = timeout});
+    case CallKind::reduce_scatter:
+      return backend.reduce_scatter(passed(plain(out)), passed(lists(in)),
+                                    {.reduceOp = op, .timeout = timeout});
+    case CallKind::reduce_scatter_tensor:
+      return backend._reduce_scatter_base(passed(flat(out[0])), passed(flat(in[0])),
+                                          {.reduceOp = op, .timeout = timeout});
+    case CallKind::all_to_all:
+      return backend.alltoall(passed(plain(out)), passed(plain(in)), {.timeout = timeout});
+    case CallKind::all_to_all_single:
+      return backend.alltoall_base(passed(plain(out[0])), passed(plain(in[0])),
+                                   passed(call.output_splits.vec()), passed(call.input_splits.vec()),
+                                   {.timeout = timeout});
+    case CallKind::send:
+      return backend.send(passed(one(in[0])), call.peer, call.tag);
     case CallKind::recv: {
       auto tensors = one(out[0]);
       if (call.peer != kAnyRank) return backend.recv(tensors, call.peer, call.tag);

@@ -10,8 +10,6 @@
 #include <unistd.h>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 

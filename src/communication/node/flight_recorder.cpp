@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "node/flight_recorder.h"
 
-#include <array>
 #include <ctime>
 #include <filesystem>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-
-#include <lockstep/node/call_record.h>
-
-#include "node/rank_status.h"
 
 namespace lockstep {
 

@@ -5,7 +5,6 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstdint>
 #include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
@@ -67,12 +66,7 @@ std::string own_space() {
   return fmt::format("{}-{}", boot, space.st_ino);
 }
 
-std::string file_of(int pid, const char* name) {
-  std::ifstream file(fmt::format("/proc/{}/{}", pid, name));
-  std::string text;
-  std::getline(file, text);
-  return text;
-}
+std::string file_of(int pid, const char* name) { return first_line(fmt::format("/proc/{}/{}", pid, name)); }
 
 // The letter after the program's name, which may itself hold spaces and brackets.
 char state_letter(int pid) {

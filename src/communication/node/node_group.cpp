@@ -9,8 +9,6 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/host.h"
 #include "base/throw_error.h"
 #include "node/liveness.h"

@@ -6,8 +6,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/throw_error.h"
 
 namespace lockstep::node {

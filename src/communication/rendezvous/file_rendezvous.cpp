@@ -3,16 +3,12 @@
 
 #include <filesystem>
 #include <fstream>
-#include <optional>
 #include <span>
 #include <sstream>
 #include <thread>
-#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-
-#include <lockstep/base/error.h>
 
 #include "base/atomic_file.h"
 #include "base/host.h"

@@ -5,17 +5,16 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/device/device.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "backends/registry.h"
 #include "base/deadline.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "rendezvous/file_rendezvous.h"
 #include "rendezvous/python_group.h"
-#include "rendezvous/quiet_c10d.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store_barrier.h"
@@ -185,10 +184,9 @@ std::unique_ptr<Session> open_session(const SessionOptions& options, const backe
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string text = error.what();
     throw_error<RendezvousError>(
         "rank {} of {}: rank 0 gave up or died while the ranks were connecting ({}). Look for its error",
-        rank_info.rank, rank_info.world_size, text.substr(0, text.find('\n')));
+        rank_info.rank, rank_info.world_size, first_line_of(error.what()));
   }
 }
 

@@ -11,8 +11,6 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <lockstep/base/error.h>
-
 #include "backends/group_membership.h"
 #include "backends/reconfigurable_backend.h"
 #include "base/deadline.h"

@@ -2,15 +2,12 @@
 #include "rendezvous/rank_info.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <functional>
 #include <limits>
 #include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-
-#include <lockstep/base/error.h>
 
 #include "base/slurm.h"
 #include "base/text.h"

@@ -5,7 +5,6 @@
 #include <cctype>
 #include <csignal>
 #include <cstdlib>
-#include <exception>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -14,7 +13,6 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/device/device.h>
 
@@ -24,7 +22,7 @@
 #include "comm/membership.h"
 #include "rendezvous/device_choice.h"
 #include "rendezvous/python_group.h"
-#include "rendezvous/quiet_c10d.h"
+#include "rendezvous/tcp.h"
 
 namespace lockstep::rendezvous {
 namespace {

@@ -11,11 +11,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "base/deadline.h"
 #include "base/host.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 
 namespace lockstep::rendezvous {
@@ -135,9 +134,8 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      const std::string text = error.what();
       throw_error<RendezvousError>("rank {} of {}: rank 0 gave up or died while {} had not arrived ({})",
-                                   rank, world_size, missing, text.substr(0, text.find('\n')));
+                                   rank, world_size, missing, first_line_of(error.what()));
     }
   };
   // c10d logs a warning when a short wait ends, and its wait does not end for a signal.

@@ -3,21 +3,27 @@
 
 #include <algorithm>
 #include <arpa/inet.h>
+#include <array>
+#include <cctype>
 #include <cerrno>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <thread>
 #include <utility>
 
+#include <c10/util/Logging.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/process_state.h"
 #include "base/sockets.h"
+#include "base/text.h"
 #include "base/throw_error.h"
-#include "base/wait_check.h"
-#include "rendezvous/foreign_server.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -92,9 +98,8 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
   try {
     return c10::make_intrusive<c10d::TCPStore>(server.host, options);
   } catch (const std::exception& error) {
-    const std::string text = error.what();
     throw_error<RendezvousError>("{}: the store at {}:{} cannot be used: {}", who, server.host, server.port,
-                                 text.substr(0, text.find('\n')));
+                                 first_line_of(error.what()));
   }
 }
 
@@ -189,6 +194,70 @@ c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int
   }
   store->setTimeout(deadline.timeout());
   return store;
+}
+
+namespace {
+
+constexpr std::chrono::milliseconds kAnswerLimit{500};
+// Most servers answer to it or have sent a greeting before.
+constexpr std::string_view kRequest = "GET / HTTP/1.0\r\n\r\n";
+
+std::string first_line_of(std::string_view bytes) {
+  std::string line(bytes.substr(0, bytes.find_first_of("\r\n")));
+  std::ranges::replace_if(
+      line, [](unsigned char letter) { return std::isprint(letter) == 0; }, '?');
+  return line;
+}
+
+std::string answer_of(int socket, const Deadline& deadline) {
+  if (::send(socket, kRequest.data(), kRequest.size(), MSG_NOSIGNAL) < 0) return "";
+  std::array<char, 80> bytes{};
+  if (!wait_for(socket, POLLIN, deadline)) return "";
+  const auto count = ::recv(socket, bytes.data(), bytes.size(), 0);
+  return count > 0 ? first_line_of({bytes.data(), static_cast<std::size_t>(count)}) : "";
+}
+
+}  // namespace
+
+std::string answer_of_foreign_server(const Endpoint& server) {
+  const Deadline deadline(kAnswerLimit);
+  for (const auto& address : resolve_now(server.host, server.port).addresses) {
+    const auto socket = connect_to(address, deadline);
+    if (!socket) continue;
+    if (auto answer = answer_of(socket.get(), deadline); !answer.empty()) return answer;
+  }
+  return "";
+}
+
+namespace {
+
+constexpr int kFatal = 3;
+
+// LibTorch's level is one for the process.
+struct Silence {
+  std::mutex mutex;
+  int uses = 0;
+  int former_level = 0;
+};
+
+Silence& silence() {
+  static Silence shared;
+  return shared;
+}
+
+}  // namespace
+
+QuietC10d::QuietC10d()
+    : is_on_(!is_logged(LogLevel::debug) && std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
+  if (!is_on_) return;
+  const std::lock_guard lock(silence().mutex);
+  if (silence().uses++ == 0) silence().former_level = std::exchange(FLAGS_caffe2_log_level, kFatal);
+}
+
+QuietC10d::~QuietC10d() {
+  if (!is_on_) return;
+  const std::lock_guard lock(silence().mutex);
+  if (--silence().uses == 0) FLAGS_caffe2_log_level = silence().former_level;
 }
 
 }  // namespace lockstep::rendezvous

@@ -35,4 +35,22 @@ c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string
 c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size,
                                            const Deadline& deadline, bool with_python = false);
 
+// The first line of what a server that is no store answers to an HTTP request, e.g. "SSH-2.0-OpenSSH_9.2".
+// Empty if it answers nothing within half a second: a store does not answer to such a request.
+std::string answer_of_foreign_server(const Endpoint& server);
+
+// While one lives, LibTorch's own log is silent: c10d's store logs each broken connection with a stack trace
+// of up to 32 lines, which our errors name in one. Does nothing if LOCKSTEP_LOG_LEVEL is debug or
+// TORCH_CPP_LOG_LEVEL is set. Safe from any thread.
+class QuietC10d {
+ public:
+  QuietC10d();
+  ~QuietC10d();
+  QuietC10d(const QuietC10d&) = delete;
+  QuietC10d& operator=(const QuietC10d&) = delete;
+
+ private:
+  bool is_on_;
+};
+
 }  // namespace lockstep::rendezvous

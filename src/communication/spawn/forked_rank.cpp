@@ -7,8 +7,6 @@
 #include <cstdlib>
 #include <cxxabi.h>
 #include <fcntl.h>
-#include <fstream>
-#include <initializer_list>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -16,13 +14,11 @@
 #include <sys/prctl.h>
 #include <thread>
 #include <unistd.h>
-#include <vector>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
 #include <lockstep/runtime/default_group.h>
 
@@ -44,9 +40,7 @@ constexpr std::chrono::milliseconds kThreadsEnd{500};
 
 // "loader (thread 123)"
 std::string name_of_thread(const fs::path& task) {
-  std::string name;
-  std::getline(std::ifstream(task / "comm"), name);
-  return fmt::format("\"{}\" (thread {})", name, task.filename().string());
+  return fmt::format("\"{}\" (thread {})", first_line(task / "comm"), task.filename().string());
 }
 
 std::vector<std::string> foreign_threads() {

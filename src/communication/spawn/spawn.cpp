@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <algorithm>
 #include <cerrno>
 #include <exception>
 #include <future>
@@ -12,7 +11,6 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/spawn/spawn.h>

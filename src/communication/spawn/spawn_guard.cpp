@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "spawn/spawn_guard.h"
 
-#include <array>
 #include <cerrno>
 #include <map>
 #include <poll.h>
@@ -12,8 +11,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-
-#include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
 #include "launch/guard.h"

@@ -2,11 +2,8 @@
 #include "base/atomic_file.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <fcntl.h>
-#include <optional>
 #include <sys/stat.h>
-#include <system_error>
 #include <unistd.h>
 
 namespace lockstep {

@@ -8,8 +8,6 @@
 #include <string>
 #include <utility>
 
-#include <lockstep/base/error.h>
-
 #include "base/text.h"
 #include "base/throw_error.h"
 

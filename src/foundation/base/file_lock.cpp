@@ -9,7 +9,6 @@
 #include <system_error>
 #include <thread>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/throw_error.h"

@@ -7,8 +7,6 @@
 #include <memory>
 #include <numeric>
 #include <sched.h>
-#include <sstream>
-#include <string_view>
 #include <thread>
 #include <unistd.h>
 

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "base/launched_rank.h"
 
-#include <string_view>
-
-#include <lockstep/base/error.h>
-
 #include "base/process_state.h"
 #include "base/slurm.h"
 #include "base/text.h"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <ctime>
 #include <fcntl.h>
 #include <limits>
@@ -16,9 +15,8 @@
 #include <unistd.h>
 #include <utility>
 
+#include <climits>
 #include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 
 #include "base/host.h"
 #include "base/throw_error.h"

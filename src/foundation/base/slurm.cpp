@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "base/slurm.h"
 
-#include <cstdint>
 #include <initializer_list>
-#include <optional>
 
 #include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 
 #include "base/text.h"
 #include "base/throw_error.h"

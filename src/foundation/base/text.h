@@ -43,6 +43,10 @@ inline std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
+inline std::string first_line_of(std::string_view text) {
+  return std::string(text.substr(0, text.find('\n')));
+}
+
 // "12.5 MiB"
 inline std::string bytes_text(std::uint64_t bytes) {
   constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB"};

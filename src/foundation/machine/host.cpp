@@ -6,7 +6,6 @@
 #include <iterator>
 #include <map>
 #include <numeric>
-#include <optional>
 #include <set>
 #include <sstream>
 #include <sys/utsname.h>
@@ -14,9 +13,6 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
-#include "base/host.h"
 #include "base/throw_error.h"
 
 namespace lockstep::machine {
@@ -100,8 +96,6 @@ std::string cpu_list_text(const std::vector<int>& cpus) {
 }
 
 namespace {
-
-namespace fs = std::filesystem;
 
 std::vector<int> online_among(const fs::path& cpus, const std::vector<int>& allowed) {
   const auto online = parse_cpu_list(first_line(cpus / "online"));

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <future>
 #include <iterator>
 #include <set>
@@ -21,6 +20,7 @@
 #include "base/env.h"
 #include "base/host.h"
 #include "base/shared_memory.h"
+#include "base/text.h"
 #include "doctor/peers.h"
 #include "machine/command.h"
 
@@ -190,8 +190,7 @@ std::string rank_error(const machine::CommandResult& answer) {
   constexpr std::string_view mark = "lockstep-doctor: ";
   const auto begin = answer.err.find(mark);
   if (begin == std::string::npos) return answer.problem;
-  const auto text = answer.err.substr(begin + mark.size());
-  return text.substr(0, text.find('\n'));
+  return first_line_of(std::string_view(answer.err).substr(begin + mark.size()));
 }
 
 // As users do it: through the launcher, so that this tries the launcher, too.

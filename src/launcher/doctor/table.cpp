@@ -2,12 +2,9 @@
 #include "doctor/table.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <sys/ioctl.h>
 #include <unistd.h>
-
-#include <fmt/format.h>
 
 #include "base/text.h"
 

@@ -7,8 +7,6 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/sockets.h"
 #include "base/throw_error.h"
 #include "launch/coordinator_server.h"

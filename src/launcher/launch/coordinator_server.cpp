@@ -4,20 +4,16 @@
 #include <algorithm>
 #include <arpa/inet.h>
 #include <cerrno>
-#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "base/deadline.h"
 #include "base/sockets.h"
 #include "base/throw_error.h"
-#include "launch/messages.h"
 
 namespace lockstep::launch {
 namespace {
@@ -131,18 +127,15 @@ void CoordinatorServer::drop_clients_without_hello() {
 
 int CoordinatorServer::poll_timeout() const {
   auto tick = coordinator_.next_tick();
-  if (!accept_pause_.expired()) {
-    const auto end = Coordinator::Clock::now() + accept_pause_.remaining();
+  const auto wake_at = [&](const Deadline& deadline) {
+    const auto end = Coordinator::Clock::now() + deadline.remaining();
     tick = std::min(tick.value_or(end), end);
-  }
+  };
+  if (!accept_pause_.expired()) wake_at(accept_pause_);
   for (const auto& [node, client] : clients_) {
-    const auto end = Coordinator::Clock::now() + client.hello_limit.remaining();
-    if (!client.has_joined) tick = std::min(tick.value_or(end), end);
+    if (!client.has_joined) wake_at(client.hello_limit);
   }
-  if (!clients_.empty()) {
-    const auto end = Coordinator::Clock::now() + alive_pause_.remaining();
-    tick = std::min(tick.value_or(end), end);
-  }
+  if (!clients_.empty()) wake_at(alive_pause_);
   if (!tick) return -1;
   const auto left = std::chrono::duration_cast<milliseconds>(*tick - Coordinator::Clock::now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, 3'600'000));

@@ -3,7 +3,6 @@
 
 #include <map>
 #include <string>
-#include <vector>
 
 #include "base/deadline.h"
 #include "base/unique_fd.h"

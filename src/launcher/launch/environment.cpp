@@ -6,10 +6,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
-#include <string_view>
-#include <vector>
-
-#include <lockstep/base/error.h>
 
 #include "base/text.h"
 #include "base/throw_error.h"

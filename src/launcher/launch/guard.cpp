@@ -16,7 +16,6 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/throw_error.h"

@@ -9,8 +9,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/error.h>
-
 #include "base/sockets.h"
 #include "base/text.h"
 #include "base/throw_error.h"

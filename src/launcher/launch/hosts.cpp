@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/host.h"
@@ -74,7 +73,6 @@ class HostsSupervisor : private RankSupervisor {
 
   void start();
   void loop();
-  void flush();
   void send_signs_of_life();
   void print_failure();
   // Whether the launcher of that host has run, so that an exit code may be a rank's.
@@ -104,7 +102,7 @@ int HostsSupervisor::run() {
   if (parent_died()) return 128 + SIGKILL;
   logs_.finish();
   print_failure();
-  flush();
+  flush(logs_);
   if (stop_signal_ != 0 || !failures().any()) return stop_signal_ != 0 ? 128 + stop_signal_ : 0;
   return exit_code(failures().first());
 }
@@ -212,16 +210,6 @@ void HostsSupervisor::print_failure() {
                           advice_for(first)));
 }
 
-void HostsSupervisor::flush() {
-  while (logs_.pending()) {
-    std::vector<pollfd> events;
-    logs_.watch(events);
-    if (!wait(events)) return;
-    for (const auto& event : events) logs_.handle(event);
-    if (const auto signal = next_signal(); signal && signal->ssi_signo != SIGCHLD) return;
-  }
-}
-
 HostEntry parse_entry(const std::string& text) {
   HostEntry entry{.name = text};
   const auto colon = text.rfind(':');
@@ -266,9 +254,7 @@ int launch_on_hosts(const HostsOptions& options) {
   std::vector<std::string> orders;
   for (const auto& order : options.orders) orders.push_back(encode(order));
   const auto body = [&](int parent) {
-    struct sigaction ignore {};
-    ignore.sa_handler = SIG_IGN;
-    ::sigaction(SIGPIPE, &ignore, nullptr);
+    ::signal(SIGPIPE, SIG_IGN);
     return HostsSupervisor(options, orders, shell, parent).run();
   };
   const auto exit = run_guarded(body, {.stop_signals = options.stop_signals});

@@ -11,11 +11,9 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/host.h"
-#include "base/sockets.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
 #include "launch/coordinator_server.h"

@@ -13,8 +13,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/error.h>
-
 #include "base/atomic_file.h"
 #include "base/throw_error.h"
 

@@ -11,8 +11,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/error.h>
-
 #include "base/throw_error.h"
 
 template <typename Value>

@@ -6,7 +6,6 @@
 #include <optional>
 #include <poll.h>
 #include <string>
-#include <string_view>
 #include <variant>
 
 #include "base/unique_fd.h"

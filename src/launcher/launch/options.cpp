@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "launch/options.h"
 
-#include <optional>
 #include <sstream>
 #include <string.h>
 #include <string_view>
 
 #include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 
 #include "base/host.h"
 #include "base/text.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "launch/process_tree.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <filesystem>

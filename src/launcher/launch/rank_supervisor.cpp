@@ -9,10 +9,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/throw_error.h"
 #include "launch/guard.h"
+#include "launch/host_control.h"
+#include "launch/log_multiplexer.h"
 #include "launch/process_tree.h"
 
 namespace lockstep::launch {
@@ -115,6 +115,18 @@ void RankSupervisor::on_rank_exit(const RankExit& exit) {
 void RankSupervisor::confirm_first_failure() {
   begin_stop(SIGTERM);
   on_first_failure();
+}
+
+void RankSupervisor::flush(LogMultiplexer& logs, HostControl* control) {
+  while (logs.pending()) {
+    std::vector<pollfd> events;
+    logs.watch(events);
+    if (control != nullptr) control->watch(events);
+    if (!wait(events, control != nullptr ? control->poll_timeout() : std::chrono::milliseconds(-1))) return;
+    for (const auto& event : events) logs.handle(event);
+    if (const auto signal = next_signal(); signal && signal->ssi_signo != SIGCHLD) return;
+    if (control != nullptr && control->next_signal()) return;
+  }
 }
 
 void RankSupervisor::advance() {

@@ -16,6 +16,9 @@
 
 namespace lockstep::launch {
 
+class HostControl;
+class LogMultiplexer;
+
 // The shorter of two limits; -1: no limit.
 std::chrono::milliseconds shorter(std::chrono::milliseconds a, std::chrono::milliseconds b);
 
@@ -84,6 +87,9 @@ class RankSupervisor {
   bool wait(std::vector<pollfd>& events, std::chrono::milliseconds limit = std::chrono::milliseconds(-1));
   void handle_signals();
   std::optional<signalfd_siginfo> next_signal() const;
+  // Waits for a slow reader of `logs` without a deadline, as any program does. A stop signal ends the wait;
+  // `control` may have one, too.
+  void flush(LogMultiplexer& logs, HostControl* control = nullptr);
   // Acts when the deadline of the phase has passed.
   void advance();
   void begin_stop(int signal);

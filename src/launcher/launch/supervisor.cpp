@@ -10,8 +10,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/host.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
@@ -58,7 +56,7 @@ int NodeSupervisor::run() {
     write_error({.reason = error.what(), .host = host_name()});
     kill_descendants();
     logs_.finish();
-    flush();
+    flush(logs_, control_ ? &*control_ : nullptr);
     throw;
   }
   if (parent_died()) {
@@ -66,7 +64,7 @@ int NodeSupervisor::run() {
     return 128 + SIGKILL;
   }
   print_report();
-  flush();
+  flush(logs_, control_ ? &*control_ : nullptr);
   return result();
 }
 
@@ -300,19 +298,6 @@ void NodeSupervisor::write_error(const FailureReport& failure) {
   }
 }
 
-// Waits for a slow reader without a deadline, as any program does, but a stop signal ends the wait.
-void NodeSupervisor::flush() {
-  while (logs_.pending()) {
-    std::vector<pollfd> events;
-    logs_.watch(events);
-    if (control_) control_->watch(events);
-    if (!wait(events, control_ ? control_->poll_timeout() : milliseconds(-1))) return;
-    for (const auto& event : events) logs_.handle(event);
-    if (const auto signal = next_signal(); signal && signal->ssi_signo != SIGCHLD) return;
-    if (control_ && control_->next_signal()) return;
-  }
-}
-
 int NodeSupervisor::result() const {
   if (const auto first = failure()) return exit_code(*first);
   return stop_signal_ != 0 ? 128 + stop_signal_ : 0;
@@ -320,9 +305,7 @@ int NodeSupervisor::result() const {
 
 int supervise(const LaunchOptions& options, const std::string& file, bool is_host, int parent) {
   // Writing to a pipe without a reader must fail instead of ending the process.
-  struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;
-  ::sigaction(SIGPIPE, &ignore, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
   return NodeSupervisor(options, file, is_host, parent).run();
 }
 

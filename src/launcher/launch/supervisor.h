@@ -75,7 +75,6 @@ class NodeSupervisor : private RankSupervisor {
   bool is_reported_here() const;
   void print_report();
   void write_error(const FailureReport& failure);
-  void flush();
   int result() const;
   bool over() const { return phase() == Phase::idle && (end_ || stop_signal_ != 0); }
 

@@ -11,11 +11,8 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/host.h"
 #include "base/throw_error.h"
-#include "launch/environment.h"
 #include "launch/launch.h"
 
 namespace lockstep::launch {

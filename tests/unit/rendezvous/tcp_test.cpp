@@ -13,8 +13,6 @@
 #include <lockstep/base/error.h>
 
 #include "base/sockets.h"
-#include "rendezvous/foreign_server.h"
-#include "rendezvous/quiet_c10d.h"
 #include "support/error_of.h"
 #include "unit/base/child.h"
 

@@ -5,8 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "backends/factories.h"
 #include "base/throw_error.h"
 #include "comm/from_c10d.h"
@@ -46,7 +44,11 @@ class DeviceDispatchBackend final : public comm::FromC10d, public comm::StreamBa
       : FromC10d(parts.front().backend->getRank(), parts.front().backend->getSize(), name_of(parts),
                  traits_of(parts), kNoTimeout),
         parts_(std::move(parts)) {
-    for (const auto& part : parts_) calls_.push_back(comm::calls_of(part.backend, part.traits));
+    for (const auto& part : parts_) {
+      calls_.push_back(comm::calls_of(part.backend, part.traits));
+      if (const auto* streams = dynamic_cast<const comm::StreamBackend*>(part.backend.get()))
+        streams_.push_back(streams);
+    }
   }
 
   // "cpu:shm,cuda:nccl"
@@ -62,12 +64,16 @@ class DeviceDispatchBackend final : public comm::FromC10d, public comm::StreamBa
     return calls_[part(tensor == nullptr ? c10::Device(c10::kCPU) : tensor->device())]->start(call, report);
   }
 
-  bool ends_on_stream(const c10d::Work& work) const override;
-  WorkPtr observer_of(const WorkPtr& work) const override;
+  bool ends_on_stream(const c10d::Work& work) const override { return streams_of(work) != nullptr; }
+  WorkPtr observer_of(const WorkPtr& work) const override { return streams_of(*work)->observer_of(work); }
   void free_tensors(c10d::Work& work) const override { streams_of(work)->free_tensors(work); }
-  bool waits_on_host() const override;
+  bool waits_on_host() const override {
+    return std::ranges::any_of(streams_, &comm::StreamBackend::waits_on_host);
+  }
   WorkPtr mark_stream() const override;
-  void prepare_observing_thread() const override;
+  void prepare_observing_thread() const override {
+    for (const auto* streams : streams_) streams->prepare_observing_thread();
+  }
 
  private:
   std::size_t part(const c10::Device& device) const;
@@ -77,6 +83,7 @@ class DeviceDispatchBackend final : public comm::FromC10d, public comm::StreamBa
 
   std::vector<BackendHandle> parts_;
   std::vector<std::shared_ptr<comm::CallBackend>> calls_;  // [part]
+  std::vector<const comm::StreamBackend*> streams_;        // the parts whose calls end on a stream
 };
 
 std::size_t DeviceDispatchBackend::part(const c10::Device& device) const {
@@ -87,42 +94,14 @@ std::size_t DeviceDispatchBackend::part(const c10::Device& device) const {
 }
 
 const comm::StreamBackend* DeviceDispatchBackend::streams_of(const c10d::Work& work) const {
-  for (const auto& part : parts_) {
-    const auto* streams = dynamic_cast<const comm::StreamBackend*>(part.backend.get());
-    if (streams != nullptr && streams->ends_on_stream(work)) return streams;
-  }
-  return nullptr;
-}
-
-bool DeviceDispatchBackend::ends_on_stream(const c10d::Work& work) const {
-  return streams_of(work) != nullptr;
-}
-
-WorkPtr DeviceDispatchBackend::observer_of(const WorkPtr& work) const {
-  return streams_of(*work)->observer_of(work);
-}
-
-bool DeviceDispatchBackend::waits_on_host() const {
-  return std::ranges::any_of(parts_, [](const auto& part) {
-    const auto* streams = dynamic_cast<const comm::StreamBackend*>(part.backend.get());
-    return streams != nullptr && streams->waits_on_host();
-  });
+  const auto found =
+      std::ranges::find_if(streams_, [&](const auto* streams) { return streams->ends_on_stream(work); });
+  return found == streams_.end() ? nullptr : *found;
 }
 
 WorkPtr DeviceDispatchBackend::mark_stream() const {
-  for (const auto& part : parts_) {
-    if (const auto* streams = dynamic_cast<const comm::StreamBackend*>(part.backend.get())) {
-      return streams->mark_stream();
-    }
-  }
-  throw_error<Error>("{} has no calls on a stream", getBackendName());
-}
-
-void DeviceDispatchBackend::prepare_observing_thread() const {
-  for (const auto& part : parts_) {
-    const auto* streams = dynamic_cast<const comm::StreamBackend*>(part.backend.get());
-    if (streams != nullptr) streams->prepare_observing_thread();
-  }
+  if (streams_.empty()) throw_error<Error>("{} has no calls on a stream", getBackendName());
+  return streams_.front()->mark_stream();
 }
 
 void DeviceDispatchBackend::setTimeout(std::chrono::milliseconds timeout) {

@@ -3,23 +3,16 @@
 // so no symbol of these classes may be defined by our objects (a test looks at them).
 #include "backends/gloo/gloo_backend.h"
 
-#include <array>
-#include <ifaddrs.h>
 #include <memory>
 #include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <optional>
-#include <sstream>
 #include <sys/socket.h>
 
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <lockstep/base/error.h>
-
 #include "backends/factories.h"
-#include "base/env.h"
+#include "base/sockets.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
 
@@ -86,50 +79,18 @@ BackendHandle create_gloo(const BackendRequest& request) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string text = error.what();
     throw_error<RendezvousError>("rank {} of {}: Gloo could not connect the ranks of group {}: {}",
-                                 request.rank, request.size, request.group_name,
-                                 text.substr(0, text.find('\n')));
+                                 request.rank, request.size, request.group_name, first_line_of(error.what()));
   }
 }
 
 namespace {
 
-using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-using InterfaceList = std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)>;
-
-InterfaceList interfaces() {
-  ifaddrs* list = nullptr;
-  ::getifaddrs(&list);
-  return {list, &::freeifaddrs};
-}
-
-std::string digits(const sockaddr* address, socklen_t length) {
-  std::array<char, NI_MAXHOST> text{};
-  ::getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
-  return text.data();
-}
-
-// The port has no effect: connecting a datagram socket only asks the kernel for a route.
-AddressList resolve(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* list = nullptr;
-  const int code = ::getaddrinfo(host.c_str(), "9", &hints, &list);
-  if (code != 0) {
-    throw_error<RendezvousError>("the master address {} does not resolve ({}); this host's interfaces are {}",
-                                 host, ::gai_strerror(code), describe_interfaces());
-  }
-  return {list, &::freeaddrinfo};
-}
-
-std::optional<std::string> source_address(const addrinfo& target) {
-  const UniqueFd fd(::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!fd || ::connect(fd.get(), target.ai_addr, target.ai_addrlen) != 0) return std::nullopt;
-  sockaddr_storage own{};
-  socklen_t length = sizeof(own);
-  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) != 0) return std::nullopt;
-  return digits(reinterpret_cast<const sockaddr*>(&own), length);
+// The source address of packets to `target`: connecting a datagram socket only asks the kernel for a route.
+std::string source_address(const SocketAddress& target) {
+  const UniqueFd fd(::socket(target.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || ::connect(fd.get(), target.get(), target.length) != 0) return "";
+  return address_of(fd.get()).text();
 }
 
 bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
@@ -140,38 +101,36 @@ std::string key_of(int rank) { return fmt::format("route/{}", rank); }
 
 std::string describe_interfaces() {
   std::string text;
-  const auto list = interfaces();
-  for (const auto* at = list.get(); at != nullptr; at = at->ifa_next) {
-    if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_UP) == 0) continue;
-    const int family = at->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    const auto length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", at->ifa_name,
-                        digits(at->ifa_addr, static_cast<socklen_t>(length)));
+  for (const auto& interface : network_interfaces()) {
+    if (!interface.up) continue;
+    for (const auto& address : interface.addresses)
+      text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", interface.name, address);
   }
   return text.empty() ? "none that is up" : text;
 }
 
 std::vector<std::string> interfaces_named(const std::string& list) {
-  std::vector<std::string> names;
-  std::istringstream stream(list);
-  for (std::string name; std::getline(stream, name, ',');) {
-    if (name.empty()) continue;
-    if (::if_nametoindex(name.c_str()) == 0) {
-      throw_error<RendezvousError>(
-          "GLOO_SOCKET_IFNAME names the interface {}, which this host does not have; "
-          "it has {}",
-          name, describe_interfaces());
-    }
-    names.push_back(name);
+  auto names = split(list, ',');
+  std::erase(names, "");
+  for (const auto& name : names) {
+    if (::if_nametoindex(name.c_str()) != 0) continue;
+    throw_error<RendezvousError>(
+        "GLOO_SOCKET_IFNAME names the interface {}, which this host does not have; "
+        "it has {}",
+        name, describe_interfaces());
   }
   return names;
 }
 
 std::string local_address_towards(const std::string& host) {
-  const auto targets = resolve(host);
-  for (const auto* target = targets.get(); target != nullptr; target = target->ai_next) {
-    if (const auto address = source_address(*target)) return *address;
+  constexpr int kAnyPort = 9;  // nothing is sent
+  const auto found = resolve_now(host, kAnyPort);
+  if (!found.error.empty()) {
+    throw_error<RendezvousError>("the master address {} does not resolve ({}); this host's interfaces are {}",
+                                 host, found.error, describe_interfaces());
+  }
+  for (const auto& target : found.addresses) {
+    if (auto address = source_address(target); !address.empty()) return address;
   }
   throw_error<RendezvousError>(
       "no interface of this host routes to the master address {}; tried {}. Set "

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <lockstep/base/error.h>
-
 #include "base/deadline.h"
 #include "base/throw_error.h"
 #include "comm/gil_use.h"

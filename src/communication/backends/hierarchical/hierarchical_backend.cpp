@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <algorithm>
 #include <atomic>
 #include <functional>
 
@@ -40,7 +39,7 @@ struct Parts {
   Parts(const HostLayout& layout, Legs legs_of_rank)
       : legs(std::move(legs_of_rank)),
         flat(comm::calls_of(legs.flat.backend, legs.flat.traits)),
-        collectives(layout, legs.host, legs.lanes, legs.connect_all, legs.peers) {}
+        collectives({layout, legs.host, legs.lanes}, legs.connect_all, legs.peers) {}
 
   // For all legs, even if one throws.
   void for_each(const std::function<void(c10d::Backend&)>& action) const {

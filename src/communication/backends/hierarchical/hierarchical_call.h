@@ -3,11 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
 #include <source_location>
-#include <vector>
 
-#include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
 
 #include "backends/hierarchical/legs.h"

@@ -6,8 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "backends/hierarchical/host_layout.h"
-#include "backends/hierarchical/legs.h"
+#include "backends/hierarchical/chunks.h"
 #include "comm/call.h"
 
 namespace lockstep::backends {
@@ -40,20 +39,13 @@ namespace lockstep::backends {
 // to its rank status, where the ranks of the host find it, because only it knows which host has not answered.
 // For the same reason calls over the network have a limit that is a bit shorter.
 
-class HierarchicalCall;
-
 // All ranks make the same calls in the same order, from one thread at a time.
 class HostCollectives {
  public:
-  // `lanes`: those of this rank, in ascending order. `connect_all`: all ranks over the network, for this
-  // object alone; the first all_to_all calls it. `peers`: for errors.
-  HostCollectives(HostLayout layout, Leg host, std::vector<Leg> lanes, std::function<Leg()> connect_all,
-                  Peers peers)
-      : layout_(std::move(layout)),
-        host_(std::move(host)),
-        lanes_(std::move(lanes)),
-        connect_all_(std::move(connect_all)),
-        peers_(std::move(peers)) {}
+  // `connect_all`: all ranks over the network, for this object alone; the first all_to_all calls it. `peers`:
+  // for errors.
+  HostCollectives(HostAndLanes group, std::function<Leg()> connect_all, Peers peers)
+      : group_(std::move(group)), connect_all_(std::move(connect_all)), peers_(std::move(peers)) {}
 
   // Whether run() can make the call. The others have nothing to gain from shared memory.
   static bool can_run(const comm::Call& call);
@@ -69,7 +61,6 @@ class HostCollectives {
  private:
   using Tensor = at::Tensor;
   using Tensors = std::vector<at::Tensor>;
-  struct Exchange;
 
   void dispatch(const comm::Call& call);
   void leave(const std::string& reason) noexcept;
@@ -77,27 +68,16 @@ class HostCollectives {
 
   void all_reduce(const Tensor& row, ReduceOp op, const HierarchicalCall& call) const;
   void reduce_through_leader(const Tensor& row, ReduceOp op, const HierarchicalCall& call) const;
-  void reduce_on_host(const Tensor& chunk, const Tensors& shares, ReduceOp op,
-                      const HierarchicalCall& call) const;
-  void reduce_in_lanes(const Tensor& row, ReduceOp op, const HierarchicalCall& call) const;
-  void gather_shares(const Tensors& shares, const HierarchicalCall& call) const;
-  void reduce_scatter(const Tensor& output, const Tensors& parts, ReduceOp op,
-                      const HierarchicalCall& call) const;
-  Exchange exchange(const Tensor& output, Tensors sums, const HierarchicalCall& call) const;
-  Tensors sums_of_host(const Tensors& parts, ReduceOp op, const HierarchicalCall& call) const;
   void broadcast(const Tensor& row, int src, const HierarchicalCall& call) const;
   void reduce(const Tensor& row, int dst, ReduceOp op, const HierarchicalCall& call) const;
   Tensors all_gather(const Tensor& input, const HierarchicalCall& call) const;
   void all_to_all(const Tensors& outputs, const Tensors& inputs, const HierarchicalCall& call);
   void barrier(const HierarchicalCall& call) const;
 
-  bool is_leader() const { return layout_.local_rank() == 0; }
-  const Leg& first_lane() const { return lanes_.front(); }
-  Tensors shares_of(const Tensor& row) const;
+  bool is_leader() const { return group_.layout.local_rank() == 0; }
+  const Leg& first_lane() const { return group_.lanes.front(); }
 
-  HostLayout layout_;
-  Leg host_;
-  std::vector<Leg> lanes_;
+  HostAndLanes group_;
   std::function<Leg()> connect_all_;
   Peers peers_;
   mutable std::mutex all_mutex_;

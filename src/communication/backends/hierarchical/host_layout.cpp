@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/hierarchical/host_layout.h"
 
-#include <algorithm>
 #include <map>
 
 namespace lockstep::backends {

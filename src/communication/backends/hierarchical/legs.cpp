@@ -20,11 +20,10 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <lockstep/base/error.h>
-
 #include "backends/factories.h"
 #include "base/host.h"
 #include "base/sockets.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "node/node_group.h"
 
@@ -117,10 +116,8 @@ void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
   try {
     wait_unless_lost(*lane.backend->allreduce(word), lane.backend, request);
   } catch (const std::exception& error) {
-    const std::string text = error.what();
     throw_error<RendezvousError>("rank {} of {}: the hosts of group {} could not be connected: {}",
-                                 request.rank, request.size, request.group_name,
-                                 text.substr(0, text.find('\n')));
+                                 request.rank, request.size, request.group_name, first_line_of(error.what()));
   }
 }
 

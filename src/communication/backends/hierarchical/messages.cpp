@@ -2,7 +2,6 @@
 #include "backends/hierarchical/messages.h"
 
 #include <algorithm>
-#include <atomic>
 #include <limits>
 #include <set>
 #include <utility>
@@ -11,9 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/deadline.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "comm/peer_check.h"
 
@@ -173,9 +171,8 @@ void Messages::report_to_first(milliseconds limit) {
     sent->wait(deadline.remaining());
     answered->wait(std::max(deadline.remaining(), milliseconds(1)));
   } catch (const std::exception& error) {  // Gloo closes the connections of a rank whose wait has a timeout
-    const std::string text = error.what();
     throw_error<TimeoutError>("rank 0 gave up waiting for the others, or has ended ({})",
-                              text.substr(0, text.find('\n')));
+                              first_line_of(error.what()));
   }
 }
 

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/mpi/engine.h"
 
-#include <cstdlib>
 #include <sys/prctl.h>
 #include <thread>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/throw_error.h"

@@ -3,7 +3,6 @@
 #include "backends/nccl/nccl_backend.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <future>
 #include <thread>
@@ -11,16 +10,15 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 
 #include "backends/factories.h"
 #include "base/deadline.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "comm/stream_watch.h"
 #include "comm/to_c10d.h"
-#include "device/libtorch_versions.h"
 #include "node/node_group.h"
 
 namespace lockstep::backends {
@@ -92,12 +90,11 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
 }
 
 [[noreturn]] void throw_not_connected(const std::exception& error, const BackendRequest& request) {
-  const std::string text = error.what();
   const bool may_differ = request.python.only_c10d_keys && libtorch::is_at_least(2, 14);
   throw_error<RendezvousError>(
       "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. {}Set NCCL_DEBUG=INFO for "
       "details",
-      request.rank, request.size, request.group_name, request.device.str(), text.substr(0, text.find('\n')),
+      request.rank, request.size, request.group_name, request.device.str(), first_line_of(error.what()),
       may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : "");
 }
 

@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>

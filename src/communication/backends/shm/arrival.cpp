@@ -6,7 +6,6 @@
 #include <limits>
 #include <ranges>
 
-#include "backends/shm/communicator.h"
 #include "backends/shm/stream.h"
 
 namespace lockstep::shm {

@@ -4,8 +4,6 @@
 #include <array>
 #include <utility>
 
-#include <lockstep/base/error.h>
-
 #include "backends/shm/layout.h"
 #include "backends/shm/plan.h"
 #include "base/throw_error.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/shm/communicator.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <random>
 #include <sys/prctl.h>

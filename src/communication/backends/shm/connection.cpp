@@ -5,8 +5,6 @@
 #include <atomic>
 #include <new>
 
-#include <lockstep/base/error.h>
-
 #include "base/throw_error.h"
 
 namespace lockstep::shm {

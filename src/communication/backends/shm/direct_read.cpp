@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "backends/shm/communicator.h"
 #include "backends/shm/stream.h"
 
 namespace lockstep::shm {

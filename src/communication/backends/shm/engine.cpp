@@ -7,14 +7,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
-#include "backends/shm/communicator.h"
 #include "backends/shm/engines.h"
 #include "base/deadline.h"
 #include "base/shared_memory.h"
 #include "base/throw_error.h"
-#include "comm/peer_check.h"
 
 namespace lockstep::shm {
 namespace {

@@ -5,8 +5,6 @@
 #include <iterator>
 #include <utility>
 
-#include <lockstep/base/error.h>
-
 #include "backends/shm/layout.h"
 #include "base/throw_error.h"
 

@@ -3,13 +3,10 @@
 
 #include <utility>
 
-#include <lockstep/base/error.h>
-
 #include "backends/factories.h"
 #include "backends/shm/call_request.h"
 #include "base/host.h"
 #include "base/throw_error.h"
-#include "comm/profiler_event.h"
 
 namespace lockstep::backends {
 namespace {

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/shm/transfer.h"
 
-#include <algorithm>
 #include <cstring>
 
-#include <fmt/format.h>
-
-#include "backends/shm/communicator.h"
 #include "backends/shm/stream.h"
 
 namespace lockstep::shm {

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdint>
 #include <list>
-#include <memory>
 #include <optional>
 #include <vector>
 

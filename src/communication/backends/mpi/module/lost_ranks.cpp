@@ -2,7 +2,6 @@
 #include "backends/mpi/module/lost_ranks.h"
 
 #include <numeric>
-#include <string>
 
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>

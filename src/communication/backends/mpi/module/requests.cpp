@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/mpi/module/requests.h"
 
-#include <algorithm>
 #include <functional>
 #include <numeric>
 
