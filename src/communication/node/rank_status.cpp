@@ -18,7 +18,30 @@ const StatusEntry* find_note(const RankStatus& status, std::uint64_t number) {
   return note.number.load(std::memory_order_acquire) == number ? &note : nullptr;
 }
 
+constexpr unsigned kStepBits = 44;  // of step and forwards
+constexpr unsigned kForwardBits = 12;
+constexpr std::uint64_t kMostForwards = (1U << kForwardBits) - 1;
+
 }  // namespace
+
+std::uint64_t StepProgress::packed() const {
+  return (object << kStepBits) + (step << kForwardBits) + std::min(forwards, kMostForwards);
+}
+
+std::uint64_t StepProgress::object_of(std::uint64_t packed) { return packed >> kStepBits; }
+
+std::uint64_t StepProgress::step_of(std::uint64_t packed) {
+  return (packed & ((std::uint64_t{1} << kStepBits) - 1)) >> kForwardBits;
+}
+
+std::uint64_t steps_begun(const RankStatus& status) {
+  std::uint64_t most = 0;
+  for (const auto& progress : status.progress) {
+    const auto packed = progress.load(std::memory_order_acquire);
+    if (packed != 0) most = std::max(most, StepProgress::step_of(packed) + 1);
+  }
+  return most;
+}
 
 const std::array<char, 61>& FileName::name_of(const char* path) {
   if (path == path_) return name_;

@@ -45,13 +45,29 @@ struct RankStatus {
   std::atomic<std::uint64_t> completed{0};           // of the last call known to be complete,
   std::atomic<std::uint64_t> awaited{0};             // and of the one that is waited for, or 0
   std::array<StatusEntry, kNotes> notes = {};
-  // How far the rank has come with each object that makes steps on the group, see modules::StepAbort.
+  std::atomic<bool> has_finished{false};  // it has left the run without an error
+  // How far the rank has come with each object that makes steps on the group: a StepProgress.
   static constexpr std::size_t kProgress = 64;
   std::array<std::atomic<std::uint64_t>, kProgress> progress = {};
   // While the rank waits for a step that others may abandon: its number, equal on all ranks. Otherwise 0.
   std::atomic<std::uint64_t> scope{0};
   alignas(64) AbortNotice refusal = {};
 };
+
+// How far a rank has come with an object that makes steps, such as a DistributedDataParallel. As one number,
+// it grows with steps and forwards.
+struct StepProgress {
+  std::uint64_t object = 0;  // its number in the group, from 1
+  std::uint64_t step = 0;
+  std::uint64_t forwards = 0;  // begun in this step
+
+  std::uint64_t packed() const;
+  static std::uint64_t object_of(std::uint64_t packed);
+  static std::uint64_t step_of(std::uint64_t packed);
+};
+
+// The number of steps that the rank has begun with the object of which it has begun the most.
+std::uint64_t steps_begun(const RankStatus& status);
 
 // The last part of a source file's path, as records hold it. Consecutive calls often have the same place, so
 // it is cached.
