@@ -116,7 +116,7 @@ struct FailedCall {
   }
 };
 
-// Of the ranks of the group, or of the job, on this host.
+// The ranks of the group, or of the job, that have left without an exception, if all run on this host.
 std::string finished_ranks(const GroupState& group) {
   for (const auto& others : {group.node_group(), group.job()}) {
     if (auto finished = others ? others->describe_finished() : ""; !finished.empty()) return finished;
@@ -127,8 +127,8 @@ std::string finished_ranks(const GroupState& group) {
 [[noreturn]] void throw_lost(const FailedCall& failed, const std::string& reason) {
   if (const auto finished = finished_ranks(failed.group); !finished.empty()) {
     throw_error<PeerLost>(
-        "{} failed because another rank is gone: {} without an error. This looks like uneven data: give every "
-        "rank the same number of batches, as DistributedSampler does, or run the loop inside "
+        "{} failed because another rank is gone: {}. Unless it reports an error, this looks like uneven data: "
+        "give every rank the same number of batches, as DistributedSampler does, or run the loop inside "
         "DistributedDataParallel::join(){}",
         failed.begin(), finished, failed.end());
   }

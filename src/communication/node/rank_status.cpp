@@ -64,8 +64,17 @@ void write_entry(RankStatus& status, const CallRecord& record, FileName& file) {
   std::copy_n(record.shape.begin(), std::min(record.shape.size(), StatusEntry::kDims), note.shape.begin());
   note.line = record.where.line();
   note.file = file.name_of(record.where.file_name());
+  note.index = record.index;
+  const auto length = std::min(record.contents.size(), note.contents.size() - 1);
+  std::copy_n(record.contents.begin(), length, note.contents.begin());
+  note.contents.at(length) = '\0';
   note.number.store(record.number, std::memory_order_release);
   status.issued.store(record.number, std::memory_order_release);
+}
+
+std::string in_brackets(std::string_view contents, int index) {
+  if (contents.empty()) return "";
+  return fmt::format(" ({}{})", contents, index < 0 ? "" : fmt::format(" {}", index));
 }
 
 std::string describe_entry(const RankStatus& status, std::uint64_t number) {
@@ -79,7 +88,8 @@ std::string describe_entry(const RankStatus& status, std::uint64_t number) {
         fmt::join(note->shape.begin(), note->shape.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
         note->dims > StatusEntry::kDims ? ", ..." : "");
   }
-  return text + fmt::format(" at {}:{}", note->file.data(), note->line);
+  if (note->line != 0) text += fmt::format(" at {}:{}", note->file.data(), note->line);
+  return text + in_brackets(note->contents.data(), note->index);
 }
 
 std::int64_t issue_time_of_entry(const RankStatus& status, std::uint64_t number) {

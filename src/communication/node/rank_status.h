@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include <lockstep/node/call_record.h>
 
@@ -23,6 +24,8 @@ struct alignas(64) StatusEntry {
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   std::uint8_t dims = 0;  // more than kDims: the rest is omitted
   std::array<char, 61> file = {};
+  std::int32_t index = -1;
+  std::array<char, 48> contents = {};
 };
 
 // A step that a rank abandons, and the reason. Only its rank writes it.
@@ -82,7 +85,10 @@ class FileName {
 
 void write_entry(RankStatus& status, const CallRecord& record, FileName& file);
 
-// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"; only the number if the record has been overwritten.
+// " (gradients of bucket 2)"; empty without contents.
+std::string in_brackets(std::string_view contents, int index);
+
+// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40 (gradients of bucket 2)"; only the number if the record has been overwritten.
 std::string describe_entry(const RankStatus& status, std::uint64_t number);
 
 // When the call was issued, in nanoseconds of the steady clock; 0 if this is not known any more.

@@ -7,6 +7,7 @@
 
 #include "base/deadline.h"
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 
 namespace lockstep::modules {
@@ -150,6 +151,7 @@ bool StepAbort::all_may_abort() const {
 }
 
 std::vector<std::string> StepAbort::exchange_reasons(const std::string& own) const {
+  const comm::CallSite site("reasons of a failed step");
   auto reasons = group_.all_gather_object(own);
   if (std::ranges::all_of(reasons, &std::string::empty)) reasons.clear();
   return reasons;
