@@ -13,6 +13,7 @@ import check_format
 import check_includes
 import check_language
 import check_licence
+import check_places
 import check_symbols
 
 CLANG_FORMAT, NM, CXX = sys.argv[1:4]
@@ -132,6 +133,24 @@ text
     def test_no_contributing(self):
         (self.root / "CONTRIBUTING.md").unlink()
         self.assertEqual(len(check_includes.problems(self.root)), 1)
+
+
+class Places(Tree):
+    def problems(self, text, name="src/kit/metrics/sums.cpp"):
+        return check_places.problems_of(name, text)
+
+    def test_refuses_a_call_without_a_place(self):
+        self.assertIn("all_reduce(...) has no place", self.problems("group->all_reduce(sums);")[0])
+        self.assertIn("broadcast_async(...)", self.problems("default_group().broadcast_async(at::cat({a, b}), 0);")[0])
+
+    def test_accepts_places(self):
+        self.assertEqual(self.problems("group->all_reduce(sums, op, where_);"), [])
+        self.assertEqual(self.problems("const comm::CallSite site(where);\ngroup.all_reduce(sums);"), [])
+        self.assertEqual(self.problems("tensor.gather(0, index); group.gather().invalidate();"), [])
+        self.assertEqual(self.problems("group.all_reduce(sums);", "src/communication/comm/objects.cpp"), [])
+
+    def test_refuses_a_line_of_the_library(self):
+        self.assertEqual(len(self.problems("const auto where = std::source_location::current();")), 1)
 
 
 class Language(Tree):

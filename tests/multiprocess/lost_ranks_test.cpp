@@ -24,6 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 class LostRanks : public testing::EveryBackend {
@@ -179,6 +180,26 @@ TEST_P(LostRanks, ARankThatLeavesEndsTheOthers) {
     if (rank != 1) {
       EXPECT_THAT(results[rank].err, HasSubstr("another rank is gone"));
     }
+  }
+}
+
+// Rank 1 has one batch fewer.
+const testing::Scenario has_uneven_data("lost: uneven data", [] {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
+  auto x = torch::ones({1000});
+  for (int batch = 0; batch < (context.rank() == 1 ? 3 : 4); ++batch) context.group().all_reduce(x);
+});
+
+TEST_P(LostRanks, ARankThatFinishesBeforeTheOthersHasUnevenData) {
+  const auto results = results_of(has_uneven_data);
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    EXPECT_EQ(results[rank].exit_code, rank == 1 ? 0 : 1);
+    if (rank == 1) continue;
+    EXPECT_THAT(
+        results[rank].err,
+        AllOf(HasSubstr("all_reduce #4 of Float[1000] at lost_ranks_test.cpp:"), HasSubstr("rank 1 (pid "),
+              HasSubstr("finished after 3 calls. Unless it reports an error, this looks like uneven data"),
+              HasSubstr("DistributedDataParallel::join()"), Not(HasSubstr("first error"))));
   }
 }
 

@@ -60,6 +60,13 @@ const Mistake too_few_ranks(
     "FewerRanksThanTheWorldSize",
     {.on_all = {"rank 2", "WORLD_SIZE"}, .place = Place::elsewhere, .env = {{"WORLD_SIZE", "3"}}}, start);
 
+const Mistake other_world_size("WorldSizesDiffer",
+                               {.on_all = {"different world sizes", "WORLD_SIZE is ", "3 on rank 1",
+                                           "2 on rank 0", "the same WORLD_SIZE"},
+                                .place = Place::elsewhere,
+                                .rank_env = {{1, {{"WORLD_SIZE", "3"}}}}},
+                               start);
+
 const Mistake unknown_backend("MisspelledBackend",
                               {.on_all = {"glo", "gloo", "shm"}, .place = Place::elsewhere},
                               [] { const auto context = init({.backend = "glo"}); });

@@ -7,12 +7,19 @@
 #include <lockstep/lockstep.h>
 
 #include "multiprocess/mistakes.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
 using torch::nn::Linear;
+
+struct TensorSet {
+  std::int64_t size() const { return rows.size(0); }
+  at::Tensor get_batch(const at::Tensor& indices) const { return rows.index_select(0, indices); }
+  at::Tensor rows;
+};
 
 struct TwoHeadsImpl : torch::nn::Module {
   TwoHeadsImpl() {
@@ -173,6 +180,57 @@ const Mistake libtorch_label_shape(
       const auto scores = ddp->forward(torch::ones({4, 2}));
       torch::nn::functional::cross_entropy(scores, torch::ones({3}, at::kLong)).backward();
     });
+
+// Rank 1 has one batch fewer.
+void train_on_uneven_data(const Context& context, torch::nn::Sequential net) {
+  DistributedDataParallel ddp(std::move(net));
+  for (int batch = 0; batch < 3 - context.rank(); ++batch) ddp->forward(torch::rand({2, 2})).sum().backward();
+}
+
+const Mistake uneven_data("UnevenData",
+                          {.on_rank0 = {"rank 1 (pid ", "finished after 2 steps", "looks like uneven data",
+                                        "DistributedDataParallel::join()", "(gradients of bucket 0)"}},
+                          [] {
+                            const auto context = init({.timeout = 20s});
+                            train_on_uneven_data(context, torch::nn::Sequential(Linear(2, 2)));
+                          });
+
+const Mistake uneven_data_with_buffers(
+    "UnevenDataWithBuffers", {.on_rank0 = {"finished after 2 steps", "looks like uneven data", "(buffers)"}},
+    [] {
+      const auto context = init({.timeout = 20s});
+      train_on_uneven_data(context, torch::nn::Sequential(Linear(2, 2), torch::nn::BatchNorm1d(2)));
+    });
+
+const Mistake metric_on_one_rank("MetricComputedOnOneRank",
+                                 {.on_rank0 = {"all_reduce", "(sums of a metric)", "rank 1", "finished"}},
+                                 [] {
+                                   const auto context = init({.timeout = 20s});
+                                   metrics::Accuracy accuracy;
+                                   accuracy.update(torch::eye(2), torch::arange(2));
+                                   if (context.is_main()) accuracy.compute();
+                                 });
+
+const Mistake checkpoint_on_one_rank("CheckpointOnOneRank",
+                                     {.on_rank0 = {"(checkpoint)", "rank 1", "finished"}}, [] {
+                                       const auto context = init({.timeout = 20s});
+                                       const TempFolder folder;
+                                       Linear net(2, 2);
+                                       if (context.is_main())
+                                         CheckpointManager(folder.path()).save(1, state_dict(net));
+                                     });
+
+const Mistake no_set_epoch("NoSetEpoch",
+                           {.once = {"without set_epoch()", "call set_epoch(epoch) on the loader"},
+                            .ending = Ending::well},
+                           [] {
+                             const auto context = init({.timeout = 20s});
+                             const TensorSet points{torch::arange(16)};
+                             auto loader = data::make_loader(points, {.batch_size = 4, .shuffle = true});
+                             for (int epoch = 0; epoch < 3; ++epoch) {
+                               for (auto& batch : loader) (void)batch;
+                             }
+                           });
 
 const Mistake batch_of_one("SyncBatchNormOfOneValue", {.on_all = {"SyncBatchNorm", "one value"}}, [] {
   const auto context = init({.timeout = 20s});

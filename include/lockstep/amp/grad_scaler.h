@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <source_location>
 #include <unordered_map>
 #include <vector>
 
@@ -60,7 +61,8 @@ class GradScaler {
   /// NaN. Call it at most once per optimizer between two update()s, before step(). Does not synchronize with
   /// the device. Throws ArgumentError when called out of order, and for float16 gradients: keep the
   /// parameters in float32.
-  void unscale_(torch::optim::Optimizer& optimizer);
+  void unscale_(torch::optim::Optimizer& optimizer,
+                std::source_location where = std::source_location::current());
 
   /// Calls unscale_() if needed, then the optimizer's step() unless a gradient has an inf or NaN. Returns
   /// whether the optimizer stepped; PyTorch returns the result of its step(). Call it once per optimizer
@@ -69,7 +71,7 @@ class GradScaler {
   ///
   /// An optim::FusedOptimizer needs no synchronization: its kernels unscale the gradients and skip the step.
   /// The result is then always true; a step was skipped if get_scale() is lower after update().
-  bool step(torch::optim::Optimizer& optimizer);
+  bool step(torch::optim::Optimizer& optimizer, std::source_location where = std::source_location::current());
   /// Throws ArgumentError, as in PyTorch. When disabled, steps and returns the loss.
   at::Tensor step(torch::optim::Optimizer& optimizer, const torch::optim::Optimizer::LossClosure& closure);
 
@@ -108,9 +110,10 @@ class GradScaler {
 
   void check_scaled(const char* function) const;
   void begin(c10::Device device);
-  void look_for_infs(const torch::optim::Optimizer& optimizer, OptimizerState& state, bool unscale);
+  void look_for_infs(const torch::optim::Optimizer& optimizer, OptimizerState& state, bool unscale,
+                     std::source_location where);
   void step_fused(optim::FusedOptimizer& optimizer, const OptimizerState& state) const;
-  at::Tensor agreed(const std::vector<at::Tensor>& found_infs) const;
+  at::Tensor agreed(const std::vector<at::Tensor>& found_infs, std::source_location where) const;
   at::Tensor found_any() const;
 
   bool enabled_;

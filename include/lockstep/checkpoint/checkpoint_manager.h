@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -76,7 +77,8 @@ struct Checkpoint {
 class CheckpointManager {
  public:
   /// Creates the folder if it does not exist. Throws CheckpointError, and ArgumentError for negative options.
-  explicit CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options = {});
+  explicit CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options = {},
+                             std::source_location where = std::source_location::current());
   /// Waits for an asynchronous save and logs its error.
   ~CheckpointManager();
   CheckpointManager(const CheckpointManager&) = delete;
@@ -92,12 +94,13 @@ class CheckpointManager {
   /// too.
   ///
   /// With async_save the error of the previous save is thrown after this save has started.
-  void save(std::int64_t step, const Value& contents, std::optional<double> metric = std::nullopt);
+  void save(std::int64_t step, const Value& contents, std::optional<double> metric = std::nullopt,
+            std::source_location where = std::source_location::current());
   /// Removes all checkpoints above `step`. Use it to continue from an older one: load(step),
   /// remove_after(step).
-  void remove_after(std::int64_t step);
+  void remove_after(std::int64_t step, std::source_location where = std::source_location::current());
   /// Waits until an asynchronous save has reached the disk. Throws its error.
-  void wait();
+  void wait(std::source_location where = std::source_location::current());
 
   /// All checkpoints in the folder, oldest first, damaged ones included. Not collective.
   std::vector<CheckpointInfo> checkpoints() const;
@@ -106,19 +109,25 @@ class CheckpointManager {
   /// warning. Returns nullopt when the folder has no checkpoint. Throws when it has some but none can be
   /// loaded, and when one cannot be read (CheckpointReadError: permission, disk, memory): it may be intact,
   /// so an older one must not take its place.
-  std::optional<Checkpoint> load_latest(const LoadOptions& options = {});
+  std::optional<Checkpoint> load_latest(const LoadOptions& options = {},
+                                        std::source_location where = std::source_location::current());
   /// Like load_latest(), for the checkpoint with the best metric.
-  std::optional<Checkpoint> load_best(const LoadOptions& options = {});
+  std::optional<Checkpoint> load_best(const LoadOptions& options = {},
+                                      std::source_location where = std::source_location::current());
   /// Loads the checkpoint of one step. Throws when it does not exist or is damaged.
-  Checkpoint load(std::int64_t step, const LoadOptions& options = {});
+  Checkpoint load(std::int64_t step, const LoadOptions& options = {},
+                  std::source_location where = std::source_location::current());
 
   // Loading into existing values, as distributed_checkpoint::load(contents, folder) does: every rank reads
   // its parts of each ShardedTensor, whichever ranks wrote them. The checkpoints must have been written by
   // every_rank. A single file, an intact checkpoint that does not fit `contents`, and one that cannot be read
   // are errors on all ranks.
-  std::optional<CheckpointInfo> load_latest(Dict& contents);
-  std::optional<CheckpointInfo> load_best(Dict& contents);
-  CheckpointInfo load(std::int64_t step, Dict& contents);
+  std::optional<CheckpointInfo> load_latest(Dict& contents,
+                                            std::source_location where = std::source_location::current());
+  std::optional<CheckpointInfo> load_best(Dict& contents,
+                                          std::source_location where = std::source_location::current());
+  CheckpointInfo load(std::int64_t step, Dict& contents,
+                      std::source_location where = std::source_location::current());
 
   const std::filesystem::path& folder() const;
 
@@ -132,7 +141,8 @@ class CheckpointManager {
 /// fails. PyTorch has the idiom, not a function.
 Value load_on_all(const std::filesystem::path& file, const LoadOptions& options = {},
                   CheckpointReading reading = CheckpointReading::broadcast,
-                  const std::optional<ProcessGroup>& process_group = std::nullopt);
+                  const std::optional<ProcessGroup>& process_group = std::nullopt,
+                  std::source_location where = std::source_location::current());
 
 /// Gives all ranks the same initial weights and keeps them in a file: rank 0 writes the state dict of
 /// `module` to `file`, replacing it, and all ranks load it, buffers included. With `every_rank` each rank
@@ -141,13 +151,15 @@ Value load_on_all(const std::filesystem::path& file, const LoadOptions& options 
 /// the idiom in its DistributedDataParallel tutorial, not a function.
 void share_starting_weights(torch::nn::Module& module, const std::filesystem::path& file,
                             CheckpointReading reading = CheckpointReading::broadcast,
-                            const std::optional<ProcessGroup>& process_group = std::nullopt);
+                            const std::optional<ProcessGroup>& process_group = std::nullopt,
+                            std::source_location where = std::source_location::current());
 
 template <ModulePointer Holder>
 void share_starting_weights(Holder& module, const std::filesystem::path& file,
                             CheckpointReading reading = CheckpointReading::broadcast,
-                            const std::optional<ProcessGroup>& process_group = std::nullopt) {
-  share_starting_weights(static_cast<torch::nn::Module&>(*module), file, reading, process_group);
+                            const std::optional<ProcessGroup>& process_group = std::nullopt,
+                            std::source_location where = std::source_location::current()) {
+  share_starting_weights(static_cast<torch::nn::Module&>(*module), file, reading, process_group, where);
 }
 
 }  // namespace lockstep

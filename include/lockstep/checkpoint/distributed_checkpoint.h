@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -65,7 +66,8 @@ Dict load(const std::filesystem::path& folder);
 /// before its first step. Entries that only the folder has are ignored. Throws CheckpointError on all ranks;
 /// names and shapes are checked first, so a mismatch leaves `contents` unchanged.
 void load(Dict& contents, const std::filesystem::path& folder,
-          const std::optional<ProcessGroup>& process_group = std::nullopt);
+          const std::optional<ProcessGroup>& process_group = std::nullopt,
+          std::source_location where = std::source_location::current());
 
 /// Saves `contents` as a folder that Python's `dcp.load` opens. Collective over `process_group`; without one,
 /// this process saves alone. Tensors must not change during the call. Python: `dcp.save`.
@@ -75,7 +77,8 @@ void load(Dict& contents, const std::filesystem::path& folder,
 /// new one replaces it, even if a rank dies. Throws CheckpointError on all ranks if a rank cannot write, an
 /// entry cannot be saved, or the parts of a tensor overlap or leave elements out.
 void save(const Dict& contents, const std::filesystem::path& folder, const SaveOptions& options = {},
-          const std::optional<ProcessGroup>& process_group = std::nullopt);
+          const std::optional<ProcessGroup>& process_group = std::nullopt,
+          std::source_location where = std::source_location::current());
 
 /// The part of a tensor at one coordinate of a device mesh.
 struct LocalShape {

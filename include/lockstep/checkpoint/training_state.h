@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -102,10 +103,11 @@ class TrainingState {
                                std::function<void(const Value&)> load);
 
   /// The states of all parts. Tensors share the data of the run.
-  Dict state_dict() const;
+  Dict state_dict(std::source_location where = std::source_location::current()) const;
   /// Restores each part, in the order in which they were added. Throws CheckpointError that names the part
   /// that is missing in the dict or does not fit. Other entries of the dict are ignored.
-  void load_state_dict(const Dict& state_dict) const;
+  void load_state_dict(const Dict& state_dict,
+                       std::source_location where = std::source_location::current()) const;
 
  private:
   TrainingState& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer);

@@ -124,7 +124,8 @@ CommHook fp16_compress_wrapper(CommHook hook);
 CommHook bf16_compress_wrapper(CommHook hook);
 
 /// Divides `gradients` by the group's size and all-reduces them, for use in custom hooks.
-BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& process_group);
+BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& process_group,
+                             std::source_location where = std::source_location::current());
 
 /// Options of PowerSGD under the names of PyTorch's `PowerSGDState`, with its defaults.
 struct PowerSGDOptions {

@@ -72,7 +72,9 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   NoSync no_sync() { return NoSync(sync_); }
 
   /// See Join. Must not outlive this module. PyTorch: `DistributedDataParallel.join()`.
-  Join join(const JoinOptions& options = {}) { return Join({this}, options); }
+  Join join(const JoinOptions& options = {}, std::source_location where = std::source_location::current()) {
+    return Join({this}, options, where);
+  }
 
   /// Replaces the averaging of buckets. Call it once, before the first forward. See CommHook. PyTorch:
   /// `register_comm_hook`.

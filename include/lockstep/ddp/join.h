@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <source_location>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -42,7 +43,8 @@ struct JoinOptions {
 /// group. PyTorch: `torch.distributed.algorithms.join.Join`.
 class [[nodiscard]] Join {
  public:
-  explicit Join(std::vector<Joinable*> joinables, const JoinOptions& options = {});
+  explicit Join(std::vector<Joinable*> joinables, const JoinOptions& options = {},
+                std::source_location where = std::source_location::current());
   ~Join() noexcept(false);
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
@@ -53,6 +55,7 @@ class [[nodiscard]] Join {
 
   std::vector<Joinable*> joinables_;
   JoinOptions options_;
+  std::source_location where_;
   int exceptions_;
 };
 

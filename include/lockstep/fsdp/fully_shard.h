@@ -211,8 +211,9 @@ class FSDPModule {
   void trace(const std::string& path, int steps) const;
 
   /// get_model_state_dict() and set_model_state_dict(), for TrainingState.
-  Dict state_dict() const;
-  void load_state_dict(const Dict& state_dict) const;
+  Dict state_dict(std::source_location where = std::source_location::current()) const;
+  void load_state_dict(const Dict& state_dict,
+                       std::source_location where = std::source_location::current()) const;
 
   /// That of a module which fully_shard() has sharded, or nullopt. PyTorch: `isinstance(module, FSDPModule)`.
   static std::optional<FSDPModule> find(const torch::nn::Module& module);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <iosfwd>
 #include <optional>
+#include <source_location>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -46,7 +47,8 @@ struct MemoryReport {
 ///
 ///     std::cout << lockstep::memory_report(*net, optimizer);
 MemoryReport memory_report(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
-                           const MemoryReportOptions& options = {});
+                           const MemoryReportOptions& options = {},
+                           std::source_location where = std::source_location::current());
 
 /// Prints a table.
 std::ostream& operator<<(std::ostream& stream, const MemoryReport& report);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <source_location>
 
 #include <torch/optim/optimizer.h>
 
@@ -36,27 +37,33 @@ struct StateDictOptions {
 ///
 /// With full_state_dict it is collective. All functions here are called by all ranks together if one option
 /// is set. PyTorch: `torch.distributed.checkpoint.state_dict.get_model_state_dict`.
-Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options = {});
-Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options = {});
+Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options = {},
+                          std::source_location where = std::source_location::current());
+Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options = {},
+                          std::source_location where = std::source_location::current());
 /// Copies whole tensors, or ShardedTensors with this rank's parts, into the parameters and buffers. Tied ones
 /// may have any of their names. Throws CheckpointError, naming the entry, for a missing one, another shape or
 /// other parts.
 void set_model_state_dict(torch::nn::Module& module, const Dict& model_state_dict,
-                          const StateDictOptions& options = {});
+                          const StateDictOptions& options = {},
+                          std::source_location where = std::source_location::current());
 void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
-                          const StateDictOptions& options = {});
+                          const StateDictOptions& options = {},
+                          std::source_location where = std::source_location::current());
 
 /// The whole parameter of that name, detached. It is a copy where fully_shard() or parallelize_module() has
 /// distributed the parameter, else it shares its data. Collective, of the ranks that have the parameter.
 /// Throws ArgumentError for an unknown name. PyTorch: `DTensor.full_tensor()`.
-at::Tensor full_tensor(const torch::nn::Module& module, const std::string& name);
+at::Tensor full_tensor(const torch::nn::Module& module, const std::string& name,
+                       std::source_location where = std::source_location::current());
 
 /// Writes the whole parameters and buffers as `safetensors::save_torch_state_dict()` does. They are gathered
 /// for one file at a time, which rank 0 writes. Collective. Throws CheckpointError on all ranks, and
 /// ArgumentError for experts on several ranks.
 /// transformers: `save_pretrained`.
 void save_pretrained(const FSDPModule& module, const std::filesystem::path& save_directory,
-                     const safetensors::SaveDirectoryOptions& options = {});
+                     const safetensors::SaveDirectoryOptions& options = {},
+                     std::source_location where = std::source_location::current());
 /// Loads what save_pretrained() and model hubs write; each rank reads its rows only. `checkpoint_path`: as
 /// for `safetensors::load_torch_state_dict()`. Throws CheckpointError as set_model_state_dict() does.
 void load_pretrained(const FSDPModule& module, const std::filesystem::path& checkpoint_path);
@@ -66,14 +73,18 @@ void load_pretrained(const FSDPModule& module, const std::filesystem::path& chec
 /// get_model_state_dict(). Before the optimizer's first step, its states are created by a step with learning
 /// rate and gradients 0, as in PyTorch. PyTorch: `get_optimizer_state_dict`.
 Dict get_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                              const StateDictOptions& options = {});
+                              const StateDictOptions& options = {},
+                              std::source_location where = std::source_location::current());
 Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
-                              const StateDictOptions& options = {});
+                              const StateDictOptions& options = {},
+                              std::source_location where = std::source_location::current());
 /// Loads what get_optimizer_state_dict() returns. Throws CheckpointError as set_model_state_dict() and
 /// load_state_dict() do. PyTorch: `set_optimizer_state_dict`.
 void set_optimizer_state_dict(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                              const Dict& optim_state_dict, const StateDictOptions& options = {});
+                              const Dict& optim_state_dict, const StateDictOptions& options = {},
+                              std::source_location where = std::source_location::current());
 void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
-                              const Dict& optim_state_dict, const StateDictOptions& options = {});
+                              const Dict& optim_state_dict, const StateDictOptions& options = {},
+                              std::source_location where = std::source_location::current());
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,17 @@ namespace lockstep {
 /// `process_group` (default: the default group or, without one, this process alone). Throws ArgumentError for
 /// another operation.
 at::Tensor reduce_value(const at::Tensor& value, ReduceOp op = ReduceOp::AVG,
-                        const std::optional<ProcessGroup>& process_group = std::nullopt);
+                        const std::optional<ProcessGroup>& process_group = std::nullopt,
+                        std::source_location where = std::source_location::current());
 double reduce_value(double value, ReduceOp op = ReduceOp::AVG,
-                    const std::optional<ProcessGroup>& process_group = std::nullopt);
+                    const std::optional<ProcessGroup>& process_group = std::nullopt,
+                    std::source_location where = std::source_location::current());
 
 /// The same for numbers by name, all in one call. Throws DesyncError if the ranks' names differ.
 std::map<std::string, double> reduce_value(const std::map<std::string, double>& values,
                                            ReduceOp op = ReduceOp::AVG,
-                                           const std::optional<ProcessGroup>& process_group = std::nullopt);
+                                           const std::optional<ProcessGroup>& process_group = std::nullopt,
+                                           std::source_location where = std::source_location::current());
 
 struct EarlyStoppingOptions {
   std::int64_t patience = 3;      ///< validations without improvement before training stops
@@ -74,7 +78,8 @@ namespace lockstep::metrics {
 class Sums {
  public:
   void reset();
-  Dict state_dict(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  Dict state_dict(const std::optional<ProcessGroup>& process_group = std::nullopt,
+                  std::source_location where = std::source_location::current()) const;
   /// Throws CheckpointError for the state of another metric or of another number of classes.
   void load_state_dict(const Dict& state_dict,
                        const std::optional<ProcessGroup>& process_group = std::nullopt);
@@ -84,7 +89,8 @@ class Sums {
   /// Adds `part`, of `size` elements.
   void add(const at::Tensor& part);
   /// The sums of all ranks, on the CPU.
-  at::Tensor total(const std::optional<ProcessGroup>& process_group) const;
+  at::Tensor total(const std::optional<ProcessGroup>& process_group,
+                   std::source_location where = std::source_location::current()) const;
   /// The sums of this rank, on the CPU.
   at::Tensor local() const { return sums_.cpu(); }
 
@@ -104,7 +110,8 @@ class AverageMeter : public Sums {
   double avg() const;          ///< the mean of this rank; NaN before the first value
   std::int64_t count() const;  ///< the samples of this rank
   /// The mean over the samples of all ranks; NaN without samples.
-  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
+                 std::source_location where = std::source_location::current()) const;
   void reset();
 
  private:
@@ -117,7 +124,8 @@ class Throughput {
   void update(std::int64_t samples) { samples_ += samples; }
   double rate() const;  ///< of this rank
   /// The sum of the ranks' rates.
-  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
+                 std::source_location where = std::source_location::current()) const;
   void reset() { *this = Throughput(); }
 
  private:
@@ -136,7 +144,8 @@ class Accuracy : public Sums {
   /// int64. Throws ArgumentError for other shapes and for fewer than top_k classes.
   void update(const at::Tensor& scores, const at::Tensor& targets);
   /// 0 to 1; NaN without samples.
-  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
+                 std::source_location where = std::source_location::current()) const;
 
  private:
   std::int64_t top_k_;
@@ -152,7 +161,8 @@ class ConfusionMatrix : public Sums {
               std::optional<std::int64_t> ignore_index = std::nullopt);
   /// int64 [num_classes, num_classes] on the CPU. Throws ArgumentError if a target or a prediction was
   /// outside of 0 .. num_classes-1.
-  at::Tensor compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  at::Tensor compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
+                     std::source_location where = std::source_location::current()) const;
 
  private:
   std::int64_t num_classes_;
@@ -189,7 +199,8 @@ class MeanSquaredError : public Sums {
   /// Tensors of the same shape. Differences are computed in float64.
   void update(const at::Tensor& predictions, const at::Tensor& targets);
   /// NaN without samples.
-  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
+                 std::source_location where = std::source_location::current()) const;
 };
 
 /// exp(mean negative log-likelihood of the targets). torchmetrics: `Perplexity`.
@@ -204,7 +215,8 @@ class Perplexity : public Sums {
   /// AverageMeter.
   void update_loss(const at::Tensor& mean_loss, std::int64_t n);
   /// NaN without targets.
-  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
+                 std::source_location where = std::source_location::current()) const;
 
  private:
   std::int64_t ignore_index_;
@@ -219,9 +231,11 @@ class Auroc {
   /// ArgumentError for other shapes, for NaN, and for targets that are no class.
   void update(const at::Tensor& scores, const at::Tensor& targets);
   /// NaN if a class has no positive or no negative sample, where it is undefined.
-  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
+                 std::source_location where = std::source_location::current()) const;
   void reset();
-  Dict state_dict(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  Dict state_dict(const std::optional<ProcessGroup>& process_group = std::nullopt,
+                  std::source_location where = std::source_location::current()) const;
   void load_state_dict(const Dict& state_dict,
                        const std::optional<ProcessGroup>& process_group = std::nullopt);
 

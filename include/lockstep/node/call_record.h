@@ -59,11 +59,13 @@ struct CallRecord {
   std::optional<ReduceOp> op = {};                     ///< of calls that reduce
   int root = -1;  ///< src or dst of calls that have one for all ranks, else -1
   std::source_location where = {};
+  std::string_view contents = {};  ///< what the tensors of a call of Lockstep's are: "gradients of bucket"
+  int index = -1;                  ///< of the contents, or -1
   /// When the call was made. For sends and receives, the resolution is a system tick (a few milliseconds).
   std::chrono::steady_clock::time_point issued_at = {};
   CallState state = CallState::issued;
 
-  /// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"
+  /// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40 (gradients of bucket 2)"
   std::string describe() const;
 };
 

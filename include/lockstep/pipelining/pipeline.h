@@ -173,7 +173,8 @@ class PipelineSchedule {
   /// ArgumentError, and DesyncError on all ranks if one refuses its stages or plan, or if plans or options
   /// differ. Collective over the pipeline's group, and over data_parallel_group.
   PipelineSchedule(const std::vector<PipelineStage>& stages, const Plan& plan, LossFunction loss_fn = {},
-                   const PipelineScheduleOptions& options = {});
+                   const PipelineScheduleOptions& options = {},
+                   std::source_location where = std::source_location::current());
   ~PipelineSchedule();
   PipelineSchedule(PipelineSchedule&&) noexcept;
   PipelineSchedule& operator=(PipelineSchedule&&) noexcept;
@@ -190,14 +191,16 @@ class PipelineSchedule {
   /// tensor is that of the first one. A value whose tensors AnyPyTree cannot replace is returned as its
   /// tensors only. Elsewhere returns an empty `Output`. Throws ArgumentError.
   template <PyTree Output = Tensors>
-  Output step(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr) {
-    const auto outputs = run_step(args, target, losses);
+  Output step(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr,
+              std::source_location where = std::source_location::current()) {
+    const auto outputs = run_step(args, target, losses, where);
     return outputs ? outputs->template get<Output>() : Output{};
   }
   /// The same without backward and without gradients. `target` is optional.
   template <PyTree Output = Tensors>
-  Output eval(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr) {
-    const auto outputs = run_eval(args, target, losses);
+  Output eval(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr,
+              std::source_location where = std::source_location::current()) {
+    const auto outputs = run_eval(args, target, losses, where);
     return outputs ? outputs->template get<Output>() : Output{};
   }
 
@@ -207,7 +210,7 @@ class PipelineSchedule {
 
   /// The last run: how long each rank computed, and when, in seconds, without waits for messages. On a GPU,
   /// the times of launching. Hosts are aligned by their clocks. Collective. Not in PyTorch.
-  Timeline timeline() const;
+  Timeline timeline(std::source_location where = std::source_location::current()) const;
 
   /// Scales the gradients of all stages so that the norm of the whole model's gradients is at most
   /// `max_norm`: tied parameters count once, and parameters that fully_shard() or parallelize_module()
@@ -223,8 +226,10 @@ class PipelineSchedule {
  private:
   class Runtime;
 
-  std::optional<AnyPyTree> run_step(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses);
-  std::optional<AnyPyTree> run_eval(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses);
+  std::optional<AnyPyTree> run_step(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses,
+                                    std::source_location where);
+  std::optional<AnyPyTree> run_eval(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses,
+                                    std::source_location where);
 
   std::unique_ptr<Runtime> runtime_;
 };
@@ -236,7 +241,8 @@ struct ScheduleName {
   char text[size];
   consteval ScheduleName(const char (&name)[size]) { std::copy_n(name, size, text); }
 };
-Plan named_plan(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches);
+Plan named_plan(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches,
+                std::source_location where);
 }  // namespace detail
 
 /// The schedule of make_plan() with this name, for any number of stages on each rank.
@@ -244,17 +250,19 @@ template <detail::ScheduleName name>
 class PipelineScheduleMulti : public PipelineSchedule {
  public:
   PipelineScheduleMulti(const std::vector<PipelineStage>& stages, int n_microbatches,
-                        LossFunction loss_fn = {}, const PipelineScheduleOptions& options = {})
-      : PipelineSchedule(stages, detail::named_plan(name.text, stages, n_microbatches), std::move(loss_fn),
-                         options) {}
+                        LossFunction loss_fn = {}, const PipelineScheduleOptions& options = {},
+                        std::source_location where = std::source_location::current())
+      : PipelineSchedule(stages, detail::named_plan(name.text, stages, n_microbatches, where),
+                         std::move(loss_fn), options, where) {}
 };
 /// The same for one stage on each rank.
 template <detail::ScheduleName name>
 class PipelineScheduleSingle : public PipelineScheduleMulti<name> {
  public:
   PipelineScheduleSingle(const PipelineStage& stage, int n_microbatches, LossFunction loss_fn = {},
-                         const PipelineScheduleOptions& options = {})
-      : PipelineScheduleMulti<name>({stage}, n_microbatches, std::move(loss_fn), options) {}
+                         const PipelineScheduleOptions& options = {},
+                         std::source_location where = std::source_location::current())
+      : PipelineScheduleMulti<name>({stage}, n_microbatches, std::move(loss_fn), options, where) {}
 };
 
 /// PyTorch: the classes of these names.
@@ -283,6 +291,7 @@ std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential&
 /// are. Collective over the default group, if there is one: its ranks measure at once, and all get the means
 /// of their medians. Throws ArgumentError for fewer than 1 repetitions.
 std::vector<double> measure_layers(const torch::nn::Sequential& net, const at::Tensor& input,
-                                   int repetitions = 5);
+                                   int repetitions = 5,
+                                   std::source_location where = std::source_location::current());
 
 }  // namespace lockstep::pipelining

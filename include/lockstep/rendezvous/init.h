@@ -121,7 +121,8 @@ class [[nodiscard]] Context {
   /// Runs `action` on rank 0, then on all other ranks: for downloads and caches that the other ranks reuse.
   /// Returns the result of this rank's `action`. If `action` throws on rank 0, every rank throws.
   template <typename Action>
-  auto main_process_first(Action&& action) const;
+  auto main_process_first(Action&& action,
+                          std::source_location where = std::source_location::current()) const;
 
   /// Forms the default group again, of other members: as ProcessGroup::reconfigure(). Then group(), rank(),
   /// world_size() and the local numbers, which are counted anew, are those of the new group. Closes the
@@ -137,9 +138,9 @@ class [[nodiscard]] Context {
 
  private:
   // Rank 0's side of main_process_first, and the others'.
-  void report_success() const;
-  void report_failure(const std::string& reason) const noexcept;
-  void await_main() const;
+  void report_success(std::source_location where) const;
+  void report_failure(const std::string& reason, std::source_location where) const noexcept;
+  void await_main(std::source_location where) const;
 
   std::unique_ptr<rendezvous::Session> session_;
 };
@@ -178,28 +179,28 @@ std::optional<ProcessGroup> split_group(const ProcessGroup& parent_pg,
                                         const GroupOptions& options = {});
 
 template <typename Action>
-auto Context::main_process_first(Action&& action) const {
+auto Context::main_process_first(Action&& action, std::source_location where) const {
   if (!is_main()) {
-    await_main();
+    await_main(where);
     return action();
   }
   const auto tell_others_when_it_fails = [&] {
     try {
       return action();
     } catch (const std::exception& error) {
-      report_failure(error.what());
+      report_failure(error.what(), where);
       throw;
     } catch (...) {
-      report_failure("");
+      report_failure("", where);
       throw;
     }
   };
   if constexpr (std::is_void_v<decltype(action())>) {
     tell_others_when_it_fails();
-    report_success();
+    report_success(where);
   } else {
     auto result = tell_others_when_it_fails();
-    report_success();
+    report_success(where);
     return result;
   }
 }

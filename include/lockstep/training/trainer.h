@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,11 +37,13 @@ namespace lockstep {
 /// `process_group` (default: the default group or, without one, this process alone); waits for the device.
 /// With float16 use amp::GradScaler instead, which skips such steps.
 void finite_or_stop(const at::Tensor& loss, const torch::nn::Module& module, std::int64_t step,
-                    const std::optional<ProcessGroup>& process_group = std::nullopt);
+                    const std::optional<ProcessGroup>& process_group = std::nullopt,
+                    std::source_location where = std::source_location::current());
 template <ModulePointer Holder>
 void finite_or_stop(const at::Tensor& loss, const Holder& module, std::int64_t step,
-                    const std::optional<ProcessGroup>& process_group = std::nullopt) {
-  finite_or_stop(loss, static_cast<const torch::nn::Module&>(*module), step, process_group);
+                    const std::optional<ProcessGroup>& process_group = std::nullopt,
+                    std::source_location where = std::source_location::current()) {
+  finite_or_stop(loss, static_cast<const torch::nn::Module&>(*module), step, process_group, where);
 }
 
 struct TrainerOptions {
@@ -105,10 +108,12 @@ class Trainer {
   /// `module`: a DistributedDataParallel, a module of fully_shard(), or any module in a run of one rank.
   /// Throws ArgumentError for another module in a run of several ranks, and for invalid options. Checkpoints
   /// of a module of fully_shard() are folders that all ranks write; they continue on as many ranks.
-  Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {});
+  Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {},
+          std::source_location where = std::source_location::current());
   template <ModulePointer Holder>
-  Trainer(Holder& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {})
-      : Trainer(static_cast<torch::nn::Module&>(*module), optimizer, std::move(options)) {}
+  Trainer(Holder& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {},
+          std::source_location where = std::source_location::current())
+      : Trainer(static_cast<torch::nn::Module&>(*module), optimizer, std::move(options), where) {}
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -173,7 +178,8 @@ class Trainer {
   /// batches in each epoch, since those that were trained are skipped. Checkpoints are complete when it
   /// returns. Throws the errors of its parts, and NonFiniteError.
   template <typename Loader, typename LossOf>
-  void fit(Loader& loader, LossOf&& loss_of) {
+  void fit(Loader& loader, LossOf&& loss_of, std::source_location where = std::source_location::current()) {
+    where_ = where;
     constexpr bool seeks = requires { loader.position(); };
     if constexpr (seeks)
       if (std::exchange(loader_, &loader) != &loader) state_.add("loader", loader);
@@ -230,6 +236,7 @@ class Trainer {
   void save(std::optional<double> metric = std::nullopt);
 
   TrainerOptions options_;
+  std::source_location where_;  // of the constructor or of fit(): the calls of the trainer itself have it
   std::int64_t epochs_;
   torch::nn::Module& module_;
   DistributedDataParallelModule* ddp_;  // nullptr for another module

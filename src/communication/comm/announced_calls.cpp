@@ -10,10 +10,14 @@
 #include <fmt/format.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 
 namespace lockstep::comm {
 namespace {
+
+constexpr const char* kAnnouncement = "announcement of a call, in Join";
+constexpr const char* kRepeated = "zeros of a rank without data, in Join";
 
 constexpr std::int64_t kKinds = 8;
 
@@ -56,6 +60,7 @@ void announce(const ProcessGroup& group, const Announcement& announcement) {
   if (!device) return;
   const auto both = codes(encoded(announcement), *device);
   both[1].neg_();
+  const CallSite site(kAnnouncement);
   group.all_reduce_async(both, ReduceOp::MAX);
 }
 
@@ -66,6 +71,7 @@ void end_announcing(const ProcessGroup& group) {
 
 Announcement await_announcement(const ProcessGroup& group, c10::Device device) {
   const auto both = codes(std::numeric_limits<std::int64_t>::min(), device);
+  const CallSite site(kAnnouncement);
   group.all_reduce(both, ReduceOp::MAX);
   const auto host = both.to(at::kCPU);
   const auto highest = host[0].item<std::int64_t>();
@@ -80,8 +86,10 @@ Announcement await_announcement(const ProcessGroup& group, c10::Device device) {
 void repeat_with_zeros(const Announcement& announcement, const ProcessGroup& group, c10::Device device) {
   const auto own = at::zeros({announcement.count}, at::TensorOptions().dtype(at::kDouble).device(device));
   if (announcement.kind == Announcement::Kind::all_reduce) {
+    const CallSite site(kRepeated);
     group.all_reduce(own);
   } else {
+    const CallSite site(kRepeated);
     group.all_gather_into_tensor(at::empty({group.size(), announcement.count}, own.options()), own);
   }
 }

@@ -125,6 +125,10 @@ bool GroupState::end_watch() {
   return drained;
 }
 
+void GroupState::announce_end() const {
+  if (const auto others = node_group()) others->announce_end();
+}
+
 void GroupState::close() {
   const bool broken_off = !end_watch();
   {

@@ -58,10 +58,12 @@ class GroupState {
   const std::string& whoami() const { return whoami_; }
 
   void remember(const OperationPtr& operation);
+  // Before close(): the other ranks learn that this one leaves the run without an error.
+  void announce_end() const;
   // Closes the connections after the calls on the device's stream have ended. A backend whose calls are still
   // in progress and do not end soon is leaked: its destructor would block until their timeout.
   void close();
-  // The same after an error, because of which the calls of the other ranks end too.
+  // close() after an error, because of which the calls of the other ranks end too.
   void break_off();
 
   // Nullptr if the group cannot be formed again, or is closed.

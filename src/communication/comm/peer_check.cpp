@@ -113,7 +113,22 @@ struct FailedCall {
   }
 };
 
+// The ranks of the group, or of the job, that have left without an exception, if all run on this host.
+std::string finished_ranks(const GroupState& group) {
+  for (const auto& others : {group.node_group(), group.job()}) {
+    if (auto finished = others ? others->describe_finished() : ""; !finished.empty()) return finished;
+  }
+  return "";
+}
+
 [[noreturn]] void throw_lost(const FailedCall& failed, const std::string& reason) {
+  if (const auto finished = finished_ranks(failed.group); !finished.empty()) {
+    throw_error<PeerLost>(
+        "{} failed because another rank is gone: {}. Unless it reports an error, this looks like uneven data: "
+        "give every rank the same number of batches, as DistributedSampler does, or run the loop inside "
+        "DistributedDataParallel::join(){}",
+        failed.begin(), finished, failed.end());
+  }
   throw_error<PeerLost>(
       "{} failed because another rank is gone: {}. Look for the first error among the other ranks; "
       "this one is its consequence{}",

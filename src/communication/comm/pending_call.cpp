@@ -11,6 +11,7 @@
 
 #include "base/deadline.h"
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/fingerprint.h"
 #include "comm/inference_tensors.h"
 #include "comm/message_order.h"
@@ -122,6 +123,11 @@ CallDraft draft_of(const Call& call) {
     draft.shape = tensor->sizes();
   }
   if (has_operation(call.kind)) draft.op = call.op;
+  if (const auto* site = CallSite::current()) {
+    draft.where = site->where();
+    draft.contents = site->contents();
+    draft.index = site->index();
+  }
   return draft;
 }
 
@@ -133,7 +139,9 @@ CallRecord record_of(const Call& call) {
           .shape = {draft.shape.begin(), draft.shape.end()},
           .op = draft.op,
           .root = call.root,
-          .where = call.where};
+          .where = draft.where,
+          .contents = draft.contents,
+          .index = draft.index};
 }
 
 // A call that does not end on a device's stream would run during the capture of a graph, but in no replay.

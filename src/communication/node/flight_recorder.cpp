@@ -41,9 +41,11 @@ std::string CallRecord::describe() const {
   if (dtype != c10::ScalarType::Undefined) {
     text += fmt::format(" of {}[{}]", c10::toString(dtype), fmt::join(shape, ", "));
   }
-  if (where.line() == 0) return text;  // a caller through c10d
-  return text +
-         fmt::format(" at {}:{}", std::filesystem::path(where.file_name()).filename().string(), where.line());
+  if (where.line() != 0) {  // else a caller through c10d
+    text +=
+        fmt::format(" at {}:{}", std::filesystem::path(where.file_name()).filename().string(), where.line());
+  }
+  return text + node::in_brackets(contents, index);
 }
 
 namespace node {
@@ -109,6 +111,8 @@ void FlightRecorder::RecorderLock::note(std::uint64_t number, const CallDraft& d
   record.op = draft.op;
   record.root = draft.root;
   record.where = draft.where;
+  record.contents = draft.contents;
+  record.index = draft.index;
   log_.note(record);
 }
 

@@ -21,6 +21,8 @@ struct CallDraft {
   std::optional<ReduceOp> op = {};
   int root = -1;
   std::source_location where = {};
+  std::string_view contents = {};
+  int index = -1;
 };
 
 // The last calls of one process group, numbered. Safe from any thread.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/host.h"
 #include "base/throw_error.h"
@@ -23,6 +24,11 @@ constexpr int kTries = 1000;
 // Processes that one search for a dead rank inspects; each costs about 10 us.
 constexpr int kPolls = 8;
 static_assert(sizeof(RankStatus) < kHugePage);
+
+// "1 call", "2 calls"
+std::string count(std::uint64_t number, const char* what) {
+  return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
+}
 
 void introduce(RankStatus& status) {
   status.pid = ::getpid();
@@ -140,7 +146,8 @@ std::string NodeGroup::describe_rank(int rank) const {
   const std::string done =
       completed == 0 ? "had completed no call" : "had completed " + describe_entry(other, completed);
   if (has_died(rank)) {
-    return fmt::format("{} is dead; it {}{}", name_of(rank), done,
+    const bool has_finished = other.has_finished.load(std::memory_order_acquire);
+    return fmt::format("{} {}; it {}{}", name_of(rank), has_finished ? "has finished" : "is dead", done,
                        issued > completed
                            ? " and was in " + describe_entry(other, std::max(awaited, completed + 1))
                            : ", and had begun no other");
@@ -223,6 +230,21 @@ std::string NodeGroup::describe_others() const {
     if (other != rank_) text += "\n  " + describe_rank(other);
   }
   return text;
+}
+
+std::string NodeGroup::describe_finished() const {
+  std::vector<std::string> finished;
+  for (int other = 0; other < size(); ++other) {
+    const bool has_finished = status(other).has_finished.load(std::memory_order_acquire);
+    if (other == rank_) continue;
+    if (!has_finished && has_died(other)) return "";
+    if (!has_finished) continue;
+    const auto steps = steps_begun(status(other));
+    const auto calls = count(status(other).issued.load(std::memory_order_acquire), "call");
+    finished.push_back(fmt::format("{} finished after {}", name_of(other),
+                                   steps == 0 ? calls : fmt::format("{} ({})", count(steps, "step"), calls)));
+  }
+  return fmt::format("{}", fmt::join(finished, " and "));
 }
 
 }  // namespace lockstep::node

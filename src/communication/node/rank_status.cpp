@@ -18,7 +18,30 @@ const StatusEntry* find_note(const RankStatus& status, std::uint64_t number) {
   return note.number.load(std::memory_order_acquire) == number ? &note : nullptr;
 }
 
+constexpr unsigned kStepBits = 44;  // of step and forwards
+constexpr unsigned kForwardBits = 12;
+constexpr std::uint64_t kMostForwards = (1U << kForwardBits) - 1;
+
 }  // namespace
+
+std::uint64_t StepProgress::packed() const {
+  return (object << kStepBits) + (step << kForwardBits) + std::min(forwards, kMostForwards);
+}
+
+std::uint64_t StepProgress::object_of(std::uint64_t packed) { return packed >> kStepBits; }
+
+std::uint64_t StepProgress::step_of(std::uint64_t packed) {
+  return (packed & ((std::uint64_t{1} << kStepBits) - 1)) >> kForwardBits;
+}
+
+std::uint64_t steps_begun(const RankStatus& status) {
+  std::uint64_t most = 0;
+  for (const auto& progress : status.progress) {
+    const auto packed = progress.load(std::memory_order_acquire);
+    if (packed != 0) most = std::max(most, StepProgress::step_of(packed) + 1);
+  }
+  return most;
+}
 
 const std::array<char, 61>& FileName::name_of(const char* path) {
   if (path == path_) return name_;
@@ -41,8 +64,17 @@ void write_entry(RankStatus& status, const CallRecord& record, FileName& file) {
   std::copy_n(record.shape.begin(), std::min(record.shape.size(), StatusEntry::kDims), note.shape.begin());
   note.line = record.where.line();
   note.file = file.name_of(record.where.file_name());
+  note.index = record.index;
+  const auto length = std::min(record.contents.size(), note.contents.size() - 1);
+  std::copy_n(record.contents.begin(), length, note.contents.begin());
+  note.contents.at(length) = '\0';
   note.number.store(record.number, std::memory_order_release);
   status.issued.store(record.number, std::memory_order_release);
+}
+
+std::string in_brackets(std::string_view contents, int index) {
+  if (contents.empty()) return "";
+  return fmt::format(" ({}{})", contents, index < 0 ? "" : fmt::format(" {}", index));
 }
 
 std::string describe_entry(const RankStatus& status, std::uint64_t number) {
@@ -56,7 +88,8 @@ std::string describe_entry(const RankStatus& status, std::uint64_t number) {
         fmt::join(note->shape.begin(), note->shape.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
         note->dims > StatusEntry::kDims ? ", ..." : "");
   }
-  return text + fmt::format(" at {}:{}", note->file.data(), note->line);
+  if (note->line != 0) text += fmt::format(" at {}:{}", note->file.data(), note->line);
+  return text + in_brackets(note->contents.data(), note->index);
 }
 
 std::int64_t issue_time_of_entry(const RankStatus& status, std::uint64_t number) {

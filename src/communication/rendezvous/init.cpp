@@ -298,19 +298,19 @@ std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks,
   return session_->new_group(ranks, options);
 }
 
-void Context::report_success() const { group().broadcast_object("", 0); }
+void Context::report_success(std::source_location where) const { group().broadcast_object("", 0, where); }
 
-void Context::report_failure(const std::string& reason) const noexcept {
+void Context::report_failure(const std::string& reason, std::source_location where) const noexcept {
   try {
-    group().broadcast_object(reason.empty() ? "no reason given" : reason, 0);
+    group().broadcast_object(reason.empty() ? "no reason given" : reason, 0, where);
   } catch (const std::exception& error) {
     log(LogLevel::error,
         fmt::format("rank 0 could not report its failure to the other ranks: {}", error.what()));
   }
 }
 
-void Context::await_main() const {
-  const std::string failure = group().broadcast_object("", 0);
+void Context::await_main(std::source_location where) const {
+  const std::string failure = group().broadcast_object("", 0, where);
   if (!failure.empty()) {
     throw_error<Error>("rank {}: main_process_first: rank 0 failed: {}", rank(), failure);
   }

@@ -144,8 +144,11 @@ std::unique_ptr<Session> Session::connect(const SessionOptions& options, const b
 Session::~Session() {
   const QuietC10d quiet;
   runtime::leave(*this);
-  if (group_ && !config_.threads && std::uncaught_exceptions() <= uncaught_at_start_)
-    wait_for_others_to_leave();
+  if (group_ && std::uncaught_exceptions() <= uncaught_at_start_) {
+    comm::state_of(*group_).announce_end();
+    for (const auto& group : subgroups_) comm::state_of(group).announce_end();
+    if (!config_.threads) wait_for_others_to_leave();
+  }
   for (const auto& group : subgroups_) group.close();
   if (group_) group_->close();
 }

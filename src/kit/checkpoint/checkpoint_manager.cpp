@@ -12,10 +12,13 @@
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/share.h"
+#include "comm/call_site.h"
 #include "runtime/run.h"
 
 namespace lockstep {
 namespace {
+
+constexpr const char* kCheckpoint = "checkpoint";
 
 using checkpointing::CheckpointFolder;
 using checkpointing::Group;
@@ -269,20 +272,25 @@ class CheckpointManager::Implementation {
   std::unique_ptr<checkpointing::CheckpointWriter> writer_;
 };
 
-CheckpointManager::CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options) {
+CheckpointManager::CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options,
+                                     std::source_location where) {
+  const comm::CallSite site(where, kCheckpoint);
   check(options);
   implementation_ = std::make_unique<Implementation>(std::move(folder), std::move(options));
 }
 
 CheckpointManager::~CheckpointManager() = default;
 
-void CheckpointManager::save(std::int64_t step, const Value& contents, std::optional<double> metric) {
+void CheckpointManager::save(std::int64_t step, const Value& contents, std::optional<double> metric,
+                             std::source_location where) {
+  const comm::CallSite site(where, kCheckpoint);
   if (step < 0) throw_error<ArgumentError>("CheckpointManager: step {} is below 0", step);
   implementation_->check_group();
   implementation_->writer_->save(step, contents, metric);
 }
 
-void CheckpointManager::remove_after(std::int64_t step) {
+void CheckpointManager::remove_after(std::int64_t step, std::source_location where) {
+  const comm::CallSite site(where, kCheckpoint);
   auto& own = *implementation_;
   own.check_group();
   own.writer_->drain();
@@ -290,31 +298,43 @@ void CheckpointManager::remove_after(std::int64_t step) {
                           [&] { checkpointing::remove_after(own.options_, own.folder_, own.info_of(step)); });
 }
 
-void CheckpointManager::wait() { implementation_->writer_->wait(); }
+void CheckpointManager::wait(std::source_location where) {
+  const comm::CallSite site(where, kCheckpoint);
+  implementation_->writer_->wait();
+}
 
 std::vector<CheckpointInfo> CheckpointManager::checkpoints() const { return implementation_->folder_.list(); }
 
-std::optional<Checkpoint> CheckpointManager::load_latest(const LoadOptions& options) {
+std::optional<Checkpoint> CheckpointManager::load_latest(const LoadOptions& options,
+                                                         std::source_location where) {
+  const comm::CallSite site(where, kCheckpoint);
   return implementation_->load_first_whole(false, options);
 }
 
-std::optional<Checkpoint> CheckpointManager::load_best(const LoadOptions& options) {
+std::optional<Checkpoint> CheckpointManager::load_best(const LoadOptions& options,
+                                                       std::source_location where) {
+  const comm::CallSite site(where, kCheckpoint);
   return implementation_->load_first_whole(true, options);
 }
 
-Checkpoint CheckpointManager::load(std::int64_t step, const LoadOptions& options) {
+Checkpoint CheckpointManager::load(std::int64_t step, const LoadOptions& options,
+                                   std::source_location where) {
+  const comm::CallSite site(where, kCheckpoint);
   return implementation_->load(step, options);
 }
 
-std::optional<CheckpointInfo> CheckpointManager::load_latest(Dict& contents) {
+std::optional<CheckpointInfo> CheckpointManager::load_latest(Dict& contents, std::source_location where) {
+  const comm::CallSite site(where, kCheckpoint);
   return implementation_->load_first_whole(false, contents);
 }
 
-std::optional<CheckpointInfo> CheckpointManager::load_best(Dict& contents) {
+std::optional<CheckpointInfo> CheckpointManager::load_best(Dict& contents, std::source_location where) {
+  const comm::CallSite site(where, kCheckpoint);
   return implementation_->load_first_whole(true, contents);
 }
 
-CheckpointInfo CheckpointManager::load(std::int64_t step, Dict& contents) {
+CheckpointInfo CheckpointManager::load(std::int64_t step, Dict& contents, std::source_location where) {
+  const comm::CallSite site(where, kCheckpoint);
   return implementation_->load(step, contents);
 }
 

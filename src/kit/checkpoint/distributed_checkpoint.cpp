@@ -19,6 +19,7 @@
 #include "checkpoint/flatten.h"
 #include "checkpoint/shard_coverage.h"
 #include "checkpoint/share.h"
+#include "comm/call_site.h"
 #include "serialize/byte_source.h"
 #include "serialize/torch_format.h"
 
@@ -298,7 +299,9 @@ void Reader::read_into(const std::string& key, Value& value) const {
   }
 }
 
-void load(Dict& contents, const fs::path& folder, const std::optional<ProcessGroup>& process_group) {
+void load(Dict& contents, const fs::path& folder, const std::optional<ProcessGroup>& process_group,
+          std::source_location where) {
+  const comm::CallSite site(where, "checkpoint");
   std::optional<Reader> reader;
   checkpointing::on_every(process_group, [&] {
     reader.emplace(folder);

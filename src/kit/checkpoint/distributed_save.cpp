@@ -37,6 +37,7 @@
 #include "base/atomic_file.h"
 #include "base/throw_error.h"
 #include "checkpoint/write_metadata.h"
+#include "comm/call_site.h"
 #include "serialize/torch_format.h"
 
 namespace lockstep::distributed_checkpoint {
@@ -209,7 +210,8 @@ SaveTicket begin_save(const fs::path& folder, const checkpointing::Group& group,
 }
 
 void save(const Dict& contents, const fs::path& folder, const SaveOptions& options,
-          const std::optional<ProcessGroup>& process_group) {
+          const std::optional<ProcessGroup>& process_group, std::source_location where) {
+  const comm::CallSite site(where, "checkpoint");
   DistributedSave saving(contents, process_group, begin_save(folder, process_group, options.sync));
   checkpointing::on_every(process_group, [&] { saving.write(folder, options.sync); });
   checkpointing::on_first(process_group, [&] { saving.commit(folder, options.sync); });

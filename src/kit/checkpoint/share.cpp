@@ -10,6 +10,7 @@
 #include <lockstep/checkpoint/checkpoint_manager.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "runtime/run.h"
 #include "serialize/storage.h"
 #include "serialize/torch_format.h"
@@ -137,7 +138,8 @@ Value share_value(const Group& group, const Value& value, at::Device device) {
 }  // namespace checkpointing
 
 Value load_on_all(const std::filesystem::path& file, const LoadOptions& options, CheckpointReading reading,
-                  const std::optional<ProcessGroup>& process_group) {
+                  const std::optional<ProcessGroup>& process_group, std::source_location where) {
+  const comm::CallSite site(where, "contents of a file");
   const auto group = runtime::group_or_default(process_group, "load_on_all()");
   const auto on_readers =
       reading == CheckpointReading::every_rank ? checkpointing::on_every : checkpointing::on_first;
@@ -148,7 +150,9 @@ Value load_on_all(const std::filesystem::path& file, const LoadOptions& options,
 }
 
 void share_starting_weights(torch::nn::Module& module, const std::filesystem::path& file,
-                            CheckpointReading reading, const std::optional<ProcessGroup>& process_group) {
+                            CheckpointReading reading, const std::optional<ProcessGroup>& process_group,
+                            std::source_location where) {
+  const comm::CallSite site(where, "starting weights");
   const auto group = runtime::group_or_default(process_group, "share_starting_weights()");
   checkpointing::on_first(group, [&] { save(state_dict(module), file); });
   const auto weights = load_on_all(file, {}, reading, group);

@@ -17,6 +17,7 @@
 #include "base/throw_error.h"
 #include "checkpoint/generator_states.h"
 #include "checkpoint/share.h"
+#include "comm/call_site.h"
 #include "optim/optimizer_states.h"
 #include "runtime/run.h"
 #include "serialize/plain_values.h"
@@ -188,14 +189,16 @@ TrainingState& TrainingState::add_gradients(const std::string& name, const torch
       [&module, group = group_](const Value& value) { checkpointing::set_gradients(module, group, value); });
 }
 
-Dict TrainingState::state_dict() const {
+Dict TrainingState::state_dict(std::source_location where) const {
+  const comm::CallSite site(where, "state of a training run");
   runtime::require_made_in_run(group_, "TrainingState");
   Dict dict;
   for (const auto& entry : entries_) dict.set(entry.name, entry.save());
   return dict;
 }
 
-void TrainingState::load_state_dict(const Dict& state_dict) const {
+void TrainingState::load_state_dict(const Dict& state_dict, std::source_location where) const {
+  const comm::CallSite site(where, "state of a training run");
   runtime::require_made_in_run(group_, "TrainingState");
   for (const auto& entry : entries_) {
     const auto* value = state_dict.find(entry.name);

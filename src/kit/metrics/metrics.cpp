@@ -20,6 +20,7 @@
 #include <lockstep/metrics/metrics.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "runtime/run.h"
 
 namespace lockstep::metrics {
@@ -63,8 +64,9 @@ double AverageMeter::val() const { return last_.item<double>(); }
 double AverageMeter::avg() const { return quotient(local()); }
 std::int64_t AverageMeter::count() const { return static_cast<std::int64_t>(local()[1].item<double>()); }
 
-double AverageMeter::compute(const std::optional<ProcessGroup>& process_group) const {
-  return quotient(total(process_group));
+double AverageMeter::compute(const std::optional<ProcessGroup>& process_group,
+                             std::source_location where) const {
+  return quotient(total(process_group, where));
 }
 
 void AverageMeter::reset() {
@@ -77,8 +79,9 @@ double Throughput::rate() const {
   return static_cast<double>(samples_) / seconds.count();
 }
 
-double Throughput::compute(const std::optional<ProcessGroup>& process_group) const {
-  return reduce_value(rate(), ReduceOp::SUM, process_group);
+double Throughput::compute(const std::optional<ProcessGroup>& process_group,
+                           std::source_location where) const {
+  return reduce_value(rate(), ReduceOp::SUM, process_group, where);
 }
 
 MeanSquaredError::MeanSquaredError() : Sums(2, at::kDouble) {}
@@ -92,8 +95,9 @@ void MeanSquaredError::update(const at::Tensor& predictions, const at::Tensor& t
   add(sum_and_count(difference.square().sum(), count));
 }
 
-double MeanSquaredError::compute(const std::optional<ProcessGroup>& process_group) const {
-  return quotient(total(process_group));
+double MeanSquaredError::compute(const std::optional<ProcessGroup>& process_group,
+                                 std::source_location where) const {
+  return quotient(total(process_group, where));
 }
 
 Perplexity::Perplexity(std::int64_t ignore_index) : Sums(2, at::kDouble), ignore_index_(ignore_index) {}
@@ -117,8 +121,9 @@ void Perplexity::update_loss(const at::Tensor& mean_loss, std::int64_t n) {
   add(sum_and_count("Perplexity", mean_loss, n));
 }
 
-double Perplexity::compute(const std::optional<ProcessGroup>& process_group) const {
-  return std::exp(quotient(total(process_group)));
+double Perplexity::compute(const std::optional<ProcessGroup>& process_group,
+                           std::source_location where) const {
+  return std::exp(quotient(total(process_group, where)));
 }
 
 // Metrics of predicted classes.
@@ -202,8 +207,8 @@ void Accuracy::update(const at::Tensor& scores, const at::Tensor& targets) {
   add(at::stack({hit_count, at::full_like(hit_count, targets.numel())}));
 }
 
-double Accuracy::compute(const std::optional<ProcessGroup>& process_group) const {
-  const auto sums = total(process_group).to(at::kDouble);
+double Accuracy::compute(const std::optional<ProcessGroup>& process_group, std::source_location where) const {
+  const auto sums = total(process_group, where).to(at::kDouble);
   return (sums[0] / sums[1]).item<double>();
 }
 
@@ -233,8 +238,9 @@ void ConfusionMatrix::update(const at::Tensor& scores, const at::Tensor& targets
           .scatter_add_(0, cells.flatten(), weights.flatten()));
 }
 
-at::Tensor ConfusionMatrix::compute(const std::optional<ProcessGroup>& process_group) const {
-  const auto sums = total(process_group);
+at::Tensor ConfusionMatrix::compute(const std::optional<ProcessGroup>& process_group,
+                                    std::source_location where) const {
+  const auto sums = total(process_group, where);
   if (const auto outside = sums[-1].item<std::int64_t>(); outside != 0)
     throw_error<ArgumentError>("ConfusionMatrix: {} samples have a target or a prediction outside of 0 .. {}",
                                outside, num_classes_ - 1);
@@ -342,8 +348,8 @@ void Auroc::update(const at::Tensor& scores, const at::Tensor& targets) {
   targets_.push_back(std::move(host_targets));
 }
 
-double Auroc::compute(const std::optional<ProcessGroup>& process_group) const {
-  const auto state = state_dict(process_group);
+double Auroc::compute(const std::optional<ProcessGroup>& process_group, std::source_location where) const {
+  const auto state = state_dict(process_group, where);
   const auto& scores = state.at("scores").as_tensor();
   const auto& targets = state.at("targets").as_tensor();
   const auto* numbers = scores.const_data_ptr<double>();
@@ -360,8 +366,9 @@ void Auroc::reset() {
   targets_.clear();
 }
 
-Dict Auroc::state_dict(const std::optional<ProcessGroup>& process_group) const {
+Dict Auroc::state_dict(const std::optional<ProcessGroup>& process_group, std::source_location where) const {
   const auto group = runtime::group_or_default(process_group, "metric Auroc");
+  const comm::CallSite site(where, "scores of a metric");
   const auto targets = of_all_ranks(joined(targets_, at::kLong), group);
   const auto scores = of_all_ranks(joined(scores_, at::kDouble), group);
   if (targets.numel() == 0 || scores.numel() == targets.numel())

@@ -10,6 +10,7 @@
 #include <lockstep/metrics/metrics.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 #include "runtime/run.h"
 
@@ -34,7 +35,7 @@ std::string to_bytes(const std::map<std::string, double>& values) {
 }  // namespace
 
 at::Tensor reduce_value(const at::Tensor& value, ReduceOp op,
-                        const std::optional<ProcessGroup>& process_group) {
+                        const std::optional<ProcessGroup>& process_group, std::source_location where) {
   check_operation(op);
   const bool is_mean = op == ReduceOp::AVG;
   const bool is_exact = at::isIntegralType(value.scalar_type(), /*includeBool=*/true);
@@ -42,12 +43,14 @@ at::Tensor reduce_value(const at::Tensor& value, ReduceOp op,
   auto result = value.detach().to(is_mean && is_exact ? at::kDouble : of_sum,
                                   /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
   if (const auto group = runtime::group_or_default(process_group, "reduce_value()"))
-    group->all_reduce(result, op);
+    group->all_reduce(result, op, where);
   return result;
 }
 
-double reduce_value(double value, ReduceOp op, const std::optional<ProcessGroup>& process_group) {
+double reduce_value(double value, ReduceOp op, const std::optional<ProcessGroup>& process_group,
+                    std::source_location where) {
   check_operation(op);
+  const comm::CallSite site(where);
   const auto group = runtime::group_or_default(process_group, "reduce_value()");
   const auto sum = metrics::sum_over_ranks({value}, group).front();
   return op == ReduceOp::AVG && group ? sum / group->size() : sum;
@@ -55,7 +58,8 @@ double reduce_value(double value, ReduceOp op, const std::optional<ProcessGroup>
 
 // Ranks with other names have another number of numbers, which not every backend notices in an all-reduce.
 std::map<std::string, double> reduce_value(const std::map<std::string, double>& values, ReduceOp op,
-                                           const std::optional<ProcessGroup>& process_group) {
+                                           const std::optional<ProcessGroup>& process_group,
+                                           std::source_location where) {
   check_operation(op);
   const auto group = runtime::group_or_default(process_group, "reduce_value()");
   if (!group) return values;
@@ -63,7 +67,7 @@ std::map<std::string, double> reduce_value(const std::map<std::string, double>& 
   const auto names = own.substr(0, own.find('\0'));
   auto result = values;
   for (auto& [name, value] : result) value = 0;
-  const auto all = group->all_gather_object(own);
+  const auto all = group->all_gather_object(own, where);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const auto its_names = all[rank].substr(0, all[rank].find('\0'));
     if (its_names != names)
@@ -104,17 +108,18 @@ void Sums::add(const at::Tensor& part) {
   sums_ = sums_ + part.detach();  // copies of a metric share the former tensor
 }
 
-at::Tensor Sums::total(const std::optional<ProcessGroup>& process_group) const {
+at::Tensor Sums::total(const std::optional<ProcessGroup>& process_group, std::source_location where) const {
   const auto group = runtime::group_or_default(process_group, "metric");
   if (!group) return local();
   auto sums = sums_.to(comm::device_for_objects(*group), sums_.scalar_type(), /*non_blocking=*/false,
                        /*copy=*/true);
+  const comm::CallSite site(where, "sums of a metric");
   group->all_reduce(sums);
   return sums.cpu();
 }
 
-Dict Sums::state_dict(const std::optional<ProcessGroup>& process_group) const {
-  return {{"sums", total(process_group)}};
+Dict Sums::state_dict(const std::optional<ProcessGroup>& process_group, std::source_location where) const {
+  return {{"sums", total(process_group, where)}};
 }
 
 void Sums::load_state_dict(const Dict& state_dict, const std::optional<ProcessGroup>& process_group) {

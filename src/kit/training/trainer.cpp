@@ -10,6 +10,7 @@
 #include <lockstep/training/trainer.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "metrics/sum_over_ranks.h"
 #include "modules/broadcast.h"
 #include "runtime/run.h"
@@ -47,8 +48,10 @@ void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
 
 }  // namespace
 
-Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options)
+Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options,
+                 std::source_location where)
     : options_(training::checked(std::move(options))),
+      where_(where),
       epochs_(options_.epochs.value_or(options_.max_steps ? std::numeric_limits<std::int64_t>::max() : 1)),
       module_(module),
       ddp_(dynamic_cast<DistributedDataParallelModule*>(&module)),
@@ -58,6 +61,7 @@ Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, 
       group_(training::trainer_group(ddp_, sharded_.has_value())),
       device_(device_of(module)),
       state_(group_) {
+  const comm::CallSite site(where_);
   if (!options_.checkpoints.empty())
     manager_.emplace(options_.checkpoints,
                      CheckpointManagerOptions{.keep_last = options_.keep_last,
@@ -116,6 +120,7 @@ std::shared_ptr<void> Trainer::begin_fit() {
   if (options_.resume) {
     resume();
   } else if (manager_ && step_ == 0) {
+    const comm::CallSite site(where_);
     training::check_no_checkpoints(*manager_, group_);
   }
   if (is_thread_rank()) return nullptr;
@@ -123,6 +128,7 @@ std::shared_ptr<void> Trainer::begin_fit() {
 }
 
 void Trainer::resume() {
+  const comm::CallSite site(where_);
   if (!sharded_) {
     if (const auto saved = manager_->load_latest()) load(saved->contents.as_dict());
     return;
@@ -200,7 +206,7 @@ void Trainer::optimize() {
   if (step_ % options_.agree_interval == 0) agree(step_ + 1);
   lr_ = optimizer_.param_groups().front().options().get_lr();
   if (scaler_) {
-    scaler_->step(optimizer_);
+    scaler_->step(optimizer_, where_);
     scaler_->update();
   } else if (step_function_) {
     step_function_();
@@ -214,8 +220,9 @@ void Trainer::optimize() {
 
 void Trainer::clip() {
   if (!options_.max_grad_norm) return;
-  if (scaler_) scaler_->unscale_(optimizer_);
+  if (scaler_) scaler_->unscale_(optimizer_, where_);
   const auto most = *options_.max_grad_norm;
+  const comm::CallSite site(where_, "norm of the gradients");
   const ClipGradNormOptions options{.error_if_nonfinite = !scaler_};
   try {
     if (sharded_) {
@@ -232,6 +239,7 @@ void Trainer::clip() {
 
 // On whether the last loss of each rank is finite, and on whether to stop.
 void Trainer::agree(std::int64_t step) {
+  const comm::CallSite site(where_);
   const auto loss = loss_.defined() ? loss_.item<double>() : 0;
   const bool is_finite = scaler_ || std::isfinite(loss);
   const bool arrived = training::StopSignals::arrived();
@@ -246,7 +254,7 @@ void Trainer::agree(std::int64_t step) {
 
 void Trainer::report() {
   Scalars scalars{
-      {"loss", reported_loss_.compute(group_)}, {"lr", lr_}, {"epoch", static_cast<double>(epoch_)}};
+      {"loss", reported_loss_.compute(group_, where_)}, {"lr", lr_}, {"epoch", static_cast<double>(epoch_)}};
   if (grad_norm_) scalars["grad_norm"] = *grad_norm_;
   if (step_ % options_.log_interval == 0) reported_loss_.reset();
   if (bar_) bar_->set_postfix(scalars);
@@ -277,11 +285,13 @@ void Trainer::end_epoch() {
     const torch::NoGradGuard no_grad;
     if (ddp_ != nullptr) ddp_->sync_buffers();
     if (sharded_ && group_)
-      modules::broadcast_from(*group_, 0, modules::distinct(module_.named_buffers()),
-                              std::source_location::current());
+      modules::broadcast_from(*group_, 0, modules::distinct(module_.named_buffers()), where_);
     for (const auto& validate : on_validate_) validation.merge(validate());
   }
-  training::check_equal_numbers(validation, group_);
+  {
+    const comm::CallSite site(where_, "comparison of validations");
+    training::check_equal_numbers(validation, group_);
+  }
   std::optional<double> metric;
   if (!options_.metric.empty()) metric = metric_of(validation);
   if (!validation.empty()) call_all(on_log_, step_, validation);
@@ -306,9 +316,10 @@ void Trainer::save(std::optional<double> metric) {
         "which fully_shard() does not save; let accumulation_steps divide the batches of an epoch",
         pending_, options_.accumulation_steps);
   }
+  const comm::CallSite site(where_);
   training::check_parameters_finite(module_, step_, group_);
   manager_->save(step_, state_.state_dict(), metric);
-  if (ends()) manager_->wait();
+  if (ends()) manager_->wait(where_);
 }
 
 }  // namespace lockstep

@@ -15,6 +15,7 @@
 #include <lockstep/training/trainer.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 #include "metrics/sum_over_ranks.h"
 #include "runtime/run.h"
@@ -199,7 +200,8 @@ void check_parameters_finite(const torch::nn::Module& module, std::int64_t step,
 namespace lockstep {
 
 void finite_or_stop(const at::Tensor& loss, const torch::nn::Module& module, std::int64_t step,
-                    const std::optional<ProcessGroup>& process_group) {
+                    const std::optional<ProcessGroup>& process_group, std::source_location where) {
+  const comm::CallSite site(where);
   const auto group = runtime::group_or_default(process_group, "finite_or_stop()");
   const auto number = loss.item<double>();
   const double is_bad = std::isfinite(number) ? 0 : 1;

@@ -55,6 +55,13 @@ std::string first_failure(const FailureReport& report) {
   return line;
 }
 
+std::string uneven_data(const std::vector<int>& finished) {
+  return fmt::format(
+      "before that, rank{} {} finished without an error: this looks like uneven data; give every rank the same "
+      "number of batches, or run the loop inside DistributedDataParallel::join()",
+      finished.size() == 1 ? "" : "s", fmt::join(finished, ", "));
+}
+
 }  // namespace
 
 std::string signal_name(int signal) {
@@ -93,6 +100,7 @@ bool reports_lost_peer(const std::deque<std::string>& stderr_tail) {
 std::vector<std::string> report_lines(const FailureReport& report) {
   std::vector<std::string> lines;
   if (report.reason.empty()) lines = rank_details(report);
+  if (report.lost_peer && !report.finished.empty()) lines.push_back(uneven_data(report.finished));
   for (const auto& exit : report.later) {
     lines.push_back(fmt::format("after that, rank {} {}", exit.rank, describe(exit)));
   }
@@ -127,6 +135,10 @@ void FailureTracker::add(FailureReport report) {
   }
 }
 
+void FailureTracker::add_finished(int rank) {
+  if (!first_) finished_.push_back(rank);
+}
+
 std::optional<FailureReport> FailureTracker::summary(const std::optional<FailureReport>& final_report) const {
   std::optional<FailureReport> failure = final_report ? final_report : first_;
   if (!failure) return std::nullopt;
@@ -135,6 +147,8 @@ std::optional<FailureReport> FailureTracker::summary(const std::optional<Failure
   if (first_ && !is_here) failure->later.insert(failure->later.begin(), first_->first);
   failure->stopped = stopped_;
   std::ranges::sort(failure->stopped);
+  failure->finished = finished_;
+  std::ranges::sort(failure->finished);
   return failure;
 }
 
@@ -173,7 +187,8 @@ void to_json(nlohmann::json& json, const FailureReport& report) {
           {"log_file", report.log_file},
           {"stderr_tail", report.stderr_tail},
           {"later", report.later},
-          {"stopped", report.stopped}};
+          {"stopped", report.stopped},
+          {"finished", report.finished}};
   if (report.reason.empty()) json["first"] = report.first;
 }
 
@@ -186,7 +201,8 @@ void from_json(const nlohmann::json& json, FailureReport& report) {
             .log_file = json.at("log_file"),
             .stderr_tail = json.at("stderr_tail").get<std::deque<std::string>>(),
             .later = json.at("later").get<std::vector<RankExit>>(),
-            .stopped = json.at("stopped").get<std::vector<int>>()};
+            .stopped = json.at("stopped").get<std::vector<int>>(),
+            .finished = json.at("finished").get<std::vector<int>>()};
   if (!json.at("first").is_null()) json.at("first").get_to(report.first);
 }
 

@@ -61,6 +61,7 @@ struct FailureReport {
   bool lost_peer = false;         // the rank reported that it failed because another rank was gone
   std::vector<RankExit> later{};  // ranks of this node that failed afterwards
   std::vector<int> stopped{};     // ranks of this node that the launcher stopped, sorted
+  std::vector<int> finished{};    // ranks of this node that ended without an error before, sorted
 };
 
 // The exit code of the launcher.
@@ -87,6 +88,8 @@ class FailureTracker {
   void add(FailureReport report);
   // A rank failed while it was being stopped.
   void add_later(const RankExit& exit) { later_.push_back(exit); }
+  // A rank ended without an error.
+  void add_finished(int rank);
   // The stop signal ended a rank.
   void add_stopped(int rank) { stopped_.push_back(rank); }
 
@@ -103,6 +106,7 @@ class FailureTracker {
   std::optional<FailureReport> first_;
   std::vector<RankExit> later_;
   std::vector<int> stopped_;
+  std::vector<int> finished_;  // before the first failure
 };
 
 // For nlohmann::json.

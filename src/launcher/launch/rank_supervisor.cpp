@@ -100,7 +100,7 @@ void RankSupervisor::reap(pid_t first) {
 }
 
 void RankSupervisor::on_rank_exit(const RankExit& exit) {
-  if (!exit.failed()) return;
+  if (!exit.failed()) return failures_.add_finished(exit.rank);
   if (exit.signal != 0 && exit.signal == sent_signal_) {
     failures_.add_stopped(exit.rank);
   } else if (is_stopping()) {

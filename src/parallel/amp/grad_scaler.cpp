@@ -18,6 +18,7 @@
 #include <lockstep/device/device.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 
 namespace lockstep::amp {
 namespace {
@@ -145,14 +146,15 @@ std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& outputs) {
 }
 
 // One flag for all devices and all ranks of the group.
-Tensor GradScaler::agreed(const std::vector<Tensor>& found_infs) const {
+Tensor GradScaler::agreed(const std::vector<Tensor>& found_infs, std::source_location where) const {
   auto flag = at::zeros({}, scale_.options());
   for (const auto& found : found_infs) flag += on_device(found, flag.device());
+  const comm::CallSite site(where, "whether gradients overflow");
   group_->all_reduce(flag, ReduceOp::MAX);
   return flag;
 }
 
-void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer, std::source_location where) {
   if (!enabled_) return;
   // A rank without the loss, such as that of an early stage of a pipeline, steps with the others of its
   // group.
@@ -168,11 +170,11 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     throw ArgumentError(
         "GradScaler: unscale_() after step() of the same optimizer; call update() in between");
   }
-  look_for_infs(optimizer, state, /*unscale=*/true);
+  look_for_infs(optimizer, state, /*unscale=*/true, where);
 }
 
-void GradScaler::look_for_infs(const torch::optim::Optimizer& optimizer, OptimizerState& state,
-                               bool unscale) {
+void GradScaler::look_for_infs(const torch::optim::Optimizer& optimizer, OptimizerState& state, bool unscale,
+                               std::source_location where) {
   const c10::NoGradGuard no_grad;
   auto gradients = gradient_lists(optimizer, /*allow_half=*/!unscale);
   // The reciprocal in double, as in PyTorch: in float it may be off by a bit.
@@ -180,11 +182,11 @@ void GradScaler::look_for_infs(const torch::optim::Optimizer& optimizer, Optimiz
       unscale ? scale_.to(at::kDouble).reciprocal().to(at::kFloat) : at::ones({}, scale_.options());
   auto found_infs = unscale_lists(std::move(gradients), factor, at::zeros({}, scale_.options()));
   if (unscale) state.stage = Stage::unscaled;  // also where the other ranks do not answer: not a second time
-  if (group_) found_infs = {agreed(found_infs)};
+  if (group_) found_infs = {agreed(found_infs, where)};
   state.found_infs = std::move(found_infs);
 }
 
-bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+bool GradScaler::step(torch::optim::Optimizer& optimizer, std::source_location where) {
   if (!enabled_) {
     optimizer.step();
     return true;
@@ -195,7 +197,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (state.stage == Stage::stepped)
     throw ArgumentError("GradScaler: step() was already called for this optimizer since the last update()");
   auto* fused = dynamic_cast<optim::FusedOptimizer*>(&optimizer);
-  if (state.stage == Stage::ready) look_for_infs(optimizer, state, /*unscale=*/fused == nullptr);
+  if (state.stage == Stage::ready) look_for_infs(optimizer, state, /*unscale=*/fused == nullptr, where);
   if (state.found_infs.empty()) {
     throw ArgumentError(
         "GradScaler: step(): none of the optimizer's parameters has a gradient; was backward() called?");

@@ -6,7 +6,9 @@
 
 #include "backends/hierarchical/host_layout.h"
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
+#include "ddp/bucket.h"
 #include "ddp/option_rules.h"
 #include "runtime/run.h"
 
@@ -68,19 +70,27 @@ class BetweenHosts {
     check(bucket);
     const auto buffer = bucket.buffer();
     buffer.div_(static_cast<double>(layout_.size()) / layout_.hosts());  // the hook divides by the hosts
-    host_.all_reduce(buffer);  // blocks, so that the network begins before backward ends
+    sum_on_host(bucket, buffer);  // blocks, so that the network begins before backward ends
     const auto shards = shards_of(bucket, owners_);
-    return of_hosts(bucket, shards).then([buffer, shards, host = host_](const at::Tensor& reduced) {
-      std::vector<at::Tensor> parts;
-      for (const auto& shard : shards) parts.push_back(shard.of(buffer));
-      parts.resize(static_cast<std::size_t>(host.size()), buffer.slice(0, 0, 0));
-      auto& own = parts[static_cast<std::size_t>(host.rank())];
-      if (!reduced.is_alias_of(own)) own.copy_(reduced.reshape({-1}));
-      return BucketWork(host.all_gather_async(parts, own), buffer);
-    });
+    return of_hosts(bucket, shards)
+        .then([buffer, shards, host = host_,
+               index = static_cast<int>(bucket.index())](const at::Tensor& reduced) {
+          std::vector<at::Tensor> parts;
+          for (const auto& shard : shards) parts.push_back(shard.of(buffer));
+          parts.resize(static_cast<std::size_t>(host.size()), buffer.slice(0, 0, 0));
+          auto& own = parts[static_cast<std::size_t>(host.rank())];
+          if (!reduced.is_alias_of(own)) own.copy_(reduced.reshape({-1}));
+          const comm::CallSite site(ddp::kGradients, index);
+          return BucketWork(host.all_gather_async(parts, own), buffer);
+        });
   }
 
  private:
+  void sum_on_host(const GradBucket& bucket, const at::Tensor& buffer) const {
+    const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
+    host_.all_reduce(buffer);
+  }
+
   BetweenHosts(CommHook hook, ProcessGroup whole, runtime::Run& run)
       : hook_(std::move(hook)),
         whole_(std::move(whole)),

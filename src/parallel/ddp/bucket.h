@@ -16,6 +16,9 @@
 
 namespace lockstep::ddp {
 
+// What the reduction of a bucket carries, in records.
+inline constexpr const char* kGradients = "gradients of bucket";
+
 using modules::distinct;
 using modules::NamedTensor;
 

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "ddp/option_rules.h"
 
 namespace lockstep::ddp {
@@ -261,6 +262,7 @@ UsedParameters::UsedParameters(std::size_t parameters, c10::Device device)
 
 void UsedParameters::reduce(const ProcessGroup& group, std::source_location where) {
   sent_.copy_(here_);
+  const comm::CallSite site(where, "which parameters were used");
   work_ = group.all_reduce_async(sent_, ReduceOp::SUM, where);
   waited_ = false;
 }

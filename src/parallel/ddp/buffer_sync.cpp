@@ -3,6 +3,7 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include "comm/call_site.h"
 #include "modules/broadcast.h"
 
 namespace lockstep::ddp {
@@ -19,12 +20,14 @@ void BufferSync::broadcast(int source) const {
   const auto restore = c10::make_scope_exit([&versions] {
     for (auto& [counter, version] : versions) counter.set_version(version);
   });
+  const comm::CallSite site(where_, "buffers");
   modules::broadcast_from(group_, source, tensors_.buffers(), where_);
 }
 
 void BufferSync::broadcast_in_place(const std::function<at::Tensor(const at::Tensor&)>& like) const {
   std::vector<modules::NamedTensor> sent;
   for (const auto& [name, tensor] : tensors_.buffers()) sent.push_back({name, like(tensor)});
+  const comm::CallSite site(where_, "buffers");
   modules::broadcast_from(group_, 0, sent, where_);
 }
 

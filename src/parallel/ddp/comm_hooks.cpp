@@ -15,7 +15,9 @@
 #include <lockstep/ddp/comm_hooks.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
+#include "ddp/bucket.h"
 #include "modules/agreement.h"
 #include "modules/broadcast.h"
 #include "runtime/run.h"
@@ -36,6 +38,7 @@ BucketWork::Change copy_to(const at::Tensor& buffer) {
 // The bucket keeps its buffer, as in PyTorch.
 BucketWork compress(const GradBucket& bucket, at::ScalarType dtype, const char* name) {
   const auto buffer = only_dense(bucket, name);
+  const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
   return allreduce_average(buffer.to(dtype), bucket.process_group()).then(copy_to(buffer));
 }
 
@@ -82,13 +85,15 @@ std::vector<at::Tensor> GradBucket::gradients() const {
   return views;
 }
 
-BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& process_group) {
+BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& process_group,
+                             std::source_location where) {
   gradients.div_(process_group.size());
-  auto work = process_group.all_reduce_async(gradients);
+  auto work = process_group.all_reduce_async(gradients, ReduceOp::SUM, where);
   return {std::move(work), std::move(gradients)};
 }
 
 BucketWork allreduce_hook(GradBucket& bucket) {
+  const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
   return allreduce_average(only_dense(bucket, "allreduce_hook"), bucket.process_group());
 }
 
@@ -173,6 +178,7 @@ BucketWork OneBit::operator()(GradBucket& bucket) const {
   }
   const bool is_compressed = state_->iteration >= state_->start_iter;
   if (bucket.is_last()) ++state_->iteration;
+  const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
   if (!is_compressed) return allreduce_average(row, group);
   auto& error = state_->errors.try_emplace(bucket.index(), at::zeros_like(row)).first->second;
   row.add_(error);
@@ -258,6 +264,7 @@ void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters,
   modules::check_can_be_sent(group_, "PeriodicModelAverager", sent);
   const auto flat = modules::flattened(averaged);
   flat.div_(group_.size());
+  const comm::CallSite site(where, "parameters");
   group_.all_reduce(flat, ReduceOp::SUM, where);
   modules::unflatten_into(averaged, flat);
 }

@@ -10,6 +10,7 @@
 
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 #include "ddp/python_sync.h"
 #include "graphs/graph_phase.h"
@@ -26,6 +27,7 @@ namespace {
 CommHook reduce_in(std::optional<at::ScalarType> dtype) {
   return [dtype](GradBucket& bucket) {
     const auto buffer = dtype ? bucket.buffer().to(*dtype) : bucket.buffer();
+    const comm::CallSite site(kGradients, static_cast<int>(bucket.index()));
     auto work = bucket.process_group().all_reduce_async(buffer);
     return BucketWork(std::move(work), buffer).then([ranks = bucket.process_group().size()](at::Tensor sum) {
       return sum.div_(ranks);
@@ -93,6 +95,7 @@ void DdpState::start_equal(const std::vector<TrainedParameter>& trained) const {
   // All ranks throw: their modules are the same.
   modules::check_can_be_sent(group_, "DistributedDataParallel", sent, kOrIgnoreIt);
   if (!syncs) return;
+  const comm::CallSite site(where_, "parameters and buffers");
   modules::broadcast_from(group_, 0, with_buffers ? sent : parameters(), where_);
   for (const auto& each : parameters()) optim::unmark_unaveraged(each.tensor);
 }
@@ -155,6 +158,7 @@ void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
 int DdpState::find_common_rank(bool candidate) const {
   const auto highest =
       at::full({1}, candidate ? group_.rank() : -1, at::TensorOptions().dtype(at::kInt).device(device_));
+  const comm::CallSite site(where_, "a rank with data, in Join");
   group_.all_reduce(highest, ReduceOp::MAX, where_);
   const int rank = highest.item().toInt();
   if (rank < 0) {
@@ -174,6 +178,7 @@ DdpState::Iteration DdpState::agree_on_iteration(bool has_data, bool reduces) co
   here[kHasSyncedLayers] = has_data && has_synced_layers_ ? 1 : 0;
   here[kMustLearn] = must_learn ? 1 : 0;
   const auto sums = at::from_blob(here.data(), {kFlags}, at::kFloat).to(device_, at::kFloat, false, true);
+  const comm::CallSite site(where_, "which calls an iteration makes");
   group_.all_reduce(sums, ReduceOp::SUM, where_);
   const auto host = sums.to(at::kCPU);
   const auto any = [&](Flag flag) { return host[flag].item<float>() != 0; };
@@ -244,6 +249,7 @@ void DdpState::shadow_iteration() {
 void DdpState::finish_join(bool is_last_joiner) {
   const int source = find_common_rank(is_last_joiner);
   const auto& buffers = buffers_.is_on() ? tensors_.buffers() : synced_buffers_;
+  const comm::CallSite site(where_, "parameters and buffers");
   modules::broadcast_from(group_, source, joined(parameters(), buffers), where_);
   for (const auto& each : parameters()) optim::unmark_unaveraged(each.tensor);
 }

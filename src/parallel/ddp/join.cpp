@@ -9,12 +9,14 @@
 
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int kWarnAfter = 1000;
+constexpr const char* kActive = "number of ranks with data, in Join";
 
 at::Tensor filled(const Joinable& joinable, bool one) {
   return at::full({1}, one ? 1.0 : 0.0, at::TensorOptions().dtype(at::kFloat).device(joinable.join_device()));
@@ -22,8 +24,11 @@ at::Tensor filled(const Joinable& joinable, bool one) {
 
 }  // namespace
 
-Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
-    : joinables_(std::move(joinables)), options_(options), exceptions_(std::uncaught_exceptions()) {
+Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options, std::source_location where)
+    : joinables_(std::move(joinables)),
+      options_(options),
+      where_(where),
+      exceptions_(std::uncaught_exceptions()) {
   if (joinables_.empty()) throw ArgumentError("Join: it needs at least one joinable");
   const auto group = joinables_.front()->join_process_group();
   for (auto* joinable : joinables_) {
@@ -55,6 +60,7 @@ Join::~Join() noexcept(false) {
 
 int Join::count_active() {
   const auto active = filled(*joinables_.front(), false);
+  const comm::CallSite site(where_, kActive);
   joinables_.front()->join_process_group().all_reduce(active);
   return active.item().toInt();
 }
@@ -66,6 +72,7 @@ void Join::shadow_until_all_joined() {
   for (int iteration = 0; count_active() > 0; ++iteration) {
     is_last = false;
     if (options_.throw_on_early_termination) {
+      const comm::CallSite site(where_, kActive);
       group.all_reduce(filled(*joinables_.front(), true));
       throw_error<Error>("rank {} of {}: Join: this rank has no data left, but other ranks have; all stop",
                          group.rank(), group.size());
@@ -85,6 +92,7 @@ std::optional<Joinable::Notice> Joinable::notify_join_context() const {
   comm::end_announcing(group);
   if (!is_first_joinable_) return std::nullopt;
   auto active = filled(*this, true);
+  const comm::CallSite site(kActive);
   auto work = group.all_reduce_async(active);
   if (join_options_->throw_on_early_termination) {
     const auto ended = filled(*this, false);

@@ -16,6 +16,8 @@
 #include <lockstep/ddp/comm_hooks.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
+#include "ddp/bucket.h"
 #include "modules/broadcast.h"
 
 namespace lockstep {
@@ -196,6 +198,7 @@ void PowerSGD::State::fill_q(Step& step, bool randomly) {
 BucketWork PowerSGD::State::send_p(const std::shared_ptr<Step>& step, const ProcessGroup& group) {
   step->uncompressed_row.div_(group.size());
   modules::unflatten_into(step->uncompressed, step->uncompressed_row);
+  const comm::CallSite site(ddp::kGradients, static_cast<int>(step->bucket));
   return {group.all_reduce_async(step->p_row), [this, step, group] { return send_q(step, group); }};
 }
 
@@ -204,6 +207,7 @@ BucketWork PowerSGD::State::send_q(const std::shared_ptr<Step>& step, const Proc
     orthogonalize(factor.p, options.orthogonalization_epsilon);
     at::bmm_out(factor.q, factor.matrices.transpose(1, 2), factor.p);
   }
+  const comm::CallSite site(ddp::kGradients, static_cast<int>(step->bucket));
   return {group.all_reduce_async(step->q_row),
           [this, step, ranks = group.size()] { return BucketWork(decompress(*step, ranks)); }};
 }
@@ -244,6 +248,7 @@ BucketWork PowerSGD::operator()(GradBucket& bucket) const {
     throw ArgumentError("PowerSGD: sparse gradients are not supported; that of " +
                         bucket.parameters().front().name + " is sparse");
   }
+  const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
   if (state_->iteration < state_->options.start_powerSGD_iter) {
     if (bucket.is_last()) ++state_->iteration;
     return allreduce_average(bucket.buffer(), group);

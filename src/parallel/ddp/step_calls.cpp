@@ -7,6 +7,7 @@
 #include <ATen/record_function.h>
 
 #include "comm/announced_calls.h"
+#include "comm/call_site.h"
 
 namespace lockstep::ddp {
 
@@ -27,6 +28,7 @@ BucketWork StepCalls::start(Bucket& bucket, const at::Tensor& buffer) {
   comm::announce(group_, {.kind = comm::Announcement::Kind::bucket, .count = std::int64_t(next_)});
   bucket.event = comm::ProfilerEvent([&] { return buckets_.description(bucket); });
   if (hook_) return call_hook(bucket, buffer);
+  const comm::CallSite site(options_.where, kGradients, static_cast<int>(next_));
   if (bucket.sparse) return sum_sparse(buffer, group_, options_.where);
   return {group_.all_reduce_async(buffer, ReduceOp::SUM, options_.where), buffer};
 }

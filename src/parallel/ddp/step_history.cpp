@@ -6,6 +6,7 @@
 #include <ATen/ops/tensor.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 #include "ddp/option_rules.h"
 #include "ddp/python_sync.h"
@@ -77,6 +78,7 @@ BucketPlan StepHistory::plan() const {
     return plan_of_rank_0(group_, plan_by_order(parameters, ready_order_, limits), device, options_.where);
   // Ranks may see their gradients in different orders; all must use one.
   const auto sent = at::tensor(ready_order_, at::TensorOptions().dtype(at::kLong)).to(device);
+  const comm::CallSite site(options_.where, "order of the buckets");
   group_.broadcast(sent, 0, options_.where);
   const auto order = sent.to(at::kCPU);
   const auto* const first = order.const_data_ptr<std::int64_t>();

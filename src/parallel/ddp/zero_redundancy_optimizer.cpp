@@ -13,6 +13,7 @@
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 #include "ddp/zero_shared_parameters.h"
 #include "modules/agreement.h"
@@ -281,8 +282,10 @@ void ZeroShards::step_together(const std::function<void()>& step_all) {
     return shared_->call_together([&] { group_.barrier(where_); });
   }
   step_own();
-  for (int rank = 0; rank < group_.size(); ++rank)
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const comm::CallSite site(where_, "parameters of rank", rank);
     modules::broadcast_from(group_, rank, of_rank[static_cast<std::size_t>(rank)], where_);
+  }
 }
 
 void ZeroShards::consolidate(int to, Where where) {
@@ -292,6 +295,7 @@ void ZeroShards::consolidate(int to, Where where) {
   const auto& kind = optim::kind_of(optimizer_);
   for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) (void)kind.options(optimizer_, g);
   const bool receives = group_.rank() == to;
+  const comm::CallSite site(where, "state of the optimizer");
   const auto all = group_.gather_object(receives ? "" : optim::packed_states(optimizer_), to, where);
   is_complete_ = false;
   if (!receives) return;

@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/mapped_memory.h"
 #include "fsdp/step_calls.h"
 
@@ -169,6 +170,7 @@ void GradientReduction::launch(Reduction reduction, StepCalls& calls) {
   if (reduction.division.before != 1) reduction.input.div_(reduction.division.before);
   reduction.launched = calls.record.launch();
   calls.run(options_.shard_group, [&] {
+    const comm::CallSite site(options_.where, "gradients");
     reduction.work = options_.shard_group.reduce_scatter_tensor_async(reduction.output, reduction.input,
                                                                       reduction.division.op, options_.where);
   });
@@ -206,8 +208,10 @@ bool GradientReduction::reduce_over_replicas(Reduction& reduction, StepCalls& ca
     partial_ = reduction;
     return false;
   }
-  calls.run(*options_.replicas,
-            [&] { options_.replicas->all_reduce(reduction.output, reduction.division.op, options_.where); });
+  calls.run(*options_.replicas, [&] {
+    const comm::CallSite site(options_.where, "gradients of replicas");
+    options_.replicas->all_reduce(reduction.output, reduction.division.op, options_.where);
+  });
   return true;
 }
 

@@ -21,6 +21,7 @@
 #include "base/shared_memory.h"
 #include "base/text.h"
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
 #include "optim/optimizer_states.h"
@@ -247,11 +248,12 @@ std::int64_t MemoryBytes::total() const {
 }
 
 MemoryReport memory_report(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
-                           const MemoryReportOptions& options) {
+                           const MemoryReportOptions& options, std::source_location where) {
   const auto own = count_rank(module, optimizer, options.forward);
   MemoryReport report{.rank = own.bytes, .host = {}, .ranks = 0};
   const auto group = runtime::group_or_default(std::nullopt, "memory_report()");
   const auto text = to_text(own);
+  const comm::CallSite site(where, "memory of a rank");
   const auto ranks = group ? group->all_gather_object(text) : std::vector{text};
   const auto host = memory_identity();
   for (const auto& each : ranks) add_rank(each, host, report);

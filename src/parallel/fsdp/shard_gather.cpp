@@ -10,6 +10,7 @@
 #include <lockstep/device/device.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/mapped_memory.h"
 
 namespace lockstep::fsdp {
@@ -108,6 +109,7 @@ void ShardGather::start() {
   input_ = part->rows;
   output_ = at::empty({part->ranks.size() * input_.numel()}, input_.options());
   launched_ = CallTimes::Clock::now();
+  const comm::CallSite site(options_.where, "parameters");
   work_ = part->ranks.all_gather_into_tensor_async(output_, input_, options_.where);
 }
 

@@ -9,6 +9,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/sharded_state_dict.h"
 #include "fsdp/tree.h"
@@ -104,43 +105,54 @@ double clip(const StateEntries& entries, double max_norm, const ClipGradNormOpti
 
 using fsdp::Entries;
 
-Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options) {
+Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options,
+                          std::source_location where) {
+  const comm::CallSite site(where, "state dict");
   optim::refuse_save("get_model_state_dict", module.parameters());
   return fsdp::model_state_dict(fsdp::entries_of(module), options);
 }
 
 void set_model_state_dict(torch::nn::Module& module, const Dict& model_state_dict,
-                          const StateDictOptions& options) {
+                          const StateDictOptions& options, std::source_location where) {
+  const comm::CallSite site(where, "state dict");
   if (const auto sharded = FSDPModule::find(module)) Entries::reshard(*sharded);
   fsdp::load_model_state_dict(fsdp::entries_of(module), model_state_dict, options);
 }
 
 Dict get_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                              const StateDictOptions& options) {
+                              const StateDictOptions& options, std::source_location where) {
+  const comm::CallSite site(where, "state dict of an optimizer");
   return fsdp::optimizer_state_dict(fsdp::entries_of(module), optimizer, options);
 }
 
 void set_optimizer_state_dict(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                              const Dict& optim_state_dict, const StateDictOptions& options) {
+                              const Dict& optim_state_dict, const StateDictOptions& options,
+                              std::source_location where) {
+  const comm::CallSite site(where, "state dict of an optimizer");
   fsdp::load_optimizer_state_dict(fsdp::entries_of(module), optimizer, optim_state_dict, options);
 }
 
-Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options) {
+Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options,
+                          std::source_location where) {
+  const comm::CallSite site(where, "state dict");
   return fsdp::model_state_dict(Entries::of(module), options);
 }
 
 void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
-                          const StateDictOptions& options) {
+                          const StateDictOptions& options, std::source_location where) {
+  const comm::CallSite site(where, "state dict");
   Entries::reshard(module);
   fsdp::load_model_state_dict(Entries::of(module), model_state_dict, options);
 }
 
-at::Tensor full_tensor(const torch::nn::Module& module, const std::string& name) {
+at::Tensor full_tensor(const torch::nn::Module& module, const std::string& name, std::source_location where) {
+  const comm::CallSite site(where, "full_tensor()");
   return fsdp::full_tensor(fsdp::entries_of(module), name);
 }
 
 void save_pretrained(const FSDPModule& module, const std::filesystem::path& save_directory,
-                     const safetensors::SaveDirectoryOptions& options) {
+                     const safetensors::SaveDirectoryOptions& options, std::source_location where) {
+  const comm::CallSite site(where, "state dict");
   const auto entries = Entries::of(module);
   fsdp::refuse_experts(entries, "save_pretrained()");
   std::vector<safetensors::TensorSize> sizes;
@@ -177,12 +189,15 @@ void load_pretrained(const FSDPModule& module, const std::filesystem::path& chec
 }
 
 Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
-                              const StateDictOptions& options) {
+                              const StateDictOptions& options, std::source_location where) {
+  const comm::CallSite site(where, "state dict of an optimizer");
   return fsdp::optimizer_state_dict(Entries::of(module), optimizer, options);
 }
 
 void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
-                              const Dict& optim_state_dict, const StateDictOptions& options) {
+                              const Dict& optim_state_dict, const StateDictOptions& options,
+                              std::source_location where) {
+  const comm::CallSite site(where, "state dict of an optimizer");
   fsdp::load_optimizer_state_dict(Entries::of(module), optimizer, optim_state_dict, options);
 }
 
@@ -197,8 +212,12 @@ double clip_grad_norm_(const torch::nn::Module& module, double max_norm, const C
   return fsdp::clip(fsdp::entries_of(module, /*with_ignored=*/false), max_norm, options, where);
 }
 
-Dict FSDPModule::state_dict() const { return get_model_state_dict(*this); }
+Dict FSDPModule::state_dict(std::source_location where) const {
+  return get_model_state_dict(*this, {}, where);
+}
 
-void FSDPModule::load_state_dict(const Dict& state_dict) const { set_model_state_dict(*this, state_dict); }
+void FSDPModule::load_state_dict(const Dict& state_dict, std::source_location where) const {
+  set_model_state_dict(*this, state_dict, {}, where);
+}
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 
 namespace lockstep::modules {
@@ -61,6 +62,7 @@ std::string describe(const std::string& kind, const NamedTensor& item) {
 
 void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, std::source_location where) {
   // The long texts are sent only if the hashes differ.
+  const comm::CallSite site(where, "check that all ranks have the same module");
   const auto sums = group.all_gather_object(fmt::format("{:x}", std::hash<std::string>{}(own.lines)), where);
   if (std::ranges::all_of(sums, [&](const auto& sum) { return sum == sums.front(); })) return;
   const auto texts = group.all_gather_object(own.lines, where);

@@ -16,6 +16,7 @@
 #include <c10/core/GradMode.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 
 namespace lockstep::modules {
 namespace {
@@ -112,6 +113,7 @@ class Terms {
     row.push_back(has_elements_ ? 1 : 0);
     row.insert(row.end(), {mark_, is_max() ? -mark_ : mark_ * mark_});
     const auto all = at::tensor(row, at::kDouble);
+    const comm::CallSite site(where, "norm of the gradients");
     ranks.all_reduce(all, is_max() ? ReduceOp::MAX : ReduceOp::SUM, where);
     const auto* const reduced = all.const_data_ptr<double>();
     check_marks(reduced + terms_.size() + 2, ranks);

@@ -7,6 +7,7 @@
 
 #include "base/deadline.h"
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 
 namespace lockstep::modules {
@@ -15,9 +16,6 @@ namespace {
 constexpr std::chrono::milliseconds kLongestDelay{2000};
 constexpr int kEagerPolls = 200;
 constexpr std::chrono::microseconds kPause{50};
-constexpr unsigned kStepBits = 44;  // of step and forwards
-constexpr unsigned kForwardBits = 12;
-constexpr std::uint64_t kMostForwards = (1U << kForwardBits) - 1;
 // Marks the reason of a rank whose module has changed, which has failed in nothing.
 constexpr std::string_view kChange = "its module has changed: ";
 
@@ -34,7 +32,7 @@ void StepAbort::set_scope(std::uint64_t scope) const {
 }
 
 std::uint64_t StepAbort::progress(std::uint64_t forwards) const {
-  return (number_ << kStepBits) + (step_ << kForwardBits) + std::min(forwards, kMostForwards);
+  return node::StepProgress{.object = number_, .step = step_, .forwards = forwards}.packed();
 }
 
 void StepAbort::begin_forward() {
@@ -113,7 +111,9 @@ void StepAbort::await_arrival(const node::NodeGroup& host, int rank, const Deadl
   for (int polls = 0;; ++polls) {
     const auto reached = host.status(rank).progress[place()].load(std::memory_order_acquire);
     const auto next = progress(forwards_ + 1);
-    const bool has_begun = reached >> kStepBits == next >> kStepBits && reached >= next;
+    using node::StepProgress;
+    const bool has_begun =
+        StepProgress::object_of(reached) == StepProgress::object_of(next) && reached >= next;
     if (has_begun || host.refuses(rank, scope())) return;
     const auto whoami = comm::state_of(group_).whoami();
     if (const int dead = host.find_dead(); dead >= 0) {
@@ -151,6 +151,7 @@ bool StepAbort::all_may_abort() const {
 }
 
 std::vector<std::string> StepAbort::exchange_reasons(const std::string& own) const {
+  const comm::CallSite site("reasons of a failed step");
   auto reasons = group_.all_gather_object(own);
   if (std::ranges::all_of(reasons, &std::string::empty)) reasons.clear();
   return reasons;

@@ -82,7 +82,6 @@ class StepAbort {
  private:
   std::string change_of(const node::NodeGroup& host, int rank) const;
   void await_arrival(const node::NodeGroup& host, int rank, const Deadline& deadline) const;
-  // Grows with steps and forwards. In the high bits the number.
   std::uint64_t progress(std::uint64_t forwards) const;
   std::size_t place() const { return number_ % node::RankStatus::kProgress; }
   void set_scope(std::uint64_t scope) const;

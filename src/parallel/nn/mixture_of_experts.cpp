@@ -17,6 +17,7 @@
 #include <lockstep/nn/mixture_of_experts.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "intercept/record.h"
 #include "modules/experts.h"
 
@@ -158,6 +159,7 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const Tensor& input) {
   Tensor results;
   if (group_) {
     const auto received_counts = at::empty_like(routes.counts);
+    const comm::CallSite site("tokens of experts");
     group_->all_to_all_single(received_counts, routes.counts);
     const auto counts = on_host(received_counts);
     const auto received = sums_of(counts, local_experts());
@@ -166,11 +168,11 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const Tensor& input) {
     // Backward adds the losses of all ranks; the experts' gradients are of their mean.
     const auto ranks = static_cast<double>(group_->size());
     const auto arrived = nn::functional::all_to_all_single(at::empty({total, options_.dim}, rows.options()),
-                                                           rows, received, sent, group_);
+                                                           rows, received, sent, group_, {});
     const auto done =
         with_scaled_gradient(run_experts(with_scaled_gradient(arrived, ranks), counts), 1 / ranks);
     results = nn::functional::all_to_all_single(at::empty(rows.sizes(), done.options()), done, sent, received,
-                                                group_);
+                                                group_, {});
   } else {
     results = run_experts(rows, on_host(routes.counts));
   }

@@ -23,6 +23,7 @@
 
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
+#include "comm/call_site.h"
 #include "comm/group_state.h"
 #include "device/libtorch_versions.h"
 
@@ -162,6 +163,7 @@ BatchStatistics joined_statistics(const Tensor& input, const ProcessGroup& group
   const auto here = statistics_here(input);
   const auto rows = at::empty({group.size(), here.numel()}, here.options());
   comm::announce(group, {.kind = comm::Announcement::Kind::all_gather, .count = here.numel()});
+  const comm::CallSite site("statistics of SyncBatchNorm");
   group.all_gather_into_tensor(rows, here);
   const auto means = rows.narrow(1, 0, channels);
   const auto variances = rows.narrow(1, channels, channels);
@@ -243,6 +245,7 @@ class SyncedBatchNormBackward : public torch::autograd::Node {
       result[2] = sums[0].to(weight.scalar_type(), false, /*copy=*/true);
     if (task_should_compute_output(0)) {
       comm::announce(group_, {.kind = comm::Announcement::Kind::all_reduce, .count = sums.numel()});
+      const comm::CallSite site("gradient sums of SyncBatchNorm");
       group_.all_reduce(sums.view(-1));
       result[0] = input_gradient(gradient, input, weight, sums);
     }

@@ -64,8 +64,10 @@ class PipelineSchedule::Runtime {
         stages_(std::move(parts.stages)) {}
 
   // The outputs, where there are any.
-  std::optional<AnyPyTree> run(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses,
-                               bool backward) {
+  std::optional<AnyPyTree> run(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses, bool backward,
+                               std::source_location where) {
+    messages_.set_place(where);
+    shared_.set_place(where);
     if (backward_ && *backward_ != backward) messages_.forget_shapes();
     backward_ = backward;
     take_arguments(args, target);  // an error in them is no run
@@ -82,12 +84,12 @@ class PipelineSchedule::Runtime {
     functions_[type] = std::move(function);
   }
 
-  Timeline timeline() const {
+  Timeline timeline(std::source_location where) const {
     std::string mine;
     for (const auto& each : timeline_)
       mine += fmt::format("{} {} {}\n", each.action.str(), each.start, each.end);
     std::vector<TimedAction> all;
-    const auto texts = group_.all_gather_object(mine);
+    const auto texts = group_.all_gather_object(mine, where);
     for (int rank = 0; rank < group_.size(); ++rank) {
       std::istringstream lines(texts[static_cast<std::size_t>(rank)]);
       std::string action;
@@ -310,9 +312,10 @@ void PipelineStage::refuse_inputs(std::size_t count) {
 }
 
 PipelineSchedule::PipelineSchedule(const std::vector<PipelineStage>& stages, const Plan& plan,
-                                   LossFunction loss_fn, const PipelineScheduleOptions& options) {
+                                   LossFunction loss_fn, const PipelineScheduleOptions& options,
+                                   std::source_location where) {
   const auto groups = groups_of(stages, kScheduleUser);
-  auto parts = parts_on_all_ranks(stages, plan, options, loss_fn != nullptr, groups);
+  auto parts = parts_on_all_ranks(stages, plan, options, loss_fn != nullptr, groups, where);
   runtime_ = std::make_unique<Runtime>(groups.front(), stages, std::move(parts), std::move(loss_fn), options);
 }
 PipelineSchedule::~PipelineSchedule() = default;
@@ -320,17 +323,17 @@ PipelineSchedule::PipelineSchedule(PipelineSchedule&&) noexcept = default;
 PipelineSchedule& PipelineSchedule::operator=(PipelineSchedule&&) noexcept = default;
 
 std::optional<AnyPyTree> PipelineSchedule::run_step(const AnyPyTree& args, const AnyPyTree& target,
-                                                    Tensors* losses) {
+                                                    Tensors* losses, std::source_location where) {
   if (!runtime_->has_loss())
     throw_error<ArgumentError>("step() needs a loss_fn on every rank; or call eval()");
   if (!c10::GradMode::is_enabled()) throw_error<ArgumentError>("step() under no_grad; call eval()");
-  return runtime_->run(args, target, losses, true);
+  return runtime_->run(args, target, losses, true, where);
 }
 
 std::optional<AnyPyTree> PipelineSchedule::run_eval(const AnyPyTree& args, const AnyPyTree& target,
-                                                    Tensors* losses) {
+                                                    Tensors* losses, std::source_location where) {
   const c10::NoGradGuard no_grad;
-  return runtime_->run(args, target, losses, false);
+  return runtime_->run(args, target, losses, false, where);
 }
 
 void PipelineSchedule::register_custom_function(ComputationType computation_type,
@@ -338,7 +341,7 @@ void PipelineSchedule::register_custom_function(ComputationType computation_type
   runtime_->register_function(computation_type, std::move(function));
 }
 
-Timeline PipelineSchedule::timeline() const { return runtime_->timeline(); }
+Timeline PipelineSchedule::timeline(std::source_location where) const { return runtime_->timeline(where); }
 
 double PipelineSchedule::clip_grad_norm_(double max_norm, const ClipGradNormOptions& options,
                                          std::source_location where) const {
@@ -347,9 +350,10 @@ double PipelineSchedule::clip_grad_norm_(double max_norm, const ClipGradNormOpti
 
 const Plan& PipelineSchedule::plan() const { return runtime_->plan(); }
 
-Plan detail::named_plan(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches) {
+Plan detail::named_plan(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches,
+                        std::source_location where) {
   const auto groups = groups_of(stages, name);
-  return modules::tell_on_failure(groups, name, std::source_location::current(), [&] {
+  return modules::tell_on_failure(groups, name, where, [&] {
     return make_plan(name, groups.front().size(), static_cast<int>(stages.size()), n_microbatches);
   });
 }

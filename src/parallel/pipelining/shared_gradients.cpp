@@ -15,6 +15,7 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "fsdp/module_groups.h"
 #include "fsdp/sharded_state_dict.h"
 #include "modules/agreement.h"
@@ -133,7 +134,7 @@ void SharedGradients::agree_on_trained(std::size_t stage) {
   if (change.empty()) return;
   if (of_replicas_[stage] > 0) {
     try {
-      agreements_[of_replicas_[stage]].confirm(change, text_of(stage), std::source_location::current());
+      agreements_[of_replicas_[stage]].confirm(change, text_of(stage), where_);
     } catch (const Error& error) {
       end_others(error.what());
       throw;
@@ -178,17 +179,16 @@ void SharedGradients::copy_replicas() const {
     const auto& stage = stages_[i];
     const auto& group = stage.options().data_parallel_group;
     if (!group) continue;
-    const auto where = std::source_location::current();
     auto text = text_of(i);
     auto tensors = modules::distinct(stage.submodule()->named_parameters());
     for (auto& buffer : modules::distinct(stage.submodule()->named_buffers())) {
       text.lines += modules::describe("buffer", buffer) + "\n";
       tensors.push_back(std::move(buffer));
     }
-    modules::check_same_on_all_ranks(*group, text, where);
+    modules::check_same_on_all_ranks(*group, text, where_);
     const auto user = fmt::format("stage {} of a pipeline", stage.stage_index());
     modules::check_can_be_sent(*group, user.c_str(), tensors);
-    modules::broadcast_from(*group, 0, tensors, where);
+    modules::broadcast_from(*group, 0, tensors, where_);
   }
 }
 
@@ -199,7 +199,10 @@ void SharedGradients::reduce(int stage_index, double divisor) {
   Tensors ready;
   for (const auto& parameter : parameters_of(*stage))
     if (--waiting_[parameter.unsafeGetTensorImpl()] == 0) ready.push_back(parameter);
-  if (stage->options().data_parallel_group) average(ready, *stage->options().data_parallel_group);
+  if (stage->options().data_parallel_group) {
+    const comm::CallSite site(where_, "gradients of stage", stage_index);
+    average(ready, *stage->options().data_parallel_group);
+  }
   if (divisor == 1) return;
   for (const auto& parameter : ready)
     if (parameter.grad().defined()) parameter.mutable_grad().div_(divisor);
@@ -227,6 +230,7 @@ void SharedGradients::find_tied() {
       mine += fmt::format("{} {} {}\n", stage.stage_index(), fmt::join(part.sizes(), "x"), name);
     }
   }
+  const comm::CallSite site(where_, "names of tied parameters");
   const auto all = group_.all_gather_object(mine);
   for (int rank = 0; rank < group_.size(); ++rank) {
     std::istringstream lines(all[static_cast<std::size_t>(rank)]);
@@ -249,6 +253,7 @@ void SharedGradients::find_tied() {
 }
 
 Tensors SharedGradients::exchange(const Tied& tied, const at::Tensor& own, int tag) const {
+  const comm::CallSite site(where_, "tied parameters");
   Tensors all;
   std::vector<Work> works;
   for (const auto& [stage, rank, sizes] : tied.owners) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ class SharedGradients {
  public:
   // `first_tag`: of tags that no other message has.
   SharedGradients(ProcessGroup group, std::vector<PipelineStage> stages, int first_tag);
+
+  // The line of the program that makes the next run, for records.
+  void set_place(std::source_location where) { where_ = where; }
 
   // Once for each stage in a step. A parameter that several stages of this rank have waits for the last.
   void reduce(int stage_index, double divisor);
@@ -65,6 +69,7 @@ class SharedGradients {
   ProcessGroup group_;
   std::vector<PipelineStage> stages_;
   int first_tag_;
+  std::source_location where_;
   std::vector<StageCheck> checks_;                    // [stage of this rank] since the first run
   std::vector<modules::ChangeAgreement> agreements_;  // of the pipeline and of replicas of stages
   std::vector<std::size_t> of_replicas_;              // [stage of this rank]: in agreements_; 0: it has none

@@ -104,8 +104,7 @@ std::string text_of(const Plan& plan, const PipelineScheduleOptions& options, bo
 
 ScheduleParts parts_on_all_ranks(const std::vector<PipelineStage>& stages, const Plan& plan,
                                  const PipelineScheduleOptions& options, bool has_loss,
-                                 const std::vector<ProcessGroup>& groups) {
-  const auto where = std::source_location::current();
+                                 const std::vector<ProcessGroup>& groups, std::source_location where) {
   auto parts = modules::tell_on_failure(groups, kScheduleUser, where,
                                         [&] { return parts_of(stages, plan, groups.front()); });
   const modules::ModuleText own{.user = kScheduleUser,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,7 @@ struct ScheduleParts {
 // Parts that all ranks have alike. What one refuses is an error on all. `groups`: groups_of() the stages.
 ScheduleParts parts_on_all_ranks(const std::vector<PipelineStage>& stages, const Plan& plan,
                                  const PipelineScheduleOptions& options, bool has_loss,
-                                 const std::vector<ProcessGroup>& groups);
+                                 const std::vector<ProcessGroup>& groups, std::source_location where);
 
 // Notices that a stage no longer has the parameters of its first run, from which the schedule knows the
 // shapes of messages, tied parameters and equal replicas.

@@ -163,8 +163,8 @@ std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential&
   return parts;
 }
 
-std::vector<double> measure_layers(const torch::nn::Sequential& net, const Tensor& input, int repetitions) {
-  const auto where = std::source_location::current();
+std::vector<double> measure_layers(const torch::nn::Sequential& net, const Tensor& input, int repetitions,
+                                   std::source_location where) {
   const auto group = runtime::group_or_default({}, "measure_layers()");
   if (!group) return medians_of(net, input, repetitions);
   const auto medians = modules::tell_on_failure({*group}, "measure_layers()", where,
@@ -177,7 +177,7 @@ std::vector<double> measure_layers(const torch::nn::Sequential& net, const Tenso
   if (medians.empty()) return medians;
   // Ranks that measure other times would cut the net in other places.
   const auto means = torch::tensor(medians, at::kDouble).to(input.device());
-  group->all_reduce(means, ReduceOp::AVG);
+  group->all_reduce(means, ReduceOp::AVG, where);
   const auto on_cpu = means.cpu();
   const auto* const first = on_cpu.const_data_ptr<double>();
   return {first, first + on_cpu.numel()};

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "pipelining/action_errors.h"
 
 namespace lockstep::pipelining {
@@ -98,6 +99,7 @@ void StageMessages::send(const Action& action, const Tensor& tensor, int peer, i
     at_action(group_.rank(), sent.action, [&] { sent.work.wait(); });
     return true;
   });
+  const comm::CallSite site(where_, "tensor between stages");
   sent_.push_back({action, group_.send_async(tensor.detach().contiguous(), peer, message_tag)});
 }
 
@@ -126,6 +128,7 @@ void StageMessages::post_forward(const Action& action) {
     first.microbatch_index = 0;
     --first.stage_index;
     shapes.header = at::empty({kHeaderSize}, at::TensorOptions(at::kLong).device(device_));
+    const comm::CallSite site(where_, "tensor between stages");
     shapes.header_work =
         group_.recv_async(shapes.header, peer_of(first.stage_index), tag(true, first, kMaxTensors));
   }
@@ -140,6 +143,7 @@ void StageMessages::post(const Action& action, const std::vector<TensorMeta>& me
   Receipt receipt;
   for (const auto& meta : metas) {
     receipt.buffers.push_back(at::empty(meta.sizes, at::TensorOptions(meta.dtype).device(device_)));
+    const comm::CallSite site(where_, "tensor between stages");
     receipt.works.push_back(group_.recv_async(receipt.buffers.back(), peer_of(from.stage_index),
                                               tag(true, from, receipt.works.size())));
   }
@@ -177,6 +181,7 @@ void StageMessages::post_backward(const Action& action, const Tensors& outputs) 
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].requires_grad()) continue;
     receipt.buffers[i] = at::empty(outputs[i].sizes(), outputs[i].options().requires_grad(false));
+    const comm::CallSite site(where_, "tensor between stages");
     receipt.works.push_back(
         group_.recv_async(receipt.buffers[i], peer_of(from.stage_index), tag(false, from, i)));
   }

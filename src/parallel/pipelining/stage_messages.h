@@ -3,6 +3,7 @@
 
 #include <map>
 #include <optional>
+#include <source_location>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -27,6 +28,9 @@ class StageMessages {
   using Tensors = std::vector<at::Tensor>;
 
   StageMessages(ProcessGroup group, const Plan& plan, at::Device device);
+
+  // The line of the program that makes the next run, for records.
+  void set_place(std::source_location where) { where_ = where; }
 
   // `action`: SEND_F, RECV_F, SEND_B or RECV_B. Tensors are those of the action's stage.
   void send_forward(const Action& action, const Tensors& outputs);
@@ -73,6 +77,7 @@ class StageMessages {
   std::vector<int> rank_of_;
   int num_stages_, n_microbatches_;
   at::Device device_;
+  std::source_location where_;
   std::map<int, std::vector<TensorMeta>> announced_;  // by the sending stage
   std::map<int, Shapes> shapes_;                      // by the receiving stage
   std::map<Key, Receipt> forward_, backward_;

@@ -10,12 +10,15 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
 #include "comm/mapped_memory.h"
 #include "intercept/record.h"
 #include "tensor_parallel/module_check.h"
 
 namespace lockstep::tensor_parallel {
 namespace {
+
+constexpr const char* kParts = "parts of a tensor-parallel module";
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -44,6 +47,7 @@ Tensor copy_for_call(const Tensor& tensor, const ProcessGroup& group) {
 
 Tensor all_reduced(const Tensor& tensor, const ProcessGroup& group) {
   auto sum = copy_for_call(tensor, group);
+  const comm::CallSite site(kParts);
   group.all_reduce(sum);
   return sum;
 }
@@ -58,6 +62,7 @@ Tensor reduced_part(const Tensor& tensor, const ProcessGroup& group, std::int64_
   }
   const auto all = at::cat(parts, 0);
   const auto sum = at::empty_like(parts.front());
+  const comm::CallSite site(kParts);
   group.reduce_scatter_tensor(sum, all);
   return sum.narrow(dim, 0, own.count);
 }
@@ -98,6 +103,7 @@ Tensors sums_of(const Tensors& gradients, const ProcessGroup& group) {
     return sums;
   }
   // Not one call with all: over gloo the bits depend on a number's place in the call.
+  const comm::CallSite site("gradients of a tensor-parallel module");
   std::vector<Work> works;
   for (const auto& gradient : gradients) {
     sums.push_back(copy_for_call(gradient, group));
@@ -124,6 +130,7 @@ Tensor gather_chunks(const Tensor& part, const ProcessGroup& group, std::int64_t
   auto sizes = own.sizes().vec();
   sizes.insert(sizes.begin(), group.size());
   const auto all = at::empty(sizes, own.options());
+  const comm::CallSite site(kParts);
   group.all_gather_into_tensor(all, own);
   return at::cat(all.unbind(0), dim).narrow(dim, 0, total).contiguous();
 }

@@ -32,6 +32,22 @@ TEST(FailureReport, EndsWithTheRankThatFailedFirst) {
                   "after 1 restart"));
 }
 
+TEST(FailureReport, ALostPeerAfterRanksThatFinishedLooksLikeUnevenData) {
+  const FailureReport report{.first = {.rank = 0, .pid = 7, .code = 1},
+                             .host = "box",
+                             .stderr_tail = {"gone"},
+                             .lost_peer = true,
+                             .finished = {1, 3}};
+  EXPECT_THAT(report_lines(report),
+              ElementsAre("last lines of rank 0's stderr:", "  gone",
+                          AllOf(HasSubstr("before that, ranks 1, 3 finished without an error"),
+                                HasSubstr("uneven data"), HasSubstr("join()")),
+                          "rank 0 failed first: it exited with code 1; pid 7 on host box"));
+  auto other = report;
+  other.lost_peer = false;
+  EXPECT_EQ(report_lines(other).size(), 3);
+}
+
 TEST(FailureReport, ReportsMissingOutput) {
   const FailureReport report{.first = {.rank = 0, .pid = 7, .code = 3}, .host = "box"};
   EXPECT_THAT(report_lines(report),

@@ -39,6 +39,15 @@ TEST(FailureTracker, ReportsTheCauseBeforeItsConsequence) {
   ASSERT_EQ(summary->later.size(), 2u);
 }
 
+TEST(FailureTracker, KeepsTheRanksThatFinishedBeforeTheFirstFailure) {
+  FailureTracker failures;
+  failures.add_finished(2);
+  failures.add_finished(1);
+  failures.add(consequence(0));
+  failures.add_finished(3);
+  EXPECT_EQ(failures.summary(std::nullopt)->finished, (std::vector<int>{1, 2}));
+}
+
 TEST(FailureTracker, KeepsLocalFailuresUnderTheReportOfOtherNodes) {
   FailureTracker failures;
   failures.add(cause(4));
