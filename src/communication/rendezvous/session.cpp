@@ -25,6 +25,7 @@
 #include "rendezvous/device_choice.h"
 #include "rendezvous/python_group.h"
 #include "rendezvous/quiet_c10d.h"
+#include "rendezvous/thread_share.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -281,6 +282,10 @@ void Session::synchronize() const {
   lockstep::synchronize(config_.device);
   throw_failure_of(*group_);
   std::ranges::for_each(subgroups_, throw_failure_of);
+}
+
+void Session::share_cores() const {
+  rendezvous::share_cores(config_.world, comm::state_of(*group_).node_group().get(), config_.env);
 }
 
 void Session::check_members(const std::vector<int>& ranks) const {
