@@ -66,7 +66,9 @@ std::string faults_of(const Reported& reported, const RankResult& result, std::s
   const bool speaks = !reported.on_all.empty() || !own.empty();
   if (speaks && reported.place == Place::source_line)
     faults.expect(std::regex_search(err, std::regex(file + ":[0-9]+")), "no line of " + file);
-  if (failed(result)) faults.expect_texts(err, {fmt::format("rank {}", rank)});
+  faults.expect(result.out.find(reported.printed) != std::string::npos, "lost what it had printed");
+  const bool renamed = reported.rank_env.contains(static_cast<int>(rank));
+  if (failed(result) && !renamed) faults.expect_texts(err, {fmt::format("rank {}", rank)});
   return faults.text();
 }
 

@@ -28,7 +28,7 @@ constexpr int kMostLines = 12;
 
 std::atomic<std::terminate_handler> former_handler{nullptr};
 
-// Of the exception that is being handled.
+// The type of the exception that is being handled.
 std::string type_name() {
   const auto* type = abi::__cxa_current_exception_type();
   if (type == nullptr) return "an exception of another language";
@@ -61,7 +61,7 @@ constexpr const char* kEmptyOptionalRemedy =
 constexpr const char* kMemoryRemedy =
     ": memory ran out; use a smaller batch or fewer ranks on this host, or look for a limit (ulimit -v, cgroup)";
 
-// Another thread may hold the lock of stdout for ever.
+// Another thread may hold the lock of stdout and never release it.
 void flush_stdout() {
   if (::ftrylockfile(stdout) != 0) return;
   ::fflush_unlocked(stdout);
