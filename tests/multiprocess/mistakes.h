@@ -44,7 +44,7 @@ struct Reported {
 /// A mistake that programs make: one row of the suite Mistakes. `program` is main() of every rank; an
 /// exception that leaves it is caught by nobody. Define one at namespace scope:
 ///
-///     const Mistake other_shapes("AllReduceOfOtherShapes", {.on_all = {"f32[2]", "f32[3]", "the same shape"}},
+///     const Mistake other_shapes("AllReduceOfOtherShapes", {.on_all = {"2 x f32", "3 x f32", "same calls"}},
 ///                                [] {
 ///                                  const auto context = init();
 ///                                  context.group().all_reduce(torch::ones({2 + context.rank()}));

@@ -59,7 +59,8 @@ void check_wanted(const DeviceRequest& request, const World& world) {
     refuse_device(
         world,
         fmt::format(
-            "InitOptions::device is {}, but this process can use {} of that type; leave it out for the default, or use at::kCPU",
+            "InitOptions::device is {}, but this process can use {} of that type; leave it out for the "
+            "default, or use at::kCPU",
             device.str(), count));
   }
 }

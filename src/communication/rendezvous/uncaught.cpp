@@ -53,13 +53,16 @@ std::string with_type(const std::string& text, bool whole, const char* remedy = 
   return fmt::format("uncaught {}: {}{}", type_name(), whole ? text : first_lines(text), remedy);
 }
 
+constexpr const char* kNoException =
+    "std::terminate() was called without an exception: was a std::thread destroyed before join()?";
 constexpr const char* kLibTorchRemedy =
     "\nLibTorch threw it in an operator that this program called; LOCKSTEP_LOG_LEVEL=debug shows where";
 constexpr const char* kEmptyOptionalRemedy =
     ": an empty std::optional was read. new_group() and split_group() return an empty one on a rank that is "
     "not a member of the group; check it before use";
 constexpr const char* kMemoryRemedy =
-    ": memory ran out; use a smaller batch or fewer ranks on this host, or look for a limit (ulimit -v, cgroup)";
+    ": memory ran out; use a smaller batch or fewer ranks on this host, or look for a limit (ulimit -v, "
+    "cgroup)";
 
 // Another thread may hold the lock of stdout and never release it.
 void flush_stdout() {
@@ -102,7 +105,7 @@ bool prints_by_itself(std::terminate_handler handler) {
   flush_output();
   const bool whole = Env().get("LOCKSTEP_LOG_LEVEL") == "debug";
   const auto exception = std::current_exception();
-  write_report(exception ? uncaught_text(exception, whole) : "std::terminate() was called");
+  write_report(exception ? uncaught_text(exception, whole) : kNoException);
   const auto next = former_handler.load();
   if (next != nullptr && !prints_by_itself(next)) next();
   std::abort();

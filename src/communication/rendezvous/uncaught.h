@@ -20,8 +20,8 @@ class ReportUncaught {
   bool installed_ = false;
 };
 
-// What is written for an exception: its type, its text without LibTorch's stack and with at most 12 lines, and
-// a remedy where the text has none. `whole`: all of the text.
+// What is written for an exception: its type, its text without LibTorch's stack and with at most 12 lines,
+// and a remedy where the text has none. `whole`: all of the text.
 std::string uncaught_text(const std::exception_ptr& exception, bool whole);
 
 }  // namespace lockstep::rendezvous

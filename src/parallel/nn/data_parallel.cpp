@@ -35,14 +35,13 @@ void check_module(const torch::nn::Module& module) {
       synced.front().name);
 }
 
-void require_replica_device(const c10::Device& device) {
-  if (device_count(device.type()) == 0) {
-    throw_error<ArgumentError>(
-        "DataParallel: device_ids has {}, but this process can use no device of that type; use {{at::kCPU, at::kCPU}} "
-        "for two replicas on the CPU, or no device_ids: all CUDA devices, or without any the module by itself",
-        device.str());
-  }
-  require_device("DataParallel: device_ids", device);
+void require_devices_of_type(const c10::Device& device) {
+  if (device_count(device.type()) > 0) return;
+  throw_error<ArgumentError>(
+      "DataParallel: device_ids has {}, but this process can use no device of that type; use {{at::kCPU, "
+      "at::kCPU}} for two replicas on the CPU, or leave device_ids empty: then the module runs on all CUDA "
+      "devices, or by itself if there are none",
+      device.str());
 }
 
 void check_devices(const torch::nn::Module& module, const std::vector<c10::Device>& device_ids) {
@@ -90,8 +89,9 @@ DataParallelModule::DataParallelModule(std::shared_ptr<torch::nn::Module> module
       original_(std::move(module)) {
   if (!original_) throw ArgumentError("DataParallel: the module is empty (a null holder or pointer)");
   check_module(*original_);
-  for (const auto& device : device_ids_) require_replica_device(device);
+  std::ranges::for_each(device_ids_, require_devices_of_type);
   if (!device_ids_.empty()) check_devices(*original_, device_ids_);
+  for (const auto& device : device_ids_) require_device("DataParallel: device_ids", device);
   if (!runs_by_itself())
     replicas_ = std::make_shared<nn::Replicas>(original_, device_ids_, options_.make_replica, is_replica);
 }

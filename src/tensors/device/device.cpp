@@ -46,8 +46,8 @@ void require_device(std::string_view caller, const c10::Device& device) {
   const int count = device_count(device.type());
   if (count > 0 && (!device.has_index() || device.index() < count)) return;
   throw_error<ArgumentError>(
-      "{}: there is no {}; this process can use {}. Use context.device(), the device that init() has chosen for "
-      "this rank, or at::kCPU; `lockstep doctor` shows the GPUs of this host",
+      "{}: there is no {}; this process can use {}. Use context.device(), the device that init() has chosen "
+      "for this rank, or at::kCPU; `lockstep doctor` shows the GPUs of this host",
       caller, device.str(), usable_devices(device.type(), count));
 }
 

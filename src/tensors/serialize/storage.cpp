@@ -45,8 +45,8 @@ void require_location(const std::string& name, c10::Device map_location) {
       c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type)->deviceCount() : 0;
   if (std::max<int>(map_location.index(), 0) < count) return;
   throw_error<ArgumentError>(
-      "{}: map_location is {}, but this process can use {} devices of that type; pass the device of this rank, "
-      "context.device(), or at::kCPU",
+      "{}: map_location is {}, but this process can use {} devices of that type; pass the device of this "
+      "rank, context.device(), or at::kCPU",
       name, map_location.str(), count);
 }
 
