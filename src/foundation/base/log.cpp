@@ -4,8 +4,6 @@
 #include <system_error>
 #include <unistd.h>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
@@ -27,29 +25,12 @@ LogLevel threshold() {
   return LogLevel::info;
 }
 
-bool names_rank(std::string_view message, int rank) {
-  return message.find(fmt::format("rank {} of ", rank)) != std::string_view::npos ||
-         message.starts_with(fmt::format("rank {}: ", rank));
-}
-
-std::string prefix(LogLevel level, std::optional<int> rank) {
-  std::string text = rank ? fmt::format("[lockstep rank {}] ", *rank) : "[lockstep] ";
-  if (level == LogLevel::warning) text += "warning: ";
-  if (level == LogLevel::error) text += "error: ";
-  return text;
-}
-
 std::optional<int> own_rank() {
   const World world = current_world();
   return world.size > 1 ? std::optional(world.rank) : std::nullopt;
 }
 
 }  // namespace
-
-std::string log_line(LogLevel level, std::string_view message, std::optional<int> rank) {
-  if (rank && names_rank(message, *rank)) rank.reset();
-  return fmt::format("{}{}\n", prefix(level, rank), message);
-}
 
 void log(LogLevel level, std::string_view message) {
   if (!is_logged(level)) return;
