@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "support/launcher_process.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -23,15 +24,26 @@ std::string last_line(const LauncherProcess& launcher) {
 }
 
 TEST(LauncherFailure, NamesTheRankThatFailedFirstAndStopsTheOthers) {
-  LauncherProcess launcher(shell_ranks(
-      3, "test $RANK = 1 || exec sleep 1000; for i in $(seq 30); do echo line $i >&2; done; exit 7"));
+  const TempFolder folder;
+  const auto program =
+      "test $RANK = 1 || exec sleep 1000; for i in $(seq 30); do echo line $i >&2; done; exit 7";
+  LauncherProcess launcher(shell_ranks(3, program, {"--log-dir", folder.path(), "--redirects", "3"}));
   EXPECT_EQ(launcher.finish(), 7);
   launcher.wait_for_no_family();
   EXPECT_THAT(last_line(launcher), HasSubstr("rank 1 failed first: it exited with code 7; pid "));
   EXPECT_THAT(launcher.err(), HasSubstr("rank 1 exited with code 7; stopping the other ranks\n"));
-  EXPECT_THAT(launcher.err(), HasSubstr("[lockstep]   line 30\n[lockstep] then stopped: ranks 0, 2\n"));
+  EXPECT_THAT(launcher.err(), HasSubstr("[lockstep]   line 30\n"));
+  EXPECT_THAT(launcher.err(), HasSubstr("[lockstep] then stopped: ranks 0, 2\n"));
   EXPECT_THAT(launcher.err(),
               AllOf(HasSubstr("[lockstep]   line 11\n"), Not(HasSubstr("[lockstep]   line 10\n"))));
+}
+
+TEST(LauncherFailure, DoesNotRepeatWhatTheRankHasPrinted) {
+  LauncherProcess launcher(
+      shell_ranks(2, "test $RANK = 1 || exec sleep 1000; echo '[lockstep rank 1] error: odd' >&2; exit 7"));
+  EXPECT_EQ(launcher.finish(), 7);
+  EXPECT_THAT(launcher.err(), HasSubstr("[rank 1] [lockstep] error: odd\n")) << "the rank once";
+  EXPECT_EQ(launcher.err().find("odd"), launcher.err().rfind("odd")) << launcher.err();
 }
 
 // On a busy machine several ranks may be dead before the launcher looks; here it is stopped meanwhile.

@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 
 const Mistake other_shapes("AllReduceOfOtherShapes",
                            {.on_all = {"the ranks make different calls", "rank 0: all_reduce of 2 x f32",
-                                       "rank 1: all_reduce of 3 x f32", "shape"}},
+                                       "rank 1: all_reduce of 3 x f32"}},
                            [] {
                              const auto context = init({.timeout = 20s});
                              context.group().all_reduce(torch::ones({2 + context.rank()}));
@@ -72,10 +72,11 @@ const Mistake to_self("SendToItself", {.on_rank0 = {"send", "0"}}, [] {
   if (context.is_main()) context.group().send(torch::ones({2}), 0);
 });
 
-const Mistake both_receive("BothRanksReceive", {.on_all = {"recv", "0.3 s"}}, [] {
-  const auto context = init({.timeout = 300ms});
-  context.group().recv(torch::zeros({2}), 1 - context.rank());
-});
+const Mistake both_receive("BothRanksReceive",
+                           {.on_all = {"recv #1", "did not finish in time", "matching call"}}, [] {
+                             const auto context = init({.timeout = 300ms});
+                             context.group().recv(torch::zeros({2}), 1 - context.rank());
+                           });
 
 const Mistake one_output("AllGatherIntoOneTensorTwice", {.on_all = {"all_gather", "output[0] and output[1]"}},
                          [] {
@@ -95,7 +96,7 @@ const Mistake undefined_tensor("AllReduceOfAnUndefinedTensor", {.on_all = {"all_
   context.group().all_reduce(at::Tensor());
 });
 
-const Mistake expanded("AllReduceOfAnExpandedTensor", {.on_all = {"all_reduce", "clone()"}}, [] {
+const Mistake expanded("AllReduceOfAnExpandedTensor", {.on_all = {"all_reduce", "contiguous()"}}, [] {
   const auto context = init({.timeout = 20s});
   context.group().all_reduce(torch::ones({1}).expand({4}));
 });
@@ -114,15 +115,17 @@ const Mistake not_a_member("GroupOfOtherRanks",
                              first.value().barrier();
                            });
 
-const Mistake group_on_one_rank("NewGroupOnOneRankOnly", {.on_rank0 = {"new_group", "rank 1"}}, [] {
-  const auto context = init({.timeout = 1s});
-  if (context.is_main()) (void)context.new_group({0, 1});
-});
+const Mistake group_on_one_rank("NewGroupOnOneRankOnly",
+                                {.on_rank0 = {"rank 1 did not arrive"}, .place = Place::elsewhere}, [] {
+                                  const auto context = init({.timeout = 1s});
+                                  if (context.is_main()) (void)context.new_group({0, 1});
+                                });
 
-const Mistake wrong_members("NewGroupOfARankThatIsNone", {.on_all = {"new_group([0, 2])", "0 to 1"}}, [] {
-  const auto context = init({.timeout = 20s});
-  (void)context.new_group({0, 2});
-});
+const Mistake wrong_members("NewGroupOfARankThatIsNone",
+                            {.on_all = {"new_group([0, 2])", "0 to 1"}, .place = Place::elsewhere}, [] {
+                              const auto context = init({.timeout = 20s});
+                              (void)context.new_group({0, 2});
+                            });
 
 const Mistake after_context("CallAfterTheContextHasEnded", {.on_all = {"all_reduce", "closed"}}, [] {
   const auto group = init({.timeout = 20s}).group();

@@ -22,7 +22,8 @@ struct Numbers {
 };
 
 const Mistake no_barrier("FileReadBeforeABarrier",
-                         {.on_rank1 = {"weights.pt", "barrier()"}, .place = Place::elsewhere}, [] {
+                         {.on_rank1 = {"weights.pt", "No such file", "barrier()"}, .place = Place::elsewhere},
+                         [] {
                            const auto context = init({.timeout = 20s});
                            const TempFolder folder;
                            if (context.rank() == 1) (void)load(folder / "weights.pt");
@@ -90,6 +91,12 @@ const Mistake in_a_used_folder(
         trainer.fit(batches, [&](auto& batch) { return net->forward(batch).sum(); });
       }
     });
+
+const Mistake wrong_share("SamplerOfARankThatIsNone",
+                          {.on_all = {"rank", "2", "num_replicas"}, .place = Place::elsewhere}, [] {
+                            const auto context = init({.timeout = 20s});
+                            (void)data::DistributedSampler(8, {.num_replicas = 2, .rank = 2});
+                          });
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -34,43 +34,55 @@ std::string shown(const std::vector<RankResult>& results) {
   return text;
 }
 
-void expect_readable(const std::string& err) {
-  EXPECT_LE(std::ranges::count(err, '\n'), kMostLines);
-  for (const char* stack : {"frame #", "Exception raised from", "C++ CapturedTraceback", "libtorch"})
-    EXPECT_EQ(err.find(stack), std::string::npos) << "a C++ stack";
-}
+// What is wrong with the reports, a line each.
+class Faults {
+ public:
+  explicit Faults(std::string subject) : subject_(std::move(subject)) {}
 
-void expect_texts(const std::string& err, const std::vector<std::string>& texts) {
-  for (const auto& text : texts) EXPECT_NE(err.find(text), std::string::npos) << "missing: " << text;
-}
+  void expect(bool holds, const std::string& fault) {
+    if (!holds) text_ += fmt::format("{}: {}\n", subject_, fault);
+  }
+  void expect_texts(const std::string& err, const std::vector<std::string>& texts) {
+    for (const auto& text : texts) expect(err.find(text) != std::string::npos, "no \"" + text + "\"");
+  }
+  const std::string& text() const { return text_; }
 
-void expect_place(const std::string& err, const std::string& file) {
-  EXPECT_TRUE(std::regex_search(err, std::regex(file + ":[0-9]+"))) << "no line of " << file;
-}
+ private:
+  std::string subject_;
+  std::string text_;
+};
 
-void expect_report(const Reported& reported, const RankResult& result, std::size_t rank,
-                   const std::string& file) {
-  SCOPED_TRACE(fmt::format("rank {}", rank));
+std::string faults_of(const Reported& reported, const RankResult& result, std::size_t rank,
+                      const std::string& file) {
   const auto own = rank == 0 ? reported.on_rank0 : rank == 1 ? reported.on_rank1 : std::vector<std::string>{};
-  EXPECT_FALSE(result.timed_out);
-  expect_readable(result.err);
-  expect_texts(result.err, reported.on_all);
-  expect_texts(result.err, own);
+  const auto& err = result.err;
+  Faults faults(fmt::format("rank {}", rank));
+  faults.expect(!result.timed_out, "killed by the watchdog");
+  faults.expect(std::ranges::count(err, '\n') <= kMostLines, "more than 15 lines");
+  for (const char* stack : {"frame #", "Exception raised from", "C++ CapturedTraceback", "libtorch"})
+    faults.expect(err.find(stack) == std::string::npos, "a C++ stack");
+  faults.expect_texts(err, reported.on_all);
+  faults.expect_texts(err, own);
   const bool speaks = !reported.on_all.empty() || !own.empty();
-  if (speaks && reported.place == Place::source_line) expect_place(result.err, file);
-  if (failed(result)) expect_texts(result.err, {fmt::format("rank {}", rank)});
+  if (speaks && reported.place == Place::source_line)
+    faults.expect(std::regex_search(err, std::regex(file + ":[0-9]+")), "no line of " + file);
+  faults.expect(result.out.find(reported.printed) != std::string::npos, "lost what it had printed");
+  const bool renamed = reported.rank_env.contains(static_cast<int>(rank));
+  if (failed(result) && !renamed) faults.expect_texts(err, {fmt::format("rank {}", rank)});
+  return faults.text();
 }
 
-void expect_reports(const Reported& reported, const std::vector<RankResult>& results,
-                    const std::string& file) {
-  std::string all;
+std::string faults_of(const Reported& reported, const std::vector<RankResult>& results,
+                      const std::string& file) {
+  std::string text, all;
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
-    expect_report(reported, results[rank], rank, file);
+    text += faults_of(reported, results[rank], rank, file);
     all += results[rank].err;
   }
-  EXPECT_EQ(std::ranges::any_of(results, failed), reported.ending == Ending::fails);
-  for (const auto& text : reported.once) EXPECT_EQ(count(all, text), 1) << "not once: " << text;
-  if (::testing::Test::HasFailure()) ADD_FAILURE() << shown(results);
+  Faults faults("all ranks");
+  faults.expect(std::ranges::any_of(results, failed) == (reported.ending == Ending::fails), "another ending");
+  for (const auto& once : reported.once) faults.expect(count(all, once) == 1, "not once \"" + once + "\"");
+  return text + faults.text();
 }
 
 class MistakeTest : public ::testing::Test {
@@ -81,7 +93,8 @@ class MistakeTest : public ::testing::Test {
   void TestBody() override {
     const auto results = run_ranks(
         program_, {.world_size = reported_.world_size, .env = reported_.env, .rank_env = reported_.rank_env});
-    expect_reports(reported_, results, file_);
+    const auto faults = faults_of(reported_, results, file_);
+    EXPECT_EQ(faults, "") << shown(results);
   }
 
  private:

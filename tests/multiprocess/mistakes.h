@@ -26,12 +26,13 @@ enum class Place : std::uint8_t {
 /// What a user reads on stderr.
 ///
 /// For every row, whatever it says here: each rank writes 15 lines at most, without a C++ stack, an enum's
-/// number or "terminate called" after init(). A rank that fails names itself, "rank 1".
+/// number or, after init(), "terminate called". A rank that fails names itself, "rank 1".
 struct Reported {
   std::vector<std::string> on_all = {};    ///< texts that every rank's stderr contains: cause and remedy
   std::vector<std::string> on_rank0 = {};  ///< also
   std::vector<std::string> on_rank1 = {};  ///< also
   std::vector<std::string> once = {};      ///< texts that occur once in the stderr of all ranks together
+  std::string printed = {};                ///< a text that every rank's stdout contains
   Ending ending = Ending::fails;
   Place place = Place::source_line;  ///< in the stderr of each rank from which a text is expected
   /// As in RunOptions.
@@ -43,7 +44,7 @@ struct Reported {
 /// A mistake that programs make: one row of the suite Mistakes. `program` is main() of every rank; an
 /// exception that leaves it is caught by nobody. Define one at namespace scope:
 ///
-///     const Mistake other_shapes("AllReduceOfOtherShapes", {.on_all = {"f32[2]", "f32[3]", "the same shape"}},
+///     const Mistake other_shapes("AllReduceOfOtherShapes", {.on_all = {"2 x f32", "3 x f32", "same calls"}},
 ///                                [] {
 ///                                  const auto context = init();
 ///                                  context.group().all_reduce(torch::ones({2 + context.rank()}));

@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Mistakes in how ranks are started and call init().
+// Mistakes in how ranks are started, call init() and end.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <lockstep/lockstep.h>
 
+#include "base/host.h"
 #include "multiprocess/mistakes.h"
 
 namespace lockstep::testing {
@@ -13,10 +22,11 @@ using namespace std::chrono_literals;
 
 void start() { const auto context = init({.timeout = 2s}); }
 
-const Mistake no_init("ForgottenInit", {.on_all = {"call lockstep::init() first"}}, [] {
-  torch::nn::Linear net(2, 2);
-  DistributedDataParallel ddp(net);
-});
+const Mistake no_init("ForgottenInit", {.on_all = {"call lockstep::init() first"}, .place = Place::elsewhere},
+                      [] {
+                        torch::nn::Linear net(2, 2);
+                        DistributedDataParallel ddp(net);
+                      });
 
 const Mistake second_init(
     "SecondInit", {.on_all = {"in a run already", "end the first context"}, .place = Place::elsewhere}, [] {
@@ -56,9 +66,12 @@ const Mistake not_a_port("PortOutOfRange",
                           .env = {{"MASTER_PORT", "99999"}}},
                          start);
 
-const Mistake too_few_ranks(
-    "FewerRanksThanTheWorldSize",
-    {.on_all = {"rank 2", "WORLD_SIZE"}, .place = Place::elsewhere, .env = {{"WORLD_SIZE", "3"}}}, start);
+const Mistake too_few_ranks("FewerRanksThanTheWorldSize",
+                            {.on_all = {"rank 2"},
+                             .on_rank0 = {"did not arrive", "WORLD_SIZE"},
+                             .place = Place::elsewhere,
+                             .env = {{"WORLD_SIZE", "3"}}},
+                            start);
 
 const Mistake other_world_size("WorldSizesDiffer",
                                {.on_all = {"different world sizes", "WORLD_SIZE is ", "3 on rank 1",
@@ -77,6 +90,74 @@ const Mistake nccl_without_gpu("NcclWithoutAGpu", {.on_all = {"nccl", "gloo"}, .
 const Mistake device_without_gpu("InitOnAGpuWithoutOne",
                                  {.on_all = {"cuda:0", "CPU"}, .place = Place::elsewhere},
                                  [] { const auto context = init({.device = at::Device("cuda:0")}); });
+
+const Mistake unknown_method("MisspelledInitMethod",
+                             {.on_all = {"tpc://", "tcp://", "env://"}, .place = Place::elsewhere},
+                             [] { const auto context = init({.init_method = "tpc://127.0.0.1:1"}); });
+
+const Mistake rank_alone("RankWithoutWorldSize",
+                         {.on_all = {"rank is given", "world_size"}, .place = Place::elsewhere},
+                         [] { const auto context = init({.rank = 0}); });
+
+const Mistake no_timeout("TimeoutOfZero",
+                         {.on_all = {"timeout is 0 ms", "positive"}, .place = Place::elsewhere},
+                         [] { const auto context = init({.timeout = 0ms}); });
+
+const Mistake printed_before(
+    "ExceptionAfterOutput",
+    {.on_all = {"uncaught std::out_of_range"}, .printed = "epoch 1\n", .place = Place::elsewhere}, [] {
+      const auto context = init({.timeout = 20s});
+      std::printf("epoch 1\n");
+      (void)std::vector<int>().at(7);
+    });
+
+const Mistake own_handler("ExceptionWithAHandlerOfTheProgram",
+                          {.on_all = {"uncaught std::out_of_range", "the program's handler"},
+                           .place = Place::elsewhere},
+                          [] {
+                            std::set_terminate([] {
+                              std::fputs("the program's handler\n", stderr);
+                              std::_Exit(3);
+                            });
+                            const auto context = init({.timeout = 20s});
+                            (void)std::vector<int>().at(7);
+                          });
+
+const Mistake refused_report("ExceptionWithoutAReport",
+                             {.on_all = {"terminate called after throwing"}, .place = Place::elsewhere}, [] {
+                               const auto context =
+                                   init({.timeout = 20s, .report_uncaught_exceptions = false});
+                               throw std::runtime_error(fmt::format("rank {} is odd", context.rank()));
+                             });
+
+const Mistake thrown_number("ThrownNumber", {.on_all = {"uncaught int"}, .place = Place::elsewhere}, [] {
+  const auto context = init({.timeout = 20s});
+  throw 7;
+});
+
+// Without a launcher each rank would take all cores.
+void use_share_of_cores() {
+  const auto context = init({.timeout = 20s});
+  if (at::get_num_threads() > std::max(1, usable_cores() / 2))
+    throw std::runtime_error(fmt::format("{} threads", at::get_num_threads()));
+}
+
+const Mistake all_cores("NoLauncherAndNoNumberOfThreads",
+                        {.once = {usable_cores() > 1 ? "set OMP_NUM_THREADS for another number"
+                                                     : "backend shm"},
+                         .ending = Ending::well,
+                         .env = {{"OMP_NUM_THREADS", ""}}},
+                        use_share_of_cores);
+
+const Mistake own_threads("NoLauncherButANumberOfThreads",
+                          {.once = {"backend shm"}, .ending = Ending::well, .env = {{"OMP_NUM_THREADS", ""}}},
+                          [] {
+                            const int chosen = usable_cores() + 1;
+                            at::set_num_threads(chosen);
+                            const auto context = init({.timeout = 20s});
+                            if (at::get_num_threads() != chosen)
+                              throw std::runtime_error(fmt::format("{} threads", at::get_num_threads()));
+                          });
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -31,24 +31,29 @@ struct TwoHeadsImpl : torch::nn::Module {
 };
 TORCH_MODULE(TwoHeads);
 
-const Mistake unused("UnusedParameters", {.on_all = {"second.weight", "find_unused_parameters"}}, [] {
-  const auto context = init({.timeout = 20s});
-  TwoHeads net;
-  DistributedDataParallel ddp(net);
-  for (int step = 0; step < 2; ++step) ddp->forward(torch::ones({1, 2})).sum().backward();
-});
+const Mistake unused("UnusedParameters",
+                     {.on_all = {"second.weight", "find_unused_parameters"}, .place = Place::elsewhere}, [] {
+                       const auto context = init({.timeout = 20s});
+                       TwoHeads net;
+                       DistributedDataParallel ddp(net);
+                       for (int step = 0; step < 2; ++step)
+                         ddp->forward(torch::ones({1, 2})).sum().backward();
+                     });
 
-const Mistake other_models("ModelsDiffer", {.on_all = {"weight", "[2, 2]", "[3, 2]", "rank 1"}}, [] {
-  const auto context = init({.timeout = 20s});
-  Linear net(2, 2 + context.rank());
-  DistributedDataParallel ddp(net);
-});
+const Mistake other_models("ModelsDiffer",
+                           {.on_all = {"weight", "[2, 2]", "[3, 2]", "rank 1"}, .place = Place::elsewhere},
+                           [] {
+                             const auto context = init({.timeout = 20s});
+                             Linear net(2, 2 + context.rank());
+                             DistributedDataParallel ddp(net);
+                           });
 
-const Mistake nothing_to_train("NoParameterRequiresGradients", {.on_all = {"require", "gradients"}}, [] {
-  const auto context = init({.timeout = 20s});
-  torch::nn::ReLU net;
-  DistributedDataParallel ddp(net);
-});
+const Mistake nothing_to_train("NoParameterRequiresGradients",
+                               {.on_all = {"require", "gradients"}, .place = Place::elsewhere}, [] {
+                                 const auto context = init({.timeout = 20s});
+                                 torch::nn::ReLU net;
+                                 DistributedDataParallel ddp(net);
+                               });
 
 const Mistake frozen_on_one_rank("FrozenOnOneRankAfterWrapping", {.on_all = {"weight", "requires_grad"}}, [] {
   const auto context = init({.timeout = 20s});
@@ -66,24 +71,15 @@ const Mistake replaced("ParameterReplacedAfterWrapping", {.on_all = {"weight", "
   ddp->forward(torch::ones({1, 2})).sum().backward();
 });
 
-const Mistake bare_forward("ForwardOfTheWrappedModule", {.on_all = {"ddp->forward()", "not averaged"}}, [] {
-  const auto context = init({.timeout = 20s});
-  Linear net(2, 2);
-  DistributedDataParallel ddp(net);
-  optim::FusedSGD optimizer(net->parameters(), optim::FusedSGDOptions(0.1));
-  net->forward(torch::ones({1, 2})).sum().backward();
-  optimizer.step();
-});
-
-const Mistake never_synced("NoSyncNeverEnds", {.on_all = {"not averaged", "no_sync()"}}, [] {
-  const auto context = init({.timeout = 20s});
-  Linear net(2, 2);
-  DistributedDataParallel ddp(net);
-  optim::FusedSGD optimizer(net->parameters(), optim::FusedSGDOptions(0.1));
-  const auto accumulating = ddp->no_sync();
-  ddp->forward(torch::ones({1, 2})).sum().backward();
-  optimizer.step();
-});
+const Mistake bare_forward("ForwardOfTheWrappedModule",
+                           {.on_all = {"the wrapper's forward()", "not averaged"}}, [] {
+                             const auto context = init({.timeout = 20s});
+                             Linear net(2, 2);
+                             DistributedDataParallel ddp(net);
+                             optim::FusedSGD optimizer(net->parameters(), optim::FusedSGDOptions(0.1));
+                             net->forward(torch::ones({1, 2})).sum().backward();
+                             optimizer.step();
+                           });
 
 const Mistake ddp_without_gpu("DdpOnAGpuWithoutOne",
                               {.on_all = {"device cuda:0", "DistributedDataParallel", "context.device()"}},
@@ -93,20 +89,20 @@ const Mistake ddp_without_gpu("DdpOnAGpuWithoutOne",
                                 DistributedDataParallel ddp(net, {.device = at::Device("cuda:0")});
                               });
 
-const Mistake replicas_without_gpu("DataParallelOnGpusWithoutOne", {.on_all = {"cuda:0", "at::kCPU"}}, [] {
+const Mistake replicas_without_gpu("DataParallelOnGpusWithoutOne",
+                                   {.on_all = {"cuda:0", "at::kCPU"}, .place = Place::elsewhere}, [] {
+                                     const auto context = init({.timeout = 20s});
+                                     Linear net(2, 2);
+                                     DataParallel model(net, {.device_ids = {0, 3}});
+                                   });
+
+const Mistake one_rank_throws("ExceptionOnOneRank", {.on_rank0 = {"rank 1"}, .once = {"no such sample"}}, [] {
   const auto context = init({.timeout = 20s});
   Linear net(2, 2);
-  DataParallel model(net, {.device_ids = {0, 3}});
+  DistributedDataParallel ddp(net);
+  if (context.rank() == 1) throw std::runtime_error("no such sample");
+  ddp->forward(torch::ones({1, 2})).sum().backward();
 });
-
-const Mistake one_rank_throws("ExceptionOnOneRank", {.on_rank0 = {"rank 1"}, .on_rank1 = {"no such sample"}},
-                              [] {
-                                const auto context = init({.timeout = 20s});
-                                Linear net(2, 2);
-                                DistributedDataParallel ddp(net);
-                                if (context.rank() == 1) throw std::runtime_error("no such sample");
-                                ddp->forward(torch::ones({1, 2})).sum().backward();
-                              });
 
 const Mistake old_optimizer("OptimizerMadeBeforeSharding", {.on_all = {"optimizer", "fully_shard()"}}, [] {
   const auto context = init({.timeout = 20s});
@@ -124,7 +120,7 @@ const Mistake sharded_twice("ShardedTwice", {.on_all = {"already sharded"}}, [] 
   (void)fully_shard(*net);
 });
 
-const Mistake nan_loss("LossIsNaN", {.on_all = {"rank 1", "nan"}}, [] {
+const Mistake nan_loss("LossIsNaN", {.on_all = {"rank 1", "nan"}, .place = Place::elsewhere}, [] {
   const auto context = init({.timeout = 20s});
   Linear net(2, 2);
   DistributedDataParallel ddp(net);
@@ -133,17 +129,18 @@ const Mistake nan_loss("LossIsNaN", {.on_all = {"rank 1", "nan"}}, [] {
   finite_or_stop(loss, ddp, 1);
 });
 
-const Mistake scaler_twice("ScalerStepsTwice", {.on_all = {"step()", "update()"}}, [] {
-  const auto context = init({.timeout = 20s});
-  Linear net(2, 2);
-  torch::optim::SGD optimizer(net->parameters(), 0.1);
-  amp::GradScaler scaler(at::kCPU);
-  scaler.scale(net->forward(torch::ones({1, 2})).sum()).backward();
-  scaler.step(optimizer);
-  scaler.step(optimizer);
-});
+const Mistake scaler_twice("ScalerStepsTwice", {.on_all = {"step()", "update()"}, .place = Place::elsewhere},
+                           [] {
+                             const auto context = init({.timeout = 20s});
+                             Linear net(2, 2);
+                             torch::optim::SGD optimizer(net->parameters(), 0.1);
+                             amp::GradScaler scaler(at::kCPU);
+                             scaler.scale(net->forward(torch::ones({1, 2})).sum()).backward();
+                             scaler.step(optimizer);
+                             scaler.step(optimizer);
+                           });
 
-const Mistake scaler_unused("ScalerWithoutScaledLoss", {.on_all = {"scale"}}, [] {
+const Mistake scaler_unused("ScalerWithoutScaledLoss", {.on_all = {"scale"}, .place = Place::elsewhere}, [] {
   const auto context = init({.timeout = 20s});
   Linear net(2, 2);
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -152,28 +149,31 @@ const Mistake scaler_unused("ScalerWithoutScaledLoss", {.on_all = {"scale"}}, []
   scaler.step(optimizer);
 });
 
-const Mistake label_dtype("LabelsOfFloats", {.on_all = {"targets", "int64"}}, [] {
+const Mistake label_dtype("LabelsOfFloats", {.on_all = {"targets", "int64"}, .place = Place::elsewhere}, [] {
   const auto context = init({.timeout = 20s});
   metrics::Accuracy accuracy;
   accuracy.update(torch::ones({4, 2}), torch::ones({4}));
 });
 
-const Mistake label_shape("LabelsOfAnotherShape", {.on_all = {"targets", "[3]"}}, [] {
-  const auto context = init({.timeout = 20s});
-  metrics::Accuracy accuracy;
-  accuracy.update(torch::ones({4, 2}), torch::ones({3}, at::kLong));
-});
+const Mistake label_shape("LabelsOfAnotherShape", {.on_all = {"targets", "[3]"}, .place = Place::elsewhere},
+                          [] {
+                            const auto context = init({.timeout = 20s});
+                            metrics::Accuracy accuracy;
+                            accuracy.update(torch::ones({4, 2}), torch::ones({3}, at::kLong));
+                          });
 
-const Mistake libtorch_label_dtype("LossOfFloatLabels", {.on_all = {"Long"}, .place = Place::elsewhere}, [] {
-  const auto context = init({.timeout = 20s});
-  Linear net(2, 2);
-  DistributedDataParallel ddp(net);
-  const auto scores = ddp->forward(torch::ones({4, 2}));
-  torch::nn::functional::cross_entropy(scores, torch::ones({4})).backward();
-});
+const Mistake libtorch_label_dtype(
+    "LossOfFloatLabels", {.on_all = {"Long", "LibTorch threw it"}, .place = Place::elsewhere}, [] {
+      const auto context = init({.timeout = 20s});
+      Linear net(2, 2);
+      DistributedDataParallel ddp(net);
+      const auto scores = ddp->forward(torch::ones({4, 2}));
+      torch::nn::functional::cross_entropy(scores, torch::ones({4})).backward();
+    });
 
 const Mistake libtorch_label_shape(
-    "LossOfLabelsOfAnotherShape", {.on_all = {"batch"}, .place = Place::elsewhere}, [] {
+    "LossOfLabelsOfAnotherShape",
+    {.on_all = {"batch_size (4)", "LibTorch threw it"}, .place = Place::elsewhere}, [] {
       const auto context = init({.timeout = 20s});
       Linear net(2, 2);
       DistributedDataParallel ddp(net);
@@ -232,12 +232,76 @@ const Mistake no_set_epoch("NoSetEpoch",
                              }
                            });
 
-const Mistake batch_of_one("SyncBatchNormOfOneValue", {.on_all = {"SyncBatchNorm", "one value"}}, [] {
+const Mistake batch_of_one("SyncBatchNormOfOneValue",
+                           {.on_all = {"SyncBatchNorm", "one value"}, .place = Place::elsewhere}, [] {
+                             const auto context = init({.timeout = 20s});
+                             const auto group = context.new_group({0}), other = context.new_group({1});
+                             SyncBatchNorm layer(2, context.is_main() ? group : other);
+                             layer->forward(torch::ones({1, 2}));
+                           });
+
+const Mistake wrong_input("InputOfAnotherWidth",
+                          {.on_all = {"cannot be multiplied", "LibTorch threw it"},
+                           .place = Place::elsewhere},
+                          [] {
+                            const auto context = init({.timeout = 20s});
+                            Linear net(2, 2);
+                            DistributedDataParallel ddp(net);
+                            (void)ddp->forward(torch::ones({1, 3}));
+                          });
+
+const Mistake backward_twice("BackwardTwice",
+                             {.on_all = {"second time", "LibTorch threw it"}, .place = Place::elsewhere}, [] {
+                               const auto context = init({.timeout = 20s});
+                               Linear net(2, 2);
+                               DistributedDataParallel ddp(net);
+                               const auto loss = ddp->forward(torch::ones({1, 2})).pow(2).sum();
+                               loss.backward();
+                               loss.backward();
+                             });
+
+const Mistake changed_leaf("ParameterChangedInPlace",
+                           {.on_all = {"leaf Variable", "LibTorch threw it"}, .place = Place::elsewhere}, [] {
+                             const auto context = init({.timeout = 20s});
+                             Linear net(2, 2);
+                             DistributedDataParallel ddp(net);
+                             net->weight.mul_(0.9);
+                           });
+
+const Mistake other_options("OptionsDiffer",
+                            {.on_all = {"find_unused_parameters"}, .place = Place::elsewhere}, [] {
+                              const auto context = init({.timeout = 20s});
+                              Linear net(2, 2);
+                              DistributedDataParallel ddp(net, {.find_unused_parameters = context.is_main()});
+                            });
+
+const Mistake ddp_of_sharded("DdpOfAShardedModule", {.on_all = {"fully_shard()"}, .place = Place::elsewhere},
+                             [] {
+                               const auto context = init({.timeout = 20s});
+                               Linear net(2, 2);
+                               const auto sharded = fully_shard(*net);
+                               DistributedDataParallel ddp(net);
+                             });
+
+const Mistake negative_norm("NegativeMaxNorm", {.on_all = {"max_norm", "-1"}, .place = Place::elsewhere}, [] {
   const auto context = init({.timeout = 20s});
-  const auto group = context.new_group({0}), other = context.new_group({1});
-  SyncBatchNorm layer(2, context.is_main() ? group : other);
-  layer->forward(torch::ones({1, 2}));
+  Linear net(2, 2);
+  DistributedDataParallel ddp(net);
+  ddp->forward(torch::ones({1, 2})).sum().backward();
+  clip_grad_norm_(ddp, -1.0);
 });
+
+const Mistake own_models("TrainerOfAModelThatIsNotWrapped",
+                         {.on_all = {"not a DistributedDataParallel", "2 different models"},
+                          .place = Place::elsewhere},
+                         [] {
+                           const auto context = init({.timeout = 20s});
+                           Linear net(1, 1);
+                           torch::optim::SGD optimizer(net->parameters(), 0.1);
+                           Trainer trainer(net, optimizer, {.epochs = 1});
+                           std::vector batches{torch::ones({1, 1})};
+                           trainer.fit(batches, [&](auto& batch) { return net->forward(batch).sum(); });
+                         });
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -78,6 +78,11 @@ struct InitOptions {
   /// Costs up to 3 GiB of idle memory per process. See enable_caching_cpu_allocator().
   bool caching_cpu_allocator = true;
 
+  /// Whether an exception that nothing catches is reported with the rank while the context exists: stdout and
+  /// std::cout are flushed, one report is written to stderr, and the process ends as before, by the
+  /// std::terminate handler of the program, or by abort(). False: init() sets no such handler.
+  bool report_uncaught_exceptions = true;
+
   /// For a process that joins a group of others later: init() waits for no other rank, and the default group
   /// has no members until Context::reconfigure(); calls on it throw Error before. Rank and world size are
   /// preliminary. For "shm" and "hierarchical"; "auto" is shm. All members need the same store, from the
@@ -156,6 +161,9 @@ class [[nodiscard]] Context {
 ///     then PMI_RANK and related variables;
 ///  5. none of these: a group of one, with a message on stderr.
 /// 3 and 4 use MASTER_ADDR and MASTER_PORT if they are set.
+///
+/// LibTorch's operators then use the rank's share of the host's cores, which rank 0 logs, unless
+/// OMP_NUM_THREADS or MKL_NUM_THREADS is set or the program has called at::set_num_threads().
 ///
 /// While the context exists, SIGPIPE is ignored, as in Python, unless the program handles it. A write to a
 /// lost rank is then an error instead of the end of this process.

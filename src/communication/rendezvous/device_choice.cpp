@@ -31,6 +31,7 @@ std::string device_key(int rank) { return fmt::format("devices/{}", rank); }
 c10::Device cuda(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
 
 [[noreturn]] void refuse_device(const World& world, const std::string& error) {
+  if (world.size == 1) throw ArgumentError(error);  // or the ranks have not met yet
   throw_error<ArgumentError>("rank {} of {}: {}", world.rank, world.size, error);
 }
 
@@ -54,8 +55,12 @@ void check_wanted(const DeviceRequest& request, const World& world) {
   const auto& device = *request.wanted;
   const int count = device.is_cuda() ? request.count : device_count(device.type());
   if (device.has_index() && device.index() >= count && !device.is_cpu()) {
-    refuse_device(world, fmt::format("InitOptions::device is {}, but this process can use {} of that type",
-                                     device.str(), count));
+    refuse_device(
+        world,
+        fmt::format(
+            "InitOptions::device is {}, but this process can use {} of that type; leave it out for the "
+            "default, or use at::kCPU",
+            device.str(), count));
   }
 }
 

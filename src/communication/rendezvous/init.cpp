@@ -230,21 +230,13 @@ void check_with_python(const SessionOptions& options, const backends::BackendSpe
 std::unique_ptr<Session> join_with_python(const SessionOptions& options, const backends::BackendSpec& backend,
                                           const RankInfo& rank_info) {
   const Deadline deadline(options.timeout);
-  auto ignored = std::make_unique<IgnoreSigpipe>();
   const auto store = options.store
                          ? options.store
                          : store_over_tcp(rank_info, deadline, is_served_by_agent(options.env), options);
-  auto session = open_session(options, backend, rank_info, store);
-  session->keep(std::move(ignored));
-  return session;
+  return open_session(options, backend, rank_info, store);
 }
 
-std::unique_ptr<Session> join(const SessionOptions& options) {
-  const QuietC10d quiet;
-  if (is_initialized()) {
-    throw ArgumentError(
-        "lockstep::init: this process is in a run already; end the first context before a second");
-  }
+std::unique_ptr<Session> meet(const SessionOptions& options) {
   const InitMethod method = parse_init_method(options.init_method);
   check_options(options, method);
   if (options.enable_reconfigure) check_reconfigurable(options, method);
@@ -259,14 +251,25 @@ std::unique_ptr<Session> join(const SessionOptions& options) {
   check(rank_info);
   if (options.with_python) return join_with_python(options, backend, rank_info);
   const Deadline deadline(options.timeout);
-  auto ignored = std::make_unique<IgnoreSigpipe>();
   const StorePtr store = find_store(rank_info, method, options, deadline);
   if (!options.enable_reconfigure) {
     store_barrier(*store, rank_info.rank, rank_info.world_size, deadline,
                   find_strangers(store, rank_info, method, options));
   }
   auto session = open_session(options, backend, rank_info, store);
-  session->keep(std::move(ignored));
+  if (!options.enable_reconfigure) session->share_cores();
+  return session;
+}
+
+std::unique_ptr<Session> join(const SessionOptions& options) {
+  const QuietC10d quiet;
+  if (is_initialized()) {
+    throw ArgumentError(
+        "lockstep::init: this process is in a run already; end the first context before a second");
+  }
+  auto scope = std::make_unique<ProcessScope>(options.report_uncaught_exceptions);
+  auto session = meet(options);
+  session->keep(std::move(scope));
   return session;
 }
 

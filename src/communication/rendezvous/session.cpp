@@ -23,6 +23,7 @@
 #include "rendezvous/device_choice.h"
 #include "rendezvous/python_group.h"
 #include "rendezvous/tcp.h"
+#include "rendezvous/thread_share.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -282,6 +283,10 @@ void Session::synchronize() const {
   lockstep::synchronize(config_.device);
   throw_failure_of(*group_);
   std::ranges::for_each(subgroups_, throw_failure_of);
+}
+
+void Session::share_cores() const {
+  rendezvous::share_cores(config_.world, comm::state_of(*group_).node_group().get(), config_.env);
 }
 
 void Session::check_members(const std::vector<int>& ranks) const {

@@ -19,6 +19,7 @@
 #include "node/thread_exchange.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/store_barrier.h"
+#include "rendezvous/uncaught.h"
 #include "runtime/run.h"
 
 namespace lockstep::rendezvous {
@@ -35,6 +36,18 @@ class IgnoreSigpipe {
 
  private:
   bool was_default_ = false;
+};
+
+// What init() changes in this process until the context ends.
+class ProcessScope {
+ public:
+  explicit ProcessScope(bool reports_uncaught) {
+    if (reports_uncaught) report_uncaught_.emplace();
+  }
+
+ private:
+  IgnoreSigpipe ignore_sigpipe_;
+  std::optional<ReportUncaught> report_uncaught_;
 };
 
 struct SessionOptions : InitOptions {
@@ -60,7 +73,9 @@ class Session : public runtime::Run {
   c10::Device device() const override { return config_.device; }
   const ProcessGroup& group() const override { return *group_; }
   void synchronize() const;
-  void keep(std::unique_ptr<IgnoreSigpipe> ignored) { ignore_sigpipe_ = std::move(ignored); }
+  // See share_cores().
+  void share_cores() const;
+  void keep(std::unique_ptr<ProcessScope> scope) { process_scope_ = std::move(scope); }
   std::optional<ProcessGroup> new_group(std::vector<int> ranks, const GroupOptions& options) override;
   // As Context::reconfigure().
   void reconfigure(const ReconfigureOptions& options);
@@ -117,7 +132,7 @@ class Session : public runtime::Run {
   void check_members(const std::vector<int>& ranks) const;
   void wait_for_others_to_leave();
 
-  std::unique_ptr<IgnoreSigpipe> ignore_sigpipe_;  // outlives everything that has sockets
+  std::unique_ptr<ProcessScope> process_scope_;  // outlives everything that has sockets
   Config config_;
   int uncaught_at_start_;
   int groups_made_ = 0;

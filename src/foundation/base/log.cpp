@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <atomic>
+#include <optional>
 #include <system_error>
 #include <unistd.h>
-
-#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 
 #include "base/env.h"
+#include "base/log_line.h"
 #include "base/process_state.h"
 
 namespace lockstep {
@@ -25,19 +25,16 @@ LogLevel threshold() {
   return LogLevel::info;
 }
 
-std::string prefix(LogLevel level) {
+std::optional<int> own_rank() {
   const World world = current_world();
-  std::string text = world.size > 1 ? fmt::format("[lockstep rank {}] ", world.rank) : "[lockstep] ";
-  if (level == LogLevel::warning) text += "warning: ";
-  if (level == LogLevel::error) text += "error: ";
-  return text;
+  return world.size > 1 ? std::optional(world.rank) : std::nullopt;
 }
 
 }  // namespace
 
 void log(LogLevel level, std::string_view message) {
   if (!is_logged(level)) return;
-  const std::string line = fmt::format("{}{}\n", prefix(level), message);
+  const std::string line = log_line(level, message, own_rank());
   if (const auto writer = writer_of_lines.load()) return writer(line);
   // One write(2) a line, so that lines of several threads and processes do not tear.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());

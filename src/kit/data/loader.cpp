@@ -69,7 +69,10 @@ std::shared_ptr<const TransferStream> make_transfer(const std::optional<c10::Dev
 
 bool checked_pin_memory(const LoaderOptions& options) {
   if (!options.pin_memory || can_pin_memory()) return options.pin_memory;
-  log(LogLevel::warning, "make_loader: pin_memory is on, but no accelerator is found; memory is not pinned");
+  if (current_world().local_rank == 0) {
+    log(LogLevel::warning,
+        "make_loader: pin_memory is on, but no accelerator is found; memory is not pinned");
+  }
   return false;
 }
 

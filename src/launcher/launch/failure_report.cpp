@@ -27,12 +27,12 @@ bool contains_any(const std::string& line, const auto& texts) {
   return std::ranges::any_of(texts, [&](const char* text) { return line.find(text) != std::string::npos; });
 }
 
-std::vector<std::string> rank_details(const FailureReport& report) {
+std::vector<std::string> rank_details(const FailureReport& report, bool shown) {
   std::vector<std::string> lines;
   const int rank = report.first.rank;
   if (report.stderr_tail.empty()) {
     lines.push_back(fmt::format("rank {} wrote nothing to stderr", rank));
-  } else {
+  } else if (!shown) {
     lines.push_back(fmt::format("last lines of rank {}'s stderr:", rank));
     for (const auto& line : report.stderr_tail) lines.push_back("  " + line);
   }
@@ -97,9 +97,9 @@ bool reports_lost_peer(const std::deque<std::string>& stderr_tail) {
   });
 }
 
-std::vector<std::string> report_lines(const FailureReport& report) {
+std::vector<std::string> report_lines(const FailureReport& report, bool shown) {
   std::vector<std::string> lines;
-  if (report.reason.empty()) lines = rank_details(report);
+  if (report.reason.empty()) lines = rank_details(report, shown);
   if (report.lost_peer && !report.finished.empty()) lines.push_back(uneven_data(report.finished));
   for (const auto& exit : report.later) {
     lines.push_back(fmt::format("after that, rank {} {}", exit.rank, describe(exit)));

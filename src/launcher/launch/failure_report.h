@@ -74,7 +74,8 @@ std::string headline(const FailureReport& report);
 bool reports_lost_peer(const std::deque<std::string>& stderr_tail);
 
 // The final report of the launcher, one string per line. The last line names the rank that failed first.
-std::vector<std::string> report_lines(const FailureReport& report);
+// `shown`: the reader of the report has seen the rank's stderr.
+std::vector<std::string> report_lines(const FailureReport& report, bool shown);
 
 // The content of --error-file: torchrun's error.json ({"message": {"message", "errorCode", "extraInfo"}}) and
 // the report under "lockstep".

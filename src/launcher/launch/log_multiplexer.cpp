@@ -51,6 +51,8 @@ LogMultiplexer::LogMultiplexer()
 
 void LogMultiplexer::add_rank(int rank, RankStream out, RankStream err) {
   tails_[rank] = {};
+  shows_stderr_.erase(rank);
+  if (err.passed_on) shows_stderr_.insert(rank);
   add_stream({.rank = rank, .of_rank = std::move(out), .queue = &out_, .filtered = &filtered_out_});
   add_stream({.rank = rank,
               .of_rank = std::move(err),
@@ -140,8 +142,15 @@ void LogMultiplexer::emit(const Stream& stream, std::string_view line) {
     return line.find(text) != std::string_view::npos;
   });
   if (!stream.of_rank.passed_on && !duplicated) return;
-  if (stream.of_rank.passed_on) stream.queue->push(fmt::format("{}{}\n", stream.of_rank.prefix, line));
+  if (stream.of_rank.passed_on) pass_on(stream, line);
   if (duplicated) write_to_file(stream.filtered->file, fmt::format("[rank {}] {}\n", stream.rank, line));
+}
+
+void LogMultiplexer::pass_on(const Stream& stream, std::string_view line) {
+  const auto own = fmt::format("[lockstep rank {}] ", stream.rank);
+  if (!stream.of_rank.prefix_names_rank || !line.starts_with(own))
+    return stream.queue->push(fmt::format("{}{}\n", stream.of_rank.prefix, line));
+  stream.queue->push(fmt::format("{}[lockstep] {}\n", stream.of_rank.prefix, line.substr(own.size())));
 }
 
 // Writing to a file does not wait for a reader.

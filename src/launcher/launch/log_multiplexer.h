@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <poll.h>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -97,6 +98,7 @@ struct RankStream {
   UniqueFd copy{};        // gets every byte; optional
   bool passed_on = true;  // whether its lines go to this process's stream
   std::string prefix{};
+  bool prefix_names_rank = false;  // the lines of Lockstep in the rank need not
   // A line for which it returns true is not passed on. Optional.
   std::function<bool(std::string_view line)> takes{};
 };
@@ -131,6 +133,8 @@ class LogMultiplexer {
   // The errno value of the first failed write to a log file, or 0.
   int file_error() const { return file_error_; }
   const Tail& stderr_tail(int rank) const { return tails_.at(rank); }
+  // Whether the lines of that rank's stderr have gone to this process's stderr.
+  bool shows_stderr(int rank) const { return shows_stderr_.contains(rank); }
 
  private:
   struct Stream {
@@ -147,6 +151,7 @@ class LogMultiplexer {
   void take_all(Stream& stream);
   void end(Stream& stream);
   void emit(const Stream& stream, std::string_view line);
+  void pass_on(const Stream& stream, std::string_view line);
   void write_to_file(const UniqueFd& file, std::string_view text);
   OutputQueue& error_queue() { return shared_ ? out_ : err_; }
 
@@ -155,6 +160,7 @@ class LogMultiplexer {
   bool shared_;  // stdout and stderr are one file: one queue keeps lines whole
   std::deque<Stream> streams_;
   std::map<int, Tail> tails_;
+  std::set<int> shows_stderr_;
   FilteredLog filtered_out_;
   FilteredLog filtered_err_;
   int file_error_ = 0;

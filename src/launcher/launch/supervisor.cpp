@@ -285,7 +285,8 @@ void NodeSupervisor::print_report() {
   if (!first) return;
   if (!is_reported_here()) return write_error(*first);
   if (!log_folder_.path().empty()) logs_.print(fmt::format("log files: {}", log_folder_.path().string()));
-  for (const auto& line : report_lines(*first)) logs_.print(line);
+  const bool shown = first->host == host_name() && logs_.shows_stderr(first->first.rank);
+  for (const auto& line : report_lines(*first, shown)) logs_.print(line);
   write_error(*first);
 }
 

@@ -79,6 +79,8 @@ RankStream WorkerGroup::stream_of(int local_rank, bool is_out, UniqueFd pipe) co
   if (!is_out || output.mark_lines) {
     stream.prefix = rank_prefix(prefix_of(local_rank), assignment_.first_rank + local_rank,
                                 is_out ? STDOUT_FILENO : STDERR_FILENO);
+    const auto& own = output.prefix_template;
+    stream.prefix_names_rank = !own || own->find("${rank}") != std::string::npos;
   }
   return stream;
 }

@@ -13,6 +13,7 @@
 #include "base/throw_error.h"
 #include "ddp/autograd_hooks.h"
 #include "ddp/ddp_state.h"
+#include "device/required_device.h"
 #include "intercept/storage_guard.h"
 #include "modules/agreement.h"
 #include "modules/broadcast.h"
@@ -32,6 +33,9 @@ const torch::nn::Module& moved_to_device(const std::shared_ptr<torch::nn::Module
   modules::tell_on_failure(ranks, "DistributedDataParallel", where, [&] {
     if (!module)
       throw ArgumentError("DistributedDataParallel: the module is empty (a null holder or pointer)");
+    if (options.device) require_device("DistributedDataParallel: device", *options.device);
+    if (options.output_device)
+      require_device("DistributedDataParallel: output_device", *options.output_device);
     if (options.device) module->to(*options.device);
   });
   return *module;

@@ -5,9 +5,11 @@
 #include <c10/core/GradMode.h>
 #include <torch/cuda.h>
 
+#include <lockstep/device/device.h>
 #include <lockstep/nn/data_parallel.h>
 
 #include "base/throw_error.h"
+#include "device/required_device.h"
 #include "nn/replicas_backward.h"
 #include "nn/synced_batch_norm.h"
 
@@ -31,6 +33,15 @@ void check_module(const torch::nn::Module& module) {
       "DataParallel: {} is a SyncBatchNorm, which works between ranks; use DistributedDataParallel, or keep "
       "BatchNorm",
       synced.front().name);
+}
+
+void require_devices_of_type(const c10::Device& device) {
+  if (device_count(device.type()) > 0) return;
+  throw_error<ArgumentError>(
+      "DataParallel: device_ids has {}, but this process can use no device of that type; use {{at::kCPU, "
+      "at::kCPU}} for two replicas on the CPU, or leave device_ids empty: then the module runs on all CUDA "
+      "devices, or by itself if there are none",
+      device.str());
 }
 
 void check_devices(const torch::nn::Module& module, const std::vector<c10::Device>& device_ids) {
@@ -78,7 +89,9 @@ DataParallelModule::DataParallelModule(std::shared_ptr<torch::nn::Module> module
       original_(std::move(module)) {
   if (!original_) throw ArgumentError("DataParallel: the module is empty (a null holder or pointer)");
   check_module(*original_);
+  std::ranges::for_each(device_ids_, require_devices_of_type);
   if (!device_ids_.empty()) check_devices(*original_, device_ids_);
+  for (const auto& device : device_ids_) require_device("DataParallel: device_ids", device);
   if (!runs_by_itself())
     replicas_ = std::make_shared<nn::Replicas>(original_, device_ids_, options_.make_replica, is_replica);
 }

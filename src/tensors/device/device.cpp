@@ -10,6 +10,7 @@
 #include <lockstep/device/device.h>
 
 #include "base/throw_error.h"
+#include "device/required_device.h"
 
 namespace lockstep {
 namespace {
@@ -17,13 +18,6 @@ namespace {
 // nullptr when LibTorch has no such devices.
 const c10::impl::DeviceGuardImplInterface* guard_of(c10::DeviceType type) {
   return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type) : nullptr;
-}
-
-void require_device(const char* caller, const c10::Device& device) {
-  const int count = device_count(device.type());
-  if (count > 0 && (!device.has_index() || device.index() < count)) return;
-  throw_error<ArgumentError>("{}: there is no {}; this process can use {} devices of that type", caller,
-                             device.str(), count);
 }
 
 c10::Stream side_stream(const c10::Device& device) {

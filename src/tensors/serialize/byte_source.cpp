@@ -14,6 +14,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
+#include <lockstep/base/world.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
@@ -172,7 +173,11 @@ std::unique_ptr<ByteSource> open_part(const std::filesystem::path& file, const F
 
 void fail_to_read(const std::string& file, int code) {
   const auto what = fmt::format("{}: cannot be read: {}", file, errno_text(code));
-  if (code == ENOENT || code == ENOTDIR) throw CheckpointError(what);
+  if (code == ENOENT || code == ENOTDIR) {
+    const bool shared = current_world().size > 1;
+    throw CheckpointError(
+        shared ? what + "; if another rank writes it, call barrier() on all ranks before it is read" : what);
+  }
   throw CheckpointReadError(what);
 }
 

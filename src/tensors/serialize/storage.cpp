@@ -5,7 +5,10 @@
 #include <system_error>
 
 #include <ATen/Functions.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <zlib.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -33,6 +36,18 @@ std::span<const std::byte> bytes_of(const c10::Storage& storage) {
 c10::Storage place_storage(c10::Storage storage, c10::Device device) {
   if (device.is_cpu()) return storage;
   return storage_bytes(storage).to(device).storage();
+}
+
+void require_location(const std::string& name, c10::Device map_location) {
+  if (map_location.is_cpu() || map_location.is_meta()) return;
+  const auto type = map_location.type();
+  const int count =
+      c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type)->deviceCount() : 0;
+  if (std::max<int>(map_location.index(), 0) < count) return;
+  throw_error<ArgumentError>(
+      "{}: map_location is {}, but this process can use {} devices of that type; pass the device of this "
+      "rank, context.device(), or at::kCPU",
+      name, map_location.str(), count);
 }
 
 c10::Storage meta_storage(std::uint64_t bytes) {

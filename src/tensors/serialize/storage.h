@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <stop_token>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,6 +21,9 @@ at::Tensor storage_bytes(const c10::Storage& storage);
 std::span<const std::byte> bytes_of(const c10::Storage& storage);
 // Moves a CPU storage to `device`. A storage for the CPU is returned unchanged.
 c10::Storage place_storage(c10::Storage storage, c10::Device device);
+
+// Throws ArgumentError unless this process can use `map_location` for what is loaded from `name`.
+void require_location(const std::string& name, c10::Device map_location);
 c10::Storage meta_storage(std::uint64_t bytes);
 // Reverses the bytes of every element in place, and of each part of a complex number.
 void swap_byte_order(const c10::Storage& storage, c10::ScalarType dtype);

@@ -258,6 +258,7 @@ Value load_any(const ByteSource& source, const LoadOptions& options) {
 }  // namespace
 
 Value load_source(const ByteSource& source, const LoadOptions& options) {
+  require_location(source.name(), options.map_location);
   if (source.size() == 0) throw_error<CheckpointError>("{}: the file is empty", source.name());
   try {
     return with_source(source.name(), [&] { return load_any(source, options); });

@@ -24,7 +24,7 @@ TEST(FailureReport, EndsWithTheRankThatFailedFirst) {
                              .later = {{.rank = 3, .signal = SIGTERM}, {.rank = 1, .code = 1}},
                              .stopped = {0, 4}};
   EXPECT_THAT(
-      report_lines(report),
+      report_lines(report, false),
       ElementsAre("last lines of rank 2's stderr:", "  oh", "  no", "rank 2 recorded: ValueError: odd",
                   "rank 2's whole stderr: /logs/2", "after that, rank 3 was killed by SIGTERM",
                   "after that, rank 1 exited with code 1", "then stopped: ranks 0, 4",
@@ -38,31 +38,41 @@ TEST(FailureReport, ALostPeerAfterRanksThatFinishedLooksLikeUnevenData) {
                              .stderr_tail = {"gone"},
                              .lost_peer = true,
                              .finished = {1, 3}};
-  EXPECT_THAT(report_lines(report),
+  EXPECT_THAT(report_lines(report, false),
               ElementsAre("last lines of rank 0's stderr:", "  gone",
                           AllOf(HasSubstr("before that, ranks 1, 3 finished without an error"),
                                 HasSubstr("uneven data"), HasSubstr("join()")),
                           "rank 0 failed first: it exited with code 1; pid 7 on host box"));
   auto other = report;
   other.lost_peer = false;
-  EXPECT_EQ(report_lines(other).size(), 3);
+  EXPECT_EQ(report_lines(other, false).size(), 3);
+}
+
+TEST(FailureReport, DoesNotRepeatWhatTheReaderHasSeen) {
+  const FailureReport report{.first = {.rank = 2, .pid = 77, .code = 1},
+                             .host = "box",
+                             .log_file = "/logs/2",
+                             .stderr_tail = {"oh"}};
+  EXPECT_THAT(report_lines(report, true),
+              ElementsAre("rank 2's whole stderr: /logs/2",
+                          "rank 2 failed first: it exited with code 1; pid 77 on host box"));
 }
 
 TEST(FailureReport, ReportsMissingOutput) {
   const FailureReport report{.first = {.rank = 0, .pid = 7, .code = 3}, .host = "box"};
-  EXPECT_THAT(report_lines(report),
+  EXPECT_THAT(report_lines(report, false),
               ElementsAre("rank 0 wrote nothing to stderr",
                           "rank 0 failed first: it exited with code 3; pid 7 on host box"));
 }
 
 TEST(FailureReport, SuggestsTheMemoryLimitAfterAForeignSigkill) {
   const FailureReport report{.first = {.rank = 0, .signal = SIGKILL}, .host = "box"};
-  EXPECT_THAT(report_lines(report).back(), AllOf(HasSubstr("SIGKILL"), HasSubstr("memory")));
+  EXPECT_THAT(report_lines(report, false).back(), AllOf(HasSubstr("SIGKILL"), HasSubstr("memory")));
 }
 
 TEST(FailureReport, ReportsFailuresOutsideRanks) {
   const FailureReport report{.reason = "node 1 (b) was lost", .host = "b"};
-  EXPECT_THAT(report_lines(report), ElementsAre("the run failed: node 1 (b) was lost"));
+  EXPECT_THAT(report_lines(report, false), ElementsAre("the run failed: node 1 (b) was lost"));
   EXPECT_EQ(exit_code(report), 1);
 }
 

@@ -477,11 +477,13 @@ TEST(DataParallel, AnIndexThatNoDeviceCanHaveIsRejected) {
 }
 
 TEST(DataParallel, AModuleOnTheCpuDoesNotFitDeviceIdsOnCuda) {
+  const auto* const remedy =
+      device_count(at::kCUDA) > 0 ? "must be on cuda:0" : "use {at::kCPU, at::kCPU} for two replicas";
   EXPECT_THAT(
       [] {
         DataParallel(Net(), {.device_ids = {0, 1}});
       },
-      ThrowsMessage<ArgumentError>(HasSubstr("must be on cuda:0")));
+      ThrowsMessage<ArgumentError>(HasSubstr(remedy)));
 }
 
 }  // namespace

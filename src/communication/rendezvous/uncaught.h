@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace lockstep::rendezvous {
+
+// While it lives, an exception that nothing catches is reported with the rank, after what the program has
+// printed to stdout and std::cout. Then the process ends as before: by the handler of the program that was
+// set before, or by abort() without its usual lines.
+class ReportUncaught {
+ public:
+  ReportUncaught();
+  ~ReportUncaught();
+  ReportUncaught(const ReportUncaught&) = delete;
+  ReportUncaught& operator=(const ReportUncaught&) = delete;
+
+ private:
+  bool installed_ = false;
+};
+
+// What is written for an exception: its type, its text without LibTorch's stack and with at most 12 lines,
+// and a remedy where the text has none. `whole`: all of the text.
+std::string uncaught_text(const std::exception_ptr& exception, bool whole);
+
+}  // namespace lockstep::rendezvous
