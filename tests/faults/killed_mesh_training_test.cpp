@@ -5,6 +5,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "base/env.h"
 #include "faults/killed_training.h"
 #include "support/parallel_net.h"
 

@@ -21,6 +21,7 @@
 #include <lockstep/distributed.h>
 
 #include "base/deadline.h"
+#include "base/env.h"
 #include "support/launcher_process.h"
 #include "support/ranks.h"
 

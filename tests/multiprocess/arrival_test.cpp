@@ -14,6 +14,7 @@
 #include <lockstep/distributed.h>
 
 #include "base/deadline.h"
+#include "base/env.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 

@@ -9,6 +9,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "base/env.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"

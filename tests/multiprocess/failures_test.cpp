@@ -9,6 +9,7 @@
 
 #include <lockstep/distributed.h>
 
+#include "base/env.h"
 #include "base/unique_fd.h"
 #include "multiprocess/backends.h"
 #include "support/ranks.h"

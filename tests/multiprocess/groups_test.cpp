@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/env.h"
 #include "multiprocess/backends.h"
 #include "multiprocess/rank_data.h"
 #include "support/ranks.h"

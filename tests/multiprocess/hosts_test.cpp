@@ -18,6 +18,7 @@
 #include <lockstep/distributed.h>
 
 #include "base/deadline.h"
+#include "base/env.h"
 #include "multiprocess/backends.h"
 #include "support/temp_folder.h"
 

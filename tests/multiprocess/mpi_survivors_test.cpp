@@ -16,6 +16,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/env.h"
 #include "multiprocess/backends.h"
 #include "support/error_of.h"
 #include "support/mpi_ranks.h"

@@ -15,6 +15,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/env.h"
 #include "multiprocess/reconfigure.h"
 #include "support/error_of.h"
 

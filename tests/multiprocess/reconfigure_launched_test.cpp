@@ -17,6 +17,7 @@
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/spawn/spawn.h>
 
+#include "base/env.h"
 #include "base/host.h"
 #include "multiprocess/reconfigure.h"
 #include "support/error_of.h"

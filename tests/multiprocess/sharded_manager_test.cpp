@@ -12,6 +12,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "base/env.h"
 #include "multiprocess/backends.h"
 #include "parity/sharded_tensors.h"
 #include "support/error_of.h"

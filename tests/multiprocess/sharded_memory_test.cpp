@@ -14,6 +14,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "base/deadline.h"
+#include "base/env.h"
 #include "multiprocess/backends.h"
 #include "support/private_memory.h"
 

@@ -7,6 +7,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "base/env.h"
 #include "multiprocess/trainer_points.h"
 #include "support/error_of.h"
 #include "support/ranks.h"

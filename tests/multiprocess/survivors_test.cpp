@@ -19,6 +19,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/env.h"
 #include "base/shared_memory.h"
 #include "multiprocess/backends.h"
 #include "support/error_of.h"

@@ -9,6 +9,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "base/env.h"
 #include "parity/sharded_tensors.h"
 #include "support/python.h"
 #include "support/ranks.h"

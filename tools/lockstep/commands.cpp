@@ -14,7 +14,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/host.h"

@@ -3,15 +3,11 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <sstream>
 #include <unistd.h>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/host.h"

@@ -14,8 +14,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/host.h"
 #include "base/text.h"
 #include "base/throw_error.h"
@@ -200,10 +198,8 @@ CLI::Option* add_flag(CLI::App& app, const std::string& name, bool& value, const
 
 void add_node_options(CLI::App& run, RunArguments& parsed) {
   add(run, "nproc-per-node", parsed.nproc_per_node, "N",
-      "Ranks on this node: a number, gpu (one per GPU), cpu (one per core) or auto (gpu, else cpu)")
-      ->capture_default_str();
-  add(run, "nnodes", parsed.nnodes, "N|MIN:MAX", "Number of nodes; start this launcher once on each node")
-      ->capture_default_str();
+      "Ranks on this node: a number, gpu (one per GPU), cpu (one per core) or auto (gpu, else cpu)");
+  add(run, "nnodes", parsed.nnodes, "N|MIN:MAX", "Number of nodes; start this launcher once on each node");
   add(run, "node-rank", parsed.node_rank, "K", "This node's number, from 0 (static rendezvous)");
   add(run, "master-addr", parsed.master_addr, "ADDRESS", "Address of node 0 (default 127.0.0.1)");
   add(run, "master-port", parsed.master_port, "PORT",
@@ -215,18 +211,16 @@ void add_node_options(CLI::App& run, RunArguments& parsed) {
 
 void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
   add(run, "rdzv-backend", parsed.rdzv_backend, "NAME",
-      "static (each node has its --node-rank) or c10d (nodes get numbers when they join, and may join later)")
-      ->capture_default_str();
+      "static (each node has its --node-rank) or c10d (nodes get numbers when they join, and may join later)");
   add(run, "rdzv-endpoint", parsed.rdzv_endpoint, "HOST[:PORT]",
       "Address of the rendezvous (default port: 29400 for c10d)");
-  add(run, "rdzv-id", parsed.rdzv_id, "ID", "Name of the run, the same on all nodes")->capture_default_str();
+  add(run, "rdzv-id", parsed.rdzv_id, "ID", "Name of the run, the same on all nodes");
   add(run, "rdzv-conf", parsed.rdzv_conf, "K=V,...",
       "join_timeout, last_call_timeout (seconds), keep_alive_interval, keep_alive_max_attempt, is_host");
   add(run, "secret-file", parsed.secret_file, "FILE",
       "File with the secret of the run, which authenticates the launchers of its nodes (default: the file "
       "that LOCKSTEP_SECRET_FILE names, or the text of LOCKSTEP_SECRET)");
-  add(run, "max-restarts", parsed.max_restarts, "N", "Number of restarts after failures")
-      ->capture_default_str();
+  add(run, "max-restarts", parsed.max_restarts, "N", "Number of restarts after failures");
 }
 
 void add_hosts_options(CLI::App& run, RunArguments& parsed) {
@@ -237,7 +231,8 @@ void add_hosts_options(CLI::App& run, RunArguments& parsed) {
       "Path of lockstep on the hosts (default: the path on this host)");
   add(run, "export", parsed.exported, "NAME[=VALUE],...",
       "Environment variables for the hosts; without a value, that of this host", "-x")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->default_str("");
   run.add_option("--host-index", parsed.host_index)->group("");
   run.add_flag("--plain-lines", parsed.plain_lines)->group("");
 }
@@ -246,7 +241,7 @@ void add_program_options(CLI::App& run, RunArguments& parsed) {
   add_flag(run, "module", parsed.module, "PROGRAM is a Python module, as with python -m", "-m");
   add_flag(run, "no-python", parsed.no_python, "Execute PROGRAM itself, even if its name ends in .py");
   add_flag(run, "run-path", parsed.run_path, "PROGRAM is a Python script, whatever its name");
-  add(run, "role", parsed.role, "NAME", "ROLE_NAME of the ranks")->capture_default_str();
+  add(run, "role", parsed.role, "NAME", "ROLE_NAME of the ranks");
   add_flag(run, "use-env", parsed.use_env, "Set LOCAL_RANK (always done)");
   add_flag(run, "pass-local-rank", parsed.pass_local_rank,
            "Pass --local-rank=K as the first argument, as torch.distributed.launch does");
@@ -257,9 +252,8 @@ void add_program_options(CLI::App& run, RunArguments& parsed) {
 void add_output_options(CLI::App& run, RunArguments& parsed) {
   add(run, "log-dir", parsed.log_dir, "FOLDER", "Folder for the files of --redirects and --tee");
   add(run, "redirects", parsed.redirects, "STREAMS",
-      "Write to files only: 1 (stdout), 2 (stderr), 3 (both), or by local rank, as in 0:3,1:2", "-r")
-      ->capture_default_str();
-  add(run, "tee", parsed.tee, "STREAMS", "Write to files and show", "-t")->capture_default_str();
+      "Write to files only: 1 (stdout), 2 (stderr), 3 (both), or by local rank, as in 0:3,1:2", "-r");
+  add(run, "tee", parsed.tee, "STREAMS", "Write to files and show", "-t");
   add(run, "log-line-prefix-template", parsed.log_line_prefix_template, "TEXT",
       "Prefix of lines; may contain ${role_name}, ${local_rank}, ${rank} and ${hostname} (default: [rank N], "
       "or TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)");
@@ -278,16 +272,12 @@ void add_own_options(CLI::App& run, RunArguments& parsed) {
   run.add_option(spellings("grace-period") + "," + spellings("shutdown-timeout"), parsed.grace_period,
                  "Seconds from the stop signal to SIGKILL")
       ->type_name("SECONDS")
-      ->envname("PET_SHUTDOWN_TIMEOUT")
-      ->capture_default_str();
+      ->envname("PET_SHUTDOWN_TIMEOUT");
   add(run, "signals-to-handle", parsed.signals_to_handle, "NAMES",
-      "Signals that end the run and are forwarded to the ranks")
-      ->capture_default_str();
-  add(run, "bind", parsed.bind, "HOW", "Bind each rank to its own cores: none, compact or spread")
-      ->capture_default_str();
+      "Signals that end the run and are forwarded to the ranks");
+  add(run, "bind", parsed.bind, "HOW", "Bind each rank to its own cores: none, compact or spread");
   add(run, "memory-allocator", parsed.memory_allocator, "NAME",
-      "default, tuned (keeps freed memory for the next step), jemalloc or tcmalloc")
-      ->capture_default_str();
+      "default, tuned (keeps freed memory for the next step), jemalloc or tcmalloc");
 }
 
 void add_torchrun_leftovers(CLI::App& run, RunArguments& parsed) {
@@ -307,6 +297,7 @@ void add_torchrun_leftovers(CLI::App& run, RunArguments& parsed) {
 CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
   auto& run = *app.add_subcommand(
       "run", "Run a program as several ranks: lockstep run [OPTIONS] [--] PROGRAM [ARGUMENTS...]");
+  run.option_defaults()->always_capture_default();
   for (const auto add_some :
        {add_node_options, add_rendezvous_options, add_hosts_options, add_program_options, add_output_options,
         add_own_options, add_torchrun_leftovers}) {

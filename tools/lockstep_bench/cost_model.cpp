@@ -8,8 +8,6 @@
 #include <optional>
 #include <utility>
 
-#include <lockstep/base/error.h>
-
 #include "backends/hierarchical/host_layout.h"
 #include "base/throw_error.h"
 

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include <lockstep/base/error.h>
-
 #include "base/throw_error.h"
 
 namespace lockstep::bench {

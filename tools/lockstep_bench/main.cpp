@@ -12,7 +12,6 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/rendezvous/init.h>
 

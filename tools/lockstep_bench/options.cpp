@@ -8,8 +8,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include <lockstep/base/error.h>
-
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "cost_model.h"
@@ -69,16 +67,13 @@ void add_common(CLI::App& app, RawOptions& raw, Options& options) {
       ->required()
       ->type_name("");
   app.add_option("--sizes", raw.sizes, "Bytes: FIRST:LAST (doubling), FIRST:LAST:FACTOR, or a list")
-      ->type_name("SIZES")
-      ->capture_default_str();
+      ->type_name("SIZES");
   app.add_option("--iterations", options.iterations, "Timed calls per row; 0: chosen by size")
       ->check(CLI::Range(0, 1'000'000))
-      ->type_name("N")
-      ->capture_default_str();
+      ->type_name("N");
   app.add_option("--warmup", options.warmup, "Untimed calls before them")
       ->check(CLI::Range(1, 1'000'000))
-      ->type_name("N")
-      ->capture_default_str();
+      ->type_name("N");
   app.add_flag("--bind,!--no-bind", options.bind, "Bind each rank to a core (default)");
   app.add_flag("--check,!--no-check", options.check,
                "Count wrong values before and after the timing (default)");
@@ -96,16 +91,13 @@ void add_own(CLI::App& app, RawOptions& raw, Options& options) {
   app.add_option("--backend", raw.backends,
                  "shm, gloo, ..., timed interleaved; memory is the lower bound that the memory's speed sets "
                  "for an all-reduce of float32 (without synchronization)")
-      ->type_name("NAMES")
-      ->capture_default_str();
+      ->type_name("NAMES");
   app.add_option("--memory", raw.memories, "ordinary, zero-copy (tensors that the backend allocates)")
-      ->type_name("KINDS")
-      ->capture_default_str();
-  app.add_option("--dtype", raw.dtypes, dtype_names())->type_name("NAMES")->capture_default_str();
+      ->type_name("KINDS");
+  app.add_option("--dtype", raw.dtypes, dtype_names())->type_name("NAMES");
   app.add_option("--op", options.op, "sum, avg, min or max")
       ->check(CLI::IsMember({"sum", "avg", "min", "max"}))
-      ->type_name("NAME")
-      ->capture_default_str();
+      ->type_name("NAME");
   app.add_flag(
       "--nodes", options.nodes,
       "All-reduce between hosts, beside the prediction of a cost model that is fitted to the rows; by "
@@ -189,6 +181,7 @@ Options parse_options(Tool tool, std::vector<std::string> arguments) {
                      "Number of ranks on this machine: --nproc N, default 2; on others: --hosts a,b:4"
                    : "Times Open MPI's float32 collectives as lockstep bench does",
                own ? "lockstep bench" : "mpirun mpi_collectives");
+  app.option_defaults()->always_capture_default();
   RawOptions raw;
   Options options;
   add_common(app, raw, options);

@@ -5,8 +5,6 @@
 #include <chrono>
 #include <sched.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/host.h"
 #include "base/throw_error.h"
 

@@ -2,7 +2,6 @@
 #include "report.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <ostream>
 

@@ -14,7 +14,6 @@
 #include <nlohmann/json.hpp>
 #include <torch/version.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "backends/registry.h"

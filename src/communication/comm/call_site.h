@@ -19,27 +19,27 @@ class CallSite {
   // `contents`: what the tensors are, "gradients of bucket", with `index` behind it unless it is -1; a text
   // that lives as long as the process. Without a line, messages name no place.
   explicit CallSite(std::source_location where, std::string_view contents = {}, int index = -1)
-      : outer_(innermost()),
+      : outer_(innermost_),
         where_(outer_ != nullptr ? outer_->where_ : where),
         contents_(contents),
         index_(index) {
-    innermost() = this;
+    innermost_ = this;
   }
   explicit CallSite(std::string_view contents, int index = -1)
       : CallSite(std::source_location(), contents, index) {}
-  ~CallSite() { innermost() = outer_; }
+  ~CallSite() { innermost_ = outer_; }
   CallSite(const CallSite&) = delete;
   CallSite& operator=(const CallSite&) = delete;
 
   // The innermost one of the calling thread; nullptr: its calls are those of the program.
-  static const CallSite* current() { return innermost(); }
+  static const CallSite* current() { return innermost_; }
 
   std::source_location where() const { return where_; }
   std::string_view contents() const { return contents_; }
   int index() const { return index_; }
 
  private:
-  static const CallSite*& innermost();
+  static inline thread_local const CallSite* innermost_ = nullptr;
 
   const CallSite* outer_;
   std::source_location where_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/hierarchical/host_collectives.h"
 
-#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "backends/mpi/mpi_backend.h"
-
-#include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <exception>
 #include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
 #include <set>
 #include <string_view>
 #include <thread>
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "backends/factories.h"
+#include "backends/mpi/group.h"
 #include "backends/shm/call_request.h"
 #include "backends/shm/shm_backend.h"
 #include "base/deadline.h"
 #include "base/throw_error.h"
 #include "comm/emulated_reductions.h"
-#include "comm/peer_check.h"
+#include "comm/from_c10d.h"
 #include "comm/profiler_event.h"
 #include "comm/unendable_call.h"
 
@@ -93,6 +94,35 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
   comm::ProfilerEvent event_;
   std::mutex mutex_;
   at::Tensor sum_;  // to be divided
+};
+
+// Collectives and messages over MPI. Threads: any, as long as all ranks make the same calls in the same
+// order.
+class MpiBackend final : public comm::FromC10d {
+ public:
+  MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std::chrono::milliseconds timeout);
+
+  // Frees the communicator, unless an exception ends the group, calls are unfinished, or a call has failed.
+  // In the first two cases the other ranks' calls end with PeerLost, if MPI survives lost ranks.
+  ~MpiBackend() override;
+
+  const std::string getBackendName() const override { return "mpi"; }
+  void abort() override;
+
+  comm::OperationPtr start(const comm::Call& call, comm::Report report) override;
+  void break_off() noexcept override { group_->revoke(); }
+
+  static BackendTraits traits();
+
+ private:
+  void check_tag(const comm::Call& call) const;
+  void run(const comm::Call& call);
+  comm::OperationPtr begin(const comm::Call& call);
+
+  std::shared_ptr<MpiGroup> group_;
+  std::uint32_t monitored_barriers_ = 0;  // that this rank has called
+  std::mutex mutex_;
+  std::list<std::weak_ptr<mpi::Task>> under_way_;
 };
 
 }  // namespace
