@@ -14,9 +14,6 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
-#include <lockstep/serialize/torch_file.h>
-
-#include "base/throw_error.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::serialize {
