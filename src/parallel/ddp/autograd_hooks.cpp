@@ -2,9 +2,6 @@
 #include "ddp/autograd_hooks.h"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <exception>
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>

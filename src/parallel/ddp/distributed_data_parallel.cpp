@@ -4,7 +4,6 @@
 #include <string_view>
 #include <unordered_set>
 
-#include <ATen/ops/clamp.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
 

@@ -11,7 +11,6 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/zeros.h>
 
 #include <lockstep/ddp/comm_hooks.h>
 

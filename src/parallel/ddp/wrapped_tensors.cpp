@@ -6,7 +6,6 @@
 #include "base/throw_error.h"
 #include "ddp/option_rules.h"
 #include "device/module_snapshot.h"
-#include "modules/agreement.h"
 
 namespace lockstep::ddp {
 namespace {

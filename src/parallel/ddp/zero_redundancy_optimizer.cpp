@@ -5,7 +5,6 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <cmath>
-#include <memory>
 #include <ranges>
-#include <utility>
-#include <vector>
 
 #include <ATen/ops/empty.h>
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "fsdp/memory_count.h"

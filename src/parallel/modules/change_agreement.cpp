@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <lockstep/base/error.h>
-
 #include "base/throw_error.h"
 
 namespace lockstep::modules {

@@ -5,7 +5,6 @@
 #include <string_view>
 #include <thread>
 
-#include "base/deadline.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "comm/group_state.h"

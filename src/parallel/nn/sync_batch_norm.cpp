@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <optional>
 #include <ostream>
 #include <shared_mutex>
 #include <unordered_map>
@@ -12,7 +11,6 @@
 #include <ATen/ops/batch_norm_native.h>
 #include <ATen/ops/ones.h>
 #include <torch/library.h>
-#include <torch/nn/modules/batchnorm.h>
 
 #include <lockstep/nn/sync_batch_norm.h>
 

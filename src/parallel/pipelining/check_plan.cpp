@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <map>
-#include <tuple>
 
 #include <lockstep/pipelining/schedule.h>
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <chrono>
-#include <map>
 #include <sstream>
 
 #include <ATen/ops/ones_like.h>

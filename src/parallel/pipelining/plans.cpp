@@ -5,7 +5,6 @@
 #include <array>
 #include <deque>
 #include <set>
-#include <tuple>
 
 #include "base/throw_error.h"
 

@@ -2,7 +2,6 @@
 #include "pipelining/stage_messages.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/ranges.h>
 

@@ -7,8 +7,6 @@
 #include <numeric>
 #include <tuple>
 
-#include <lockstep/pipelining/schedule.h>
-
 #include "base/throw_error.h"
 #include "pipelining/plan_walk.h"
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>

@@ -5,8 +5,6 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "modules/agreement.h"
 #include "modules/named_tensors.h"
 #include "tensor_parallel/parallel_parameter.h"

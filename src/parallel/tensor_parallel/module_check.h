@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <source_location>
 #include <string>
 #include <utility>

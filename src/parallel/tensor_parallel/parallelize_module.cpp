@@ -2,14 +2,11 @@
 #include <algorithm>
 #include <set>
 #include <type_traits>
-#include <utility>
 
 #include <ATen/Context.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/functional/linear.h>
 #include <torch/nn/modules/dropout.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>

@@ -17,7 +17,6 @@
 
 #include "base/throw_error.h"
 #include "intercept/record.h"
-#include "tensor_parallel/redistribute.h"
 
 namespace lockstep::tensor_parallel {
 namespace {

@@ -2,7 +2,6 @@
 #include "device/block_pool.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <iterator>
 #include <limits>
 #include <new>

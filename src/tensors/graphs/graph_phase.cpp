@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
-#include <string_view>
 
 #include "base/throw_error.h"
 #include "device/libtorch_versions.h"

@@ -7,8 +7,6 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/ranges.h>
 
-#include "base/throw_error.h"
-
 namespace lockstep::optim {
 namespace {
 

@@ -10,10 +10,6 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <lockstep/optim/fused.h>
-
-#include "base/throw_error.h"
-
 namespace lockstep::optim {
 namespace {
 

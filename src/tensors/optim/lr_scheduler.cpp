@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "base/throw_error.h"
 #include "optim/schedule.h"

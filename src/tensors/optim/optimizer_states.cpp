@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "optim/optimizer_states.h"
 
-#include <span>
 #include <utility>
 #include <vector>
 

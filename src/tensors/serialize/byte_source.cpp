@@ -15,9 +15,7 @@
 #include <c10/util/Exception.h>
 
 #include <lockstep/base/world.h>
-#include <lockstep/serialize/torch_file.h>
 
-#include "base/throw_error.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::serialize {

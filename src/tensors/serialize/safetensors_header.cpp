@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/throw_error.h"
-#include "serialize/byte_source.h"
 #include "serialize/dtypes.h"
 
 namespace lockstep::safetensors {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <system_error>
 #include <unordered_map>
 
 #include <ATen/Functions.h>
