@@ -33,7 +33,7 @@ int number_of(char byte) { return static_cast<unsigned char>(byte); }
 // A run whose nodes do what the events say.
 class Run {
  public:
-  explicit Run(const CoordinatorOptions& options) : coordinator_(options, now_) {}
+  explicit Run(const CoordinatorOptions& options) : shared_(options.shared), coordinator_(options, now_) {}
 
   void apply(const std::string& line) {
     const int number = number_of(line[1]) % kNodes;
@@ -53,7 +53,8 @@ class Run {
 
   void join(int number, const std::string& rest) {
     if (!nodes_.emplace(number, Node{}).second) return;
-    NodeInfo info{.ranks = 1 + number, .host = std::to_string(number), .is_host = number == 0};
+    NodeInfo info{
+        .shared = shared_, .ranks = 1 + number, .host = std::to_string(number), .is_host = number == 0};
     if (!rest.empty()) info.node_rank = number_of(rest[0]) % kNodes;
     coordinator_.join(number, info, now_);
   }
@@ -119,6 +120,7 @@ class Run {
   }
 
   Coordinator::Clock::time_point now_{};
+  SharedOptions shared_;
   Coordinator coordinator_;
   std::map<int, Node> nodes_;
 };
@@ -130,10 +132,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   std::string line;
   if (!std::getline(lines, line) || line.size() < 3) return 0;
   const int most = 1 + number_of(line[0]) % kNodes;
-  Run run({.min_nodes = 1 + number_of(line[1]) % most,
-           .max_nodes = most,
-           .numbered = number_of(line[2]) % 2 == 1,
-           .max_restarts = 2});
+  const SharedOptions shared{
+      .min_nodes = 1 + number_of(line[1]) % most, .max_nodes = most, .max_restarts = 2};
+  Run run({.shared = shared, .numbered = number_of(line[2]) % 2 == 1});
   while (std::getline(lines, line))
     if (line.size() >= 2) run.apply(line);
   return 0;

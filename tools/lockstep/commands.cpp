@@ -18,6 +18,7 @@
 
 #include "base/host.h"
 #include "base/throw_error.h"
+#include "base/version.h"
 #include "doctor/checks.h"
 #include "doctor/devices.h"
 #include "doctor/hosts.h"
@@ -279,7 +280,7 @@ namespace {
 
 int parse_and_run(const std::vector<std::string>& arguments) {
   CLI::App app("Distributed data-parallel training for LibTorch", "lockstep");
-  app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
+  app.set_version_flag("--version", "lockstep " + lockstep_version());
   const std::vector<Command> commands{
       run_command(app, arguments), node_command(app),   bench_command(app), ckpt_command(app),
       devices_command(app),        doctor_command(app), plan_command(app)};

@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// A file exists but cannot be read: permission, a failing disk, too many open files, no memory. The file may
-/// be intact.
+/// A file exists but cannot be read: permission, a failing disk, too many open files, no memory, or a format
+/// of a later version. The file may be intact.
 class CheckpointReadError : public CheckpointError {
  public:
   using CheckpointError::CheckpointError;

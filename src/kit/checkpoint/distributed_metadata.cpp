@@ -11,6 +11,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
+#include "base/version.h"
 #include "checkpoint/shard_coverage.h"
 #include "checkpoint/write_metadata.h"
 #include "serialize/byte_source.h"
@@ -210,6 +211,14 @@ void put_paths(Entries& entries, const Value& metadata) {
   known.check();
 }
 
+// Python's metadata has no number, and that of Lockstep before it had one has none either.
+void check_format(const Value& metadata, const std::string& name) {
+  const auto* number = find_field(metadata, kFormatField);
+  if (number == nullptr) return;
+  const auto reason = reason_not_to_read(formats::kCheckpoints, count_of(*number));
+  if (!reason.empty()) throw_error<CheckpointReadError>("{}: {}", name, reason);
+}
+
 constexpr std::string_view kDataSuffix = ".distcp";
 
 // Python's "__1_0.distcp", and what a killed writer left, "__1_0.distcp.part", too.
@@ -237,15 +246,16 @@ std::vector<std::string> data_files(const fs::path& folder) {
 
 Metadata read_metadata(const std::filesystem::path& file) {
   const auto source = serialize::open_file(file, false);
-  return parse_metadata(source->read_text(0, source->size()));
+  return parse_metadata(source->read_text(0, source->size()), file.string());
 }
 
-Metadata parse_metadata(std::string_view text) {
+Metadata parse_metadata(std::string_view text, const std::string& name) {
   const auto parts = without_trailer(text);
   const auto pickle = pickle::read_pickle(parts.pickle, serialize::is_in_distributed_checkpoints);
   if (pickle.size != parts.pickle.size()) fail("there is data after its end");
   const auto metadata = serialize::unpickle(pickle, serialize::no_storages);
   if (!is_record(metadata, "Metadata")) fail("it is not a Metadata object");
+  check_format(metadata, name);
   if (find_field(metadata, kHasTrailer) != nullptr && parts.structure.empty()) fail("it is cut short");
   auto entries = entries_of(metadata);
   put_places(entries, metadata);

@@ -54,9 +54,11 @@ std::string data_file(std::size_t rank, const std::string& token);
 // The data files in a folder: of any save, Python's, and those of killed writers.
 std::vector<std::string> data_files(const std::filesystem::path& folder);
 
-// Reads `.metadata`. Throws CheckpointError for invalid metadata, and if pieces do not cover their tensors.
+// Reads `.metadata`. Throws CheckpointError for invalid metadata, and if pieces do not cover their tensors, and
+// CheckpointReadError for a later format.
 Metadata read_metadata(const std::filesystem::path& file);
-Metadata parse_metadata(std::string_view text);
+// `name` appears in the latter.
+Metadata parse_metadata(std::string_view text, const std::string& name = "the metadata");
 // Runs `read`, which reads a checkpoint's folder, and again if it throws CheckpointError because another save
 // replaced the metadata meanwhile and removed the old files.
 void read_again_if_replaced(const std::filesystem::path& folder, const std::function<void()>& read);

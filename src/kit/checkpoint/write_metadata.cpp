@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/version.h"
 #include "device/libtorch_versions.h"
 #include "serialize/dtypes.h"
 #include "serialize/pickle.h"
@@ -49,6 +50,7 @@ class MetadataWriter {
       field("storage_meta", None{});
       field("version", std::string("1.0.0"));
       field(kHasTrailer, true);
+      field(kFormatField, formats::kCheckpoints.number);
     });
     return writer_.finish();
   }

@@ -21,6 +21,7 @@
 #include "base/host.h"
 #include "base/shared_memory.h"
 #include "base/text.h"
+#include "base/version.h"
 #include "doctor/peers.h"
 #include "machine/command.h"
 
@@ -218,7 +219,7 @@ LibTorch try_libtorch() {
 
 Facts read_facts(std::optional<int> port) {
   auto network = std::async(std::launch::async, read_network);
-  Facts facts{.version = LOCKSTEP_VERSION, .devices = read_devices()};
+  Facts facts{.version = lockstep_version(), .devices = read_devices()};
   facts.network = network.get();
   facts.ports = try_ports(facts.network, port);
   facts.shared_memory = try_shared_memory();

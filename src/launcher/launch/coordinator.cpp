@@ -28,11 +28,11 @@ std::string in_words(const Coordinator::Clock::duration& span) {
 Coordinator::Coordinator(const CoordinatorOptions& options, Clock::time_point now)
     : options_(options), deadline_(now + options.join_timeout), next_tick_(deadline_), now_(now) {}
 
-void Coordinator::join(Node node, const NodeInfo& info, Clock::time_point now) {
+std::string Coordinator::join(Node node, const NodeInfo& info, Clock::time_point now) {
   now_ = now;
-  if (const auto complaint = reason_to_refuse(info); !complaint.empty()) {
+  if (auto complaint = reason_to_refuse(info); !complaint.empty()) {
     send(node, Refused{complaint});
-    return;
+    return complaint;
   }
   nodes_[node] = {.info = info};
   if (state_ == State::gathering) {
@@ -41,33 +41,36 @@ void Coordinator::join(Node node, const NodeInfo& info, Clock::time_point now) {
     new_node_joined_ = true;
     set_deadline(kJoinPause);
   }
+  return "";
 }
 
 // A node that has finished must not start again.
 bool Coordinator::has_room() const {
-  return static_cast<int>(members_.size()) < options_.max_nodes && nodes_.size() > members_.size() &&
+  return static_cast<int>(members_.size()) < options_.shared.max_nodes && nodes_.size() > members_.size() &&
          std::ranges::none_of(members_,
                               [&](Node node) { return nodes_.at(node).state == NodeState::finished; });
 }
 
 std::string Coordinator::reason_to_refuse(const NodeInfo& info) const {
-  if (state_ == State::ended) return "the run has ended";
+  if (auto found = difference({options_.shared, options_.host}, {info.shared, info.host}); !found.empty())
+    return found;
   if (options_.numbered != info.node_rank.has_value()) {
-    return options_.numbered
-               ? "the other nodes have a node-rank, this node has none; set it on all nodes or on none"
-               : "this node has a node-rank, the others are numbered in the order in which they join; set it "
-                 "on all nodes or on none";
+    const auto in_words = [](bool numbered) { return numbered ? "a --node-rank" : "no --node-rank"; };
+    return fmt::format(
+        "the node on {} has {}, but the node on {}, which coordinates the run, has {}; set it on all nodes or "
+        "on none",
+        info.host, in_words(info.node_rank.has_value()), options_.host, in_words(options_.numbered));
   }
   if (!info.node_rank) return "";
-  if (*info.node_rank >= options_.max_nodes) {
-    return fmt::format(
-        "this node has node-rank {}, but the first node expects {} nodes; use the same nnodes on all nodes",
-        *info.node_rank, options_.max_nodes);
+  if (*info.node_rank >= options_.shared.max_nodes) {
+    return fmt::format("the node on {} has --node-rank {}, but the run has {} nodes", info.host,
+                       *info.node_rank, options_.shared.max_nodes);
   }
   for (const auto& [other, member] : nodes_) {
     if (member.info.node_rank != info.node_rank) continue;
-    return fmt::format("node-rank {} is taken: {} has it already; give each node another", *info.node_rank,
-                       member.info.host);
+    return fmt::format(
+        "the node on {} has --node-rank {}, but that of {} has it already; give each node another", info.host,
+        *info.node_rank, member.info.host);
   }
   return "";
 }
@@ -208,13 +211,13 @@ bool Coordinator::is_member(Node node) const { return std::ranges::find(members_
 // Starts with enough nodes, waits for more until the last call is over, and ends the run at the deadline.
 void Coordinator::gather(Clock::time_point now) {
   const int count = static_cast<int>(nodes_.size());
-  if (count < options_.min_nodes) last_call_.reset();
-  if (count >= options_.min_nodes && !last_call_) last_call_ = now + options_.last_call_timeout;
-  if (count >= options_.max_nodes || (last_call_ && (skip_last_call_ || now >= *last_call_))) {
+  if (count < options_.shared.min_nodes) last_call_.reset();
+  if (count >= options_.shared.min_nodes && !last_call_) last_call_ = now + options_.last_call_timeout;
+  if (count >= options_.shared.max_nodes || (last_call_ && (skip_last_call_ || now >= *last_call_))) {
     begin_attempt();
   } else if (!last_call_ && now >= deadline_) {
     end(FailureReport{
-        .reason = fmt::format("only {} of {} nodes joined within {}{}", count, options_.min_nodes,
+        .reason = fmt::format("only {} of {} nodes joined within {}{}", count, options_.shared.min_nodes,
                               in_words(options_.join_timeout), missing_nodes()),
         .restarts = restarts_});
   } else {
@@ -225,7 +228,7 @@ void Coordinator::gather(Clock::time_point now) {
 std::string Coordinator::missing_nodes() const {
   std::vector<int> missing;
   if (options_.numbered) {
-    for (int rank = 0; rank < options_.max_nodes; ++rank) {
+    for (int rank = 0; rank < options_.shared.max_nodes; ++rank) {
       const auto has_it = [&](const auto& node) { return node.second.info.node_rank == rank; };
       if (std::ranges::none_of(nodes_, has_it)) missing.push_back(rank);
     }
@@ -250,7 +253,7 @@ void Coordinator::choose_members() {
   members_.clear();
   for (auto& [node, member] : nodes_) {
     member.state = NodeState::waiting;
-    if (static_cast<int>(members_.size()) < options_.max_nodes) members_.push_back(node);
+    if (static_cast<int>(members_.size()) < options_.shared.max_nodes) members_.push_back(node);
   }
   if (options_.numbered) {
     std::ranges::sort(members_, {}, [&](Node node) { return *nodes_.at(node).info.node_rank; });
@@ -304,9 +307,9 @@ void Coordinator::on(Node /*node*/, const Failed& failed) {
 // Failures while the members stop are consequences, so only the first failure comes here.
 void Coordinator::fail(const FailureReport& report, const std::string& notice) {
   skip_last_call_ = true;
-  if (restarts_ < options_.max_restarts) {
+  if (restarts_ < options_.shared.max_restarts) {
     ++restarts_;
-    stop_members(fmt::format("{}; restart {} of {}", notice, restarts_, options_.max_restarts));
+    stop_members(fmt::format("{}; restart {} of {}", notice, restarts_, options_.shared.max_restarts));
   } else {
     failure_ = report;
     stop_members(notice);

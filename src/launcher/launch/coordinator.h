@@ -12,11 +12,10 @@
 namespace lockstep::launch {
 
 struct CoordinatorOptions {
-  int min_nodes = 1;
-  int max_nodes = 1;
+  SharedOptions shared{};
+  std::string host{};         // of the launcher that coordinates the run
   bool numbered = false;      // nodes have a node_rank
   std::string master_addr{};  // address of the first node; empty: the one that it reports
-  int max_restarts = 0;
   std::chrono::milliseconds join_timeout{600'000};
   std::chrono::milliseconds last_call_timeout{30'000};
 };
@@ -53,7 +52,8 @@ class Coordinator {
 
   Coordinator(const CoordinatorOptions& options, Clock::time_point now);
 
-  void join(Node node, const NodeInfo& info, Clock::time_point now);
+  // Returns why the node was refused; empty if it has joined.
+  std::string join(Node node, const NodeInfo& info, Clock::time_point now);
   void handle(Node node, const FromNode& message, Clock::time_point now);
   // The node is gone. `why`: as in "its connection closed". Ignored after End.
   void lose(Node node, const std::string& why, Clock::time_point now);

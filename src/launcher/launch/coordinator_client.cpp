@@ -200,7 +200,8 @@ void TcpCoordinatorClient::try_again(const std::string& reason) {
 }
 
 std::unique_ptr<CoordinatorClient> make_client(const LaunchOptions& options, bool is_host) {
-  NodeInfo info{.ranks = options.nproc_per_node,
+  NodeInfo info{.shared = shared_options(options),
+                .ranks = options.nproc_per_node,
                 .role = options.role,
                 .host = host_name(),
                 .is_host = is_host,
@@ -209,8 +210,8 @@ std::unique_ptr<CoordinatorClient> make_client(const LaunchOptions& options, boo
     return std::make_unique<LocalCoordinatorClient>(coordinator_options(options), info, options.master_addr);
   }
   info.node_rank = options.nodes->node_rank;
-  return std::make_unique<TcpCoordinatorClient>(
-      *options.nodes, Hello{.run_id = options.run_id, .node = std::move(info)}, options.local_addr);
+  return std::make_unique<TcpCoordinatorClient>(*options.nodes, Hello{.node = std::move(info)},
+                                                options.local_addr);
 }
 
 }  // namespace lockstep::launch

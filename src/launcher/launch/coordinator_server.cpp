@@ -12,6 +12,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/host.h"
 #include "base/sockets.h"
 #include "base/throw_error.h"
 
@@ -71,20 +72,26 @@ UniqueFd listening_socket(const NodesOptions& nodes) {
 
 }  // namespace
 
+SharedOptions shared_options(const LaunchOptions& options) {
+  return {.run_id = options.run_id,
+          .min_nodes = options.nodes ? options.nodes->min_nodes : 1,
+          .max_nodes = options.nodes ? options.nodes->max_nodes : 1,
+          .max_restarts = options.max_restarts};
+}
+
 CoordinatorOptions coordinator_options(const LaunchOptions& options) {
-  if (!options.nodes) return {.master_addr = options.master_addr, .max_restarts = options.max_restarts};
-  return {.min_nodes = options.nodes->min_nodes,
-          .max_nodes = options.nodes->max_nodes,
+  const auto shared = shared_options(options);
+  if (!options.nodes) return {.shared = shared, .master_addr = options.master_addr};
+  return {.shared = shared,
+          .host = host_name(),
           .numbered = options.nodes->node_rank.has_value(),
           .master_addr = options.nodes->node_rank ? options.master_addr : "",
-          .max_restarts = options.max_restarts,
           .join_timeout = options.nodes->join_timeout,
           .last_call_timeout = options.nodes->last_call_timeout};
 }
 
 CoordinatorServer::CoordinatorServer(const LaunchOptions& options, const NodesOptions& nodes)
     : nodes_(nodes),
-      run_id_(options.run_id),
       listener_(listening_socket(nodes)),
       coordinator_(coordinator_options(options), Coordinator::Clock::now()) {}
 
@@ -202,9 +209,6 @@ void CoordinatorServer::handle_line(Coordinator::Node node, const std::string& l
 
 void CoordinatorServer::handle_hello(Coordinator::Node node, const std::string& line) {
   const Hello hello = decode_hello(line);
-  if (hello.run_id != run_id_) {
-    throw_error<LaunchError>("this is the run \"{}\", not \"{}\" (rdzv-id)", run_id_, hello.run_id);
-  }
   auto& client = clients_.at(node);
   const Challenges challenges{.server = client.challenge, .client = hello.challenge};
   if (!nodes_.secret.accepts(hello.proof, Secret::Side::client, challenges)) {
@@ -217,7 +221,8 @@ void CoordinatorServer::handle_hello(Coordinator::Node node, const std::string& 
   client.connection.set_max_line(LineConnection::kMaxLine);
   client.connection.send(encode(
       ToNode(Welcome{nodes_.secret.proof(Secret::Side::server, challenges), nodes_.silence_limit.count()})));
-  coordinator_.join(node, hello.node, Coordinator::Clock::now());
+  const auto refusal = coordinator_.join(node, hello.node, Coordinator::Clock::now());
+  if (!refusal.empty()) log(LogLevel::warning, fmt::format("a node was refused: {}", refusal));
 }
 
 void CoordinatorServer::send_messages() {

@@ -47,7 +47,6 @@ class CoordinatorServer {
   void finish_connections();
 
   NodesOptions nodes_;
-  std::string run_id_;
   UniqueFd listener_;
   Coordinator coordinator_;
   std::map<Coordinator::Node, Client> clients_;
@@ -59,5 +58,7 @@ class CoordinatorServer {
 
 // The options of a Coordinator for this launch.
 CoordinatorOptions coordinator_options(const LaunchOptions& options);
+// What this launch and those on other nodes must have in common.
+SharedOptions shared_options(const LaunchOptions& options);
 
 }  // namespace lockstep::launch

@@ -9,14 +9,15 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/host.h"
 #include "base/sockets.h"
 #include "base/text.h"
 #include "base/throw_error.h"
+#include "base/version.h"
 
 namespace lockstep::launch {
 namespace {
 
-constexpr int kOrderVersion = 1;
 constexpr std::size_t kLongestOrder = std::size_t{4} * 1024 * 1024;
 constexpr std::size_t kLongestLine = 100;
 
@@ -38,6 +39,16 @@ void require_utf8(const std::string& text, const std::string& what) {
   }
 }
 
+// All formats of orders have these two fields; before format 2 there was no version.
+void check_version(const nlohmann::json& order) {
+  const auto version = order.value("lockstep", "");
+  if (order.at("order") == formats::kNodeOrders.number && version == lockstep_version()) return;
+  throw_error<LaunchError>(
+      "host {} has Lockstep {}, but the host on which `lockstep run --hosts` was started has {}; install the "
+      "same version on all hosts",
+      host_name(), lockstep_version(), version.empty() ? "an earlier one" : version);
+}
+
 }  // namespace
 
 std::string encode(const NodeOrder& order) {
@@ -47,7 +58,8 @@ std::string encode(const NodeOrder& order) {
   for (const auto& [name, value] : order.environment) {
     require_utf8(name + value, fmt::format("the variable {}", quoted_text(name)));
   }
-  return nlohmann::json{{"order", kOrderVersion},
+  return nlohmann::json{{"order", formats::kNodeOrders.number},
+                        {"lockstep", lockstep_version()},
                         {"arguments", order.arguments},
                         {"environment", order.environment},
                         {"folder", order.folder}}
@@ -57,9 +69,7 @@ std::string encode(const NodeOrder& order) {
 NodeOrder decode_node_order(const std::string& line) {
   try {
     const auto json = nlohmann::json::parse(line);
-    if (json.at("order") != kOrderVersion) {
-      throw LaunchError("this host has another version of Lockstep; install the same version on all hosts");
-    }
+    check_version(json);
     return {.arguments = json.at("arguments"),
             .environment = json.at("environment"),
             .folder = json.at("folder").get<std::string>()};

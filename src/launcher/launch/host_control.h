@@ -38,7 +38,7 @@ struct NodeOrder {
 
 // One line of JSON, without its newline. Throws ArgumentError naming what is not UTF-8.
 std::string encode(const NodeOrder& order);
-// Throws LaunchError for a malformed line and for another version of Lockstep.
+// Throws LaunchError for a malformed line, and with both versions for an order of another Lockstep.
 NodeOrder decode_node_order(const std::string& line);
 
 // Reads the first line of `fd`, and no byte more. Throws LaunchError when it does not come in time.

@@ -26,9 +26,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Incremented with every incompatible change.
-constexpr int kProtocol = 5;
-
 // The kinds of messages, in the order of the variants.
 constexpr std::array kFromNode{"reserved", "failed", "stopped", "finished", "leaving"};
 constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop",
@@ -101,8 +98,12 @@ void visit_fields(Is<Start> auto& message, const auto& visit) {
 
 void visit_fields(Is<Hello> auto& message, const auto& visit) {
   auto& node = message.node;
-  visit(Field{"run_id", message.run_id}, Field{"node_rank", node.node_rank}, Field{"ranks", node.ranks},
-        Field{"role", node.role}, Field{"host", node.host}, Field{"is_host", node.is_host},
+  auto& shared = node.shared;
+  visit(Field{"protocol", shared.messages}, Field{"lockstep", shared.lockstep},
+        Field{"run_id", shared.run_id}, Field{"min_nodes", shared.min_nodes},
+        Field{"max_nodes", shared.max_nodes}, Field{"max_restarts", shared.max_restarts},
+        Field{"node_rank", node.node_rank}, Field{"ranks", node.ranks}, Field{"role", node.role},
+        Field{"host", node.host}, Field{"is_host", node.is_host},
         Field{"grace_period_ms", node.grace_period_ms}, Field{"challenge", message.challenge},
         Field{"proof", message.proof});
 }
@@ -151,17 +152,24 @@ std::string encode_one_of(const auto& message, const auto& kinds) {
 
 }  // namespace
 
-std::string encode(const Hello& hello) {
-  return line_of(hello, {{"kind", "hello"}, {"protocol", kProtocol}});
+std::string encode(const Hello& hello) { return line_of(hello, {{"kind", "hello"}}); }
+
+namespace {
+
+Hello read_hello_of_another_format(const Json& json) {
+  Hello hello{.challenge = json.at("challenge"), .proof = json.at("proof")};
+  hello.node.host = json.at("host");
+  hello.node.shared.messages = json.at("protocol");
+  hello.node.shared.lockstep = json.value("lockstep", "");
+  return hello;
 }
+
+}  // namespace
 
 Hello decode_hello(const std::string& line) {
   return decode(line, [](const Json& json) {
     if (json.at("kind") != "hello") refuse_kind(json.at("kind"));
-    if (json.at("protocol") != kProtocol) {
-      throw LaunchError(
-          "the launchers have different versions of Lockstep; use the same version on all nodes");
-    }
+    if (json.at("protocol") != formats::kLauncherMessages.number) return read_hello_of_another_format(json);
     auto hello = read<Hello>(json);
     constexpr int most = 1'000'000;
     constexpr std::int64_t longest = std::int64_t{25} * 3600 * 1000;  // more than any grace period

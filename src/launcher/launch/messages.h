@@ -11,11 +11,13 @@
 #include "base/unique_fd.h"
 #include "launch/environment.h"
 #include "launch/failure_report.h"
+#include "launch/shared_options.h"
 
 namespace lockstep::launch {
 
 // A launcher's description of its node when it joins a run.
 struct NodeInfo {
+  SharedOptions shared{};
   std::optional<int> node_rank{};
   int ranks = 1;
   std::string role = "default";
@@ -93,18 +95,18 @@ struct Refused {
 struct Alive {};
 using ToNode = std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused, Alive>;
 
-// The first message of a launcher.
+// The first message of a launcher. All formats of messages have its host, its version of Lockstep, the number
+// of its format, `challenge` and `proof` in the same places; launchers before format 6 give no version.
 struct Hello {
-  std::string run_id{};
   NodeInfo node{};
   std::string challenge{};
   std::string proof{};  // see Secret
 };
 
-// One message is one line of JSON, without its newline. decode_... throw LaunchError for a malformed line and
-// for another version of Lockstep.
+// One message is one line of JSON, without its newline. decode_... throw LaunchError for a malformed line.
 
 std::string encode(const Hello& hello);
+// Of a Hello in another format than this launcher's: only what all formats have.
 Hello decode_hello(const std::string& line);
 
 std::string encode(const FromNode& message);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <caffe2/serialize/versions.h>
 #include <cstring>
 #include <new>
 #include <unordered_map>
@@ -10,7 +11,9 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/atomic_file.h"
+#include "base/text.h"
 #include "base/throw_error.h"
+#include "base/version.h"
 #include "serialize/byte_source.h"
 #include "serialize/storage.h"
 #include "serialize/torch_format.h"
@@ -33,6 +36,30 @@ std::string folder_of(const ZipReader& zip) {
   }
   throw_error<CheckpointError>("{}: it is a zip file, but not one of torch.save: it has no {}",
                                zip.source().name(), kPickle);
+}
+
+std::uint64_t number_in(const ZipReader& zip, const ZipRecord& record, std::string_view what) {
+  constexpr std::uint64_t most_digits = 20;
+  const auto text = record.size <= most_digits ? zip.read(record) : "";
+  if (const auto number = parse_number<std::uint64_t>(text.substr(0, text.find('\n')))) return *number;
+  throw_error<CheckpointError>("{}: its {} is not a number", zip.source().name(), what);
+}
+
+// PyTorch's version of its zip files, and the number of Lockstep's format in a record that Python ignores.
+void check_formats(const ZipReader& zip, const std::string& folder) {
+  if (const auto* record = zip.find(folder + "version")) {
+    constexpr auto newest = caffe2::serialize::kMaxSupportedFileFormatVersion;
+    const auto version = number_in(zip, *record, "version");
+    if (version > newest) {
+      throw_error<CheckpointReadError>(
+          "{}: written by a later PyTorch in file format {}; this LibTorch reads up to {}: update LibTorch",
+          zip.source().name(), version, newest);
+    }
+  }
+  if (const auto* record = zip.find(fmt::format("{}.{}", folder, kFormatField))) {
+    const auto reason = reason_not_to_read(formats::kCheckpoints, number_in(zip, *record, kFormatField));
+    if (!reason.empty()) throw_error<CheckpointReadError>("{}: {}", zip.source().name(), reason);
+  }
 }
 
 bool is_big_endian(const ZipReader& zip, const std::string& folder) {
@@ -91,6 +118,7 @@ Value load_zip(const ByteSource& source, const LoadOptions& options) {
         "torch::load, then write it with lockstep::save(lockstep::state_dict(*module), ...)",
         source.name());
   }
+  check_formats(zip, folder);
   const auto& record = *zip.find(folder + std::string(kPickle));
   const auto text = zip.read(record);
   ZipStorages storages(zip, folder, options);

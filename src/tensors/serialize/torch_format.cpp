@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "base/throw_error.h"
+#include "base/version.h"
 #include "serialize/dtypes.h"
 #include "serialize/pickle.h"
 #include "serialize/storage.h"
@@ -251,9 +252,13 @@ class Pickler {
   std::vector<at::Tensor> kept_;
 };
 
+// Only files have the number of their format: what is in memory or a part of a folder is read by this version,
+// or with the number of the folder.
+enum class Whole { file, part };
+
 // `add_storage(zip, key, name)` adds the record of a storage.
 template <typename AddStorage>
-void write_records(const Pickled& pickled, const Sink& sink, const AddStorage& add_storage) {
+void write_records(const Pickled& pickled, Whole whole, const Sink& sink, const AddStorage& add_storage) {
   ZipWriter zip(sink);
   zip.add("data.pkl", pickled.pickle);
   zip.add(".format_version", "1");
@@ -261,7 +266,19 @@ void write_records(const Pickled& pickled, const Sink& sink, const AddStorage& a
   zip.add("byteorder", "little");
   for (std::size_t key = 0; key < pickled.storages.size(); ++key)
     add_storage(zip, key, fmt::format("data/{}", key));
+  if (whole == Whole::file)
+    zip.add(fmt::format(".{}", kFormatField), std::to_string(formats::kCheckpoints.number));
   zip.finish();
+}
+
+void write_zip_of(const Pickled& pickled, Whole whole, const Sink& sink) {
+  Checksums checksums(pickled.storages);
+  write_records(pickled, whole, sink, [&](ZipWriter& zip, std::size_t key, const std::string& name) {
+    auto storage = pickled.storages[key];
+    if (!storage.device().is_cpu()) storage = storage_bytes(storage).cpu().storage();
+    const auto bytes = bytes_of(storage);
+    zip.add(name, bytes, [&] { return checksums.of(key, bytes); });
+  });
 }
 
 }  // namespace
@@ -274,20 +291,12 @@ Pickled pickle_value(const Value& value) {
   }
 }
 
-void write_zip(const Pickled& pickled, const Sink& sink) {
-  Checksums checksums(pickled.storages);
-  write_records(pickled, sink, [&](ZipWriter& zip, std::size_t key, const std::string& name) {
-    auto storage = pickled.storages[key];
-    if (!storage.device().is_cpu()) storage = storage_bytes(storage).cpu().storage();
-    const auto bytes = bytes_of(storage);
-    zip.add(name, bytes, [&] { return checksums.of(key, bytes); });
-  });
-}
+void write_zip(const Pickled& pickled, const Sink& sink) { write_zip_of(pickled, Whole::part, sink); }
 
 std::uint64_t zip_size(const Pickled& pickled) {
   std::uint64_t size = 0;
   const auto count = [&](std::span<const std::byte> bytes) { size += bytes.size(); };
-  write_records(pickled, count, [&](ZipWriter& zip, std::size_t key, const std::string& name) {
+  write_records(pickled, Whole::part, count, [&](ZipWriter& zip, std::size_t key, const std::string& name) {
     zip.add(name, {static_cast<const std::byte*>(nullptr), pickled.storages[key].nbytes()}, [] { return 0; });
   });
   return size;
@@ -311,7 +320,7 @@ void replace_file(const std::filesystem::path& file, bool sync,
 
 void write_file(const Pickled& pickled, const std::filesystem::path& file, const SaveOptions& options) {
   replace_file(file, options.sync, [&](AtomicFile& target) {
-    write_zip(pickled, [&](std::span<const std::byte> bytes) { target.write(bytes); });
+    write_zip_of(pickled, Whole::file, [&](std::span<const std::byte> bytes) { target.write(bytes); });
   });
 }
 

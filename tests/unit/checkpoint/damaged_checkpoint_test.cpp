@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <optional>
+#include <span>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <lockstep/lockstep.h>
 
+#include "base/version.h"
+#include "checkpoint/write_metadata.h"
+#include "serialize/torch_format.h"
+#include "serialize/zip.h"
 #include "support/error_of.h"
 #include "unit/checkpoint/manager_test.h"
 
@@ -15,6 +23,7 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using testing::contents;
 using testing::damage;
 using ::testing::ElementsAre;
@@ -143,6 +152,97 @@ TEST_P(DamagedCheckpoint, WithoutTheMetricsFileOnlyMetricsAreLost) {
   std::ofstream(folder_ / "metrics.json") << "{ damaged";
   EXPECT_EQ(manager.load_latest()->info.step, 1);
   EXPECT_FALSE(manager.load_best());
+}
+
+class NewerCheckpoint : public DamagedCheckpoint {
+ protected:
+  NewerCheckpoint() {
+    manager_.emplace(folder_, options());
+    manager_->save(10, contents(10), 0.5);
+    manager_->wait();
+  }
+
+  std::string error_of_latest() {
+    return error_of<CheckpointError>([&] { manager_->load_latest(); });
+  }
+
+  std::string refusal(const std::string& file, int format) const {
+    return fmt::format(
+        "{}: written by a later Lockstep in checkpoint format {}; this version, {}, reads up to 1: update Lockstep",
+        (folder_ / file).string(), format, lockstep_version());
+  }
+
+  std::optional<CheckpointManager> manager_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Saving, NewerCheckpoint, ::testing::Values(false), testing::saving_name);
+
+void write_file(const fs::path& file, const std::string& bytes) {
+  std::ofstream(file, std::ios::binary) << bytes;
+}
+
+std::string file_of_format(const std::string& format) {
+  std::string bytes;
+  serialize::ZipWriter zip([&](std::span<const std::byte> piece) {
+    bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  });
+  zip.add("data.pkl", serialize::pickle_value(Dict{{"step", 20}}).pickle);
+  zip.add(".lockstep_format", format);
+  zip.finish();
+  return bytes;
+}
+
+TEST_P(NewerCheckpoint, IsRefusedAndNotSkipped) {
+  const std::string name = "step-00000020.pt";
+  write_file(folder_ / name, file_of_format("1"));
+  EXPECT_EQ(manager_->load_latest()->info.step, 20);
+  write_file(folder_ / name, file_of_format("3"));
+  EXPECT_THAT(error_of_latest(),
+              AllOf(HasSubstr(refusal(name, 3)), HasSubstr("no other checkpoint takes its place")));
+  EXPECT_EQ(error_of<CheckpointReadError>([&] { load(folder_ / name); }), refusal(name, 3));
+  write_file(folder_ / name, file_of_format("x"));
+  EXPECT_EQ(manager_->load_latest()->info.step, 10) << "damaged";
+}
+
+TEST_P(NewerCheckpoint, InPartsIsRefused) {
+  distributed_checkpoint::save(contents(20).as_dict(), folder_ / "step-00000020", {.sync = false});
+  const auto metadata = folder_ / "step-00000020" / ".metadata";
+  std::ifstream stream(metadata, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  std::string pickle(distributed_checkpoint::without_trailer(text).pickle);
+  const std::string field = "lockstep_format";
+  const auto value = pickle.find(field) + field.size();
+  ASSERT_EQ(pickle.find("K\x01", value), value) << "after the name comes the number 1";
+  pickle[value + 1] = 4;
+  write_file(metadata, pickle);
+  const auto expected = refusal("step-00000020/.metadata", 4);
+  EXPECT_EQ(error_of<CheckpointReadError>([&] { distributed_checkpoint::load(folder_ / "step-00000020"); }),
+            expected);
+  EXPECT_THAT(error_of_latest(), HasSubstr(expected));
+}
+
+TEST_P(NewerCheckpoint, MetricsAreNotOverwritten) {
+  const auto file = folder_ / "metrics.json";
+  write_file(file, R"({"10": 0.5})");
+  EXPECT_EQ(manager_->load_best()->info.step, 10) << "of a version without a number";
+  write_file(file, R"({"lockstep_format": 2})");
+  EXPECT_THAT(error_of_latest(), HasSubstr(refusal("metrics.json", 2)));
+  EXPECT_NE(error_of<CheckpointError>([&] {
+              manager_->save(20, contents(20));
+              manager_->wait();
+            }),
+            "");
+  std::ifstream stream(file);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(stream), {}), R"({"lockstep_format": 2})");
+}
+
+TEST_P(NewerCheckpoint, OfPyTorchIsRefused) {
+  auto bytes = save_bytes(contents(20));
+  const auto version = bytes.find("3\n", bytes.find("archive/version"));
+  bytes.replace(version, 2, "99");
+  EXPECT_EQ(
+      error_of<CheckpointReadError>([&] { load_bytes(bytes, {}, "net.pt"); }),
+      "net.pt: written by a later PyTorch in file format 99; this LibTorch reads up to 10: update LibTorch");
 }
 
 }  // namespace

@@ -17,11 +17,18 @@ using Clock = Coordinator::Clock;
 // A run with a clock that advances only on request.
 class FakeRun {
  public:
-  explicit FakeRun(const CoordinatorOptions& options) : coordinator_(options, now_) {}
+  explicit FakeRun(const CoordinatorOptions& options)
+      : shared_(options.shared), coordinator_(options, now_) {}
 
-  void join(int node, const NodeInfo& info = {}) {
-    coordinator_.join(node, info, now_);
+  // With the options of the run.
+  std::string join(int node, NodeInfo info = {}) {
+    info.shared = shared_;
+    return join_with_own_options(node, info);
+  }
+  std::string join_with_own_options(int node, const NodeInfo& info) {
+    auto refusal = coordinator_.join(node, info, now_);
     collect();
+    return refusal;
   }
   void handle(int node, const FromNode& message) {
     coordinator_.handle(node, message, now_);
@@ -75,6 +82,7 @@ class FakeRun {
   }
 
   Clock::time_point now_{};
+  SharedOptions shared_;
   Coordinator coordinator_;
   std::vector<Coordinator::Message> messages_;
 };
@@ -82,7 +90,7 @@ class FakeRun {
 const Failed kFailure{.attempt = 0, .report = {.first = {.rank = 3, .code = 1}, .host = "b"}};
 
 TEST(Coordinator, StartsWhenAllNodesHaveArrivedAndThePortIsReserved) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2}});
   run.join(0, {.ranks = 2, .host = "a"});
   EXPECT_THAT(run.told<Reserve>(), IsEmpty());
   run.join(1, {.ranks = 3, .host = "b"});
@@ -101,7 +109,7 @@ TEST(Coordinator, StartsWhenAllNodesHaveArrivedAndThePortIsReserved) {
 }
 
 TEST(Coordinator, NumbersRolesSeparately) {
-  FakeRun run({.min_nodes = 3, .max_nodes = 3});
+  FakeRun run({.shared = {.min_nodes = 3, .max_nodes = 3}});
   run.join(0, {.ranks = 2, .role = "trainer"});
   run.join(1, {.ranks = 1, .role = "reader"});
   run.join(2, {.ranks = 2, .role = "trainer"});
@@ -114,14 +122,19 @@ TEST(Coordinator, NumbersRolesSeparately) {
 }
 
 TEST(Coordinator, RespectsGivenNodeRanks) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2, .numbered = true, .master_addr = "first"});
-  run.join(0, {.node_rank = 1});
+  FakeRun run(
+      {.shared = {.min_nodes = 2, .max_nodes = 2}, .host = "a", .numbered = true, .master_addr = "first"});
+  run.join(0, {.node_rank = 1, .host = "one"});
   run.join(1, {.node_rank = 1, .host = "twin"});
-  EXPECT_THAT(run.last<Refused>().reason, HasSubstr("node-rank 1 is taken"));
+  EXPECT_EQ(run.last<Refused>().reason,
+            "the node on twin has --node-rank 1, but that of one has it already; give each node another");
   run.join(2, {.node_rank = 5});
-  EXPECT_THAT(run.last<Refused>().reason, HasSubstr("expects 2 nodes"));
-  run.join(3, {});
-  EXPECT_THAT(run.last<Refused>().reason, HasSubstr("this node has none"));
+  EXPECT_THAT(run.last<Refused>().reason, HasSubstr("--node-rank 5, but the run has 2 nodes"));
+  run.join(3, {.host = "b"});
+  EXPECT_EQ(
+      run.last<Refused>().reason,
+      "the node on b has no --node-rank, but the node on a, which coordinates the run, has a --node-rank; "
+      "set it on all nodes or on none");
   run.join(4, {.node_rank = 0});
   EXPECT_THAT(run.told<Reserve>(), ElementsAre(4));
   run.handle(4, Reserved{.address = "10.0.0.1"});
@@ -130,7 +143,7 @@ TEST(Coordinator, RespectsGivenNodeRanks) {
 }
 
 TEST(Coordinator, SucceedsWhenAllNodesHaveFinished) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2}});
   run.join(0);
   run.join(1);
   run.handle(0, Reserved{});
@@ -143,7 +156,7 @@ TEST(Coordinator, SucceedsWhenAllNodesHaveFinished) {
 }
 
 TEST(Coordinator, RestartsOnlyWhenAllNodesHaveStopped) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2, .max_restarts = 1});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2, .max_restarts = 1}});
   run.join(0);
   run.join(1);
   run.handle(0, Reserved{.port = 1});
@@ -162,7 +175,7 @@ TEST(Coordinator, RestartsOnlyWhenAllNodesHaveStopped) {
 }
 
 TEST(Coordinator, ReportsTheFirstFailureWhenNoRestartIsLeft) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2}});
   run.join(0);
   run.join(1);
   run.handle(0, Reserved{});
@@ -176,7 +189,7 @@ TEST(Coordinator, ReportsTheFirstFailureWhenNoRestartIsLeft) {
 }
 
 TEST(Coordinator, IgnoresMessagesOfEarlierAttempts) {
-  FakeRun run({.min_nodes = 1, .max_nodes = 1, .max_restarts = 3});
+  FakeRun run({.shared = {.min_nodes = 1, .max_nodes = 1, .max_restarts = 3}});
   run.join(0);
   run.handle(0, Reserved{});
   run.handle(0, kFailure);
@@ -190,7 +203,7 @@ TEST(Coordinator, IgnoresMessagesOfEarlierAttempts) {
 }
 
 TEST(Coordinator, WaitsForMoreNodesUntilTheLastCallEnds) {
-  FakeRun run({.min_nodes = 1, .max_nodes = 3, .last_call_timeout = 30s});
+  FakeRun run({.shared = {.min_nodes = 1, .max_nodes = 3}, .last_call_timeout = 30s});
   run.join(0);
   EXPECT_EQ(run.poll_timeout(), 30s);
   run.wait(20s);
@@ -201,7 +214,7 @@ TEST(Coordinator, WaitsForMoreNodesUntilTheLastCallEnds) {
 }
 
 TEST(Coordinator, FailsWhenTooFewNodesArrive) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2, .numbered = true, .join_timeout = 60s});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2}, .numbered = true, .join_timeout = 60s});
   run.join(0, {.node_rank = 0});
   EXPECT_EQ(run.poll_timeout(), 60s);
   run.wait(60s);
@@ -213,7 +226,7 @@ TEST(Coordinator, FailsWhenTooFewNodesArrive) {
 }
 
 TEST(Coordinator, AddsALateNodeWithoutCountingARestart) {
-  FakeRun run({.min_nodes = 1, .max_nodes = 2, .max_restarts = 0, .last_call_timeout = 0s});
+  FakeRun run({.shared = {.min_nodes = 1, .max_nodes = 2, .max_restarts = 0}, .last_call_timeout = 0s});
   run.join(0);
   run.wait(0s);
   run.handle(0, Reserved{});
@@ -229,7 +242,7 @@ TEST(Coordinator, AddsALateNodeWithoutCountingARestart) {
 }
 
 TEST(Coordinator, KeepsASpareNode) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2, .max_restarts = 1});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2, .max_restarts = 1}});
   run.join(0);
   run.join(1);
   run.handle(0, Reserved{});
@@ -244,7 +257,7 @@ TEST(Coordinator, KeepsASpareNode) {
 }
 
 TEST(Coordinator, WaitsForALostNodeToComeBack) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2, .max_restarts = 1, .join_timeout = 60s});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2, .max_restarts = 1}, .join_timeout = 60s});
   run.join(0);
   run.join(1);
   run.handle(0, Reserved{});
@@ -258,7 +271,7 @@ TEST(Coordinator, WaitsForALostNodeToComeBack) {
 }
 
 TEST(Coordinator, ContinuesWithFewerNodes) {
-  FakeRun run({.min_nodes = 1, .max_nodes = 2, .max_restarts = 1});
+  FakeRun run({.shared = {.min_nodes = 1, .max_nodes = 2, .max_restarts = 1}});
   run.join(0);
   run.join(1);
   run.handle(0, Reserved{});
@@ -270,7 +283,7 @@ TEST(Coordinator, ContinuesWithFewerNodes) {
 }
 
 TEST(Coordinator, DoesNotWaitForFinishedNodes) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2}});
   run.join(0);
   run.join(1);
   run.handle(0, Reserved{});
@@ -283,7 +296,7 @@ TEST(Coordinator, DoesNotWaitForFinishedNodes) {
 }
 
 TEST(Coordinator, DoesNotWaitForeverForANodeThatDoesNotStop) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2}});
   run.join(0, {.host = "frozen", .grace_period_ms = 20'000});
   run.join(1, {.host = "b", .grace_period_ms = 5'000});
   run.handle(0, Reserved{});
@@ -299,8 +312,40 @@ TEST(Coordinator, DoesNotWaitForeverForANodeThatDoesNotStop) {
   EXPECT_EQ(run.last<End>().failure->first.rank, 3);
 }
 
+TEST(Coordinator, RefusesOptionsThatDifferWithBothValuesAndHosts) {
+  const SharedOptions shared{.run_id = "7", .min_nodes = 2, .max_nodes = 2};
+  FakeRun run({.shared = shared, .host = "a"});
+  const auto refusal = [&](const auto& change) {
+    NodeInfo info{.shared = shared, .host = "b"};
+    change(info.shared);
+    const auto why = run.join_with_own_options(1, info);
+    EXPECT_EQ(run.last<Refused>().reason, why);
+    return why;
+  };
+  const std::string begin = "the node on b has ";
+  const std::string middle = ", but the node on a, which coordinates the run, has ";
+  const std::string same = "; start the launchers of all nodes of a run with the same values";
+  EXPECT_EQ(refusal([](auto& own) { own.min_nodes = own.max_nodes = 3; }),
+            begin + "--nnodes 3" + middle + "--nnodes 2" + same);
+  EXPECT_EQ(refusal([](auto& own) { own.min_nodes = 1; }),
+            begin + "--nnodes 1:2" + middle + "--nnodes 2" + same);
+  EXPECT_EQ(refusal([](auto& own) {
+              own.run_id = "8";
+              own.max_restarts = 3;
+            }),
+            begin + "--rdzv-id 8 and --max-restarts 3" + middle + "--rdzv-id 7 and --max-restarts 0" + same);
+  const std::string install = "; install the same version on all nodes";
+  EXPECT_EQ(refusal([](auto& own) { own.lockstep = "99.1"; }),
+            begin + "Lockstep 99.1" + middle + "Lockstep " + lockstep_version() + install);
+  EXPECT_THAT(refusal([](auto& own) { ++own.messages; }), HasSubstr(" with format 7 of messages, but"));
+  EXPECT_THAT(run.told<Reserve>(), IsEmpty());
+  EXPECT_EQ(run.join(2), "");
+  EXPECT_EQ(run.join(3), "");
+  EXPECT_THAT(run.told<Reserve>(), ElementsAre(2));
+}
+
 TEST(Coordinator, RemovesOnlyNodesThatDoNotStop) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 3, .max_restarts = 1});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 3, .max_restarts = 1}});
   for (int node = 0; node < 3; ++node) run.join(node);
   run.handle(0, Reserved{});
   run.handle(2, kFailure);
@@ -317,7 +362,7 @@ TEST(Coordinator, RemovesOnlyNodesThatDoNotStop) {
 
 TEST(Coordinator, WaitsForTheCauseOfALostPeer) {
   const Failed consequence{.attempt = 0, .consequence = true, .report = {.first = {.rank = 0, .code = 1}}};
-  FakeRun told({.min_nodes = 2, .max_nodes = 2});
+  FakeRun told({.shared = {.min_nodes = 2, .max_nodes = 2}});
   told.join(0);
   told.join(1);
   told.handle(0, Reserved{});
@@ -329,7 +374,7 @@ TEST(Coordinator, WaitsForTheCauseOfALostPeer) {
   told.handle(1, Stopped{0});
   EXPECT_EQ(told.last<End>().failure->first.rank, 3);
 
-  FakeRun silent({.min_nodes = 2, .max_nodes = 2});
+  FakeRun silent({.shared = {.min_nodes = 2, .max_nodes = 2}});
   silent.join(0);
   silent.join(1);
   silent.handle(0, Reserved{});
@@ -339,7 +384,7 @@ TEST(Coordinator, WaitsForTheCauseOfALostPeer) {
 }
 
 TEST(Coordinator, EndsWithTheCoordinatingLauncher) {
-  FakeRun run({.min_nodes = 1, .max_nodes = 2, .max_restarts = 5});
+  FakeRun run({.shared = {.min_nodes = 1, .max_nodes = 2, .max_restarts = 5}});
   run.join(0, {.host = "a", .is_host = true});
   run.join(1);
   run.handle(0, Reserved{});
@@ -351,7 +396,7 @@ TEST(Coordinator, EndsWithTheCoordinatingLauncher) {
 }
 
 TEST(Coordinator, DoesNotWaitForeverForThePort) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2}});
   run.join(0);
   run.join(1);
   ASSERT_TRUE(run.poll_timeout());
@@ -361,7 +406,7 @@ TEST(Coordinator, DoesNotWaitForeverForThePort) {
 }
 
 TEST(Coordinator, DoesNotRestartFinishedNodesForANewNode) {
-  FakeRun run({.min_nodes = 2, .max_nodes = 3, .last_call_timeout = 0s});
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 3}, .last_call_timeout = 0s});
   run.join(0);
   run.join(1);
   run.wait(0s);

@@ -2,14 +2,17 @@
 #include "launch/host_control.h"
 
 #include <csignal>
+#include <string_view>
 #include <unistd.h>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
 
 #include "base/unique_fd.h"
+#include "base/version.h"
 #include "launch/hosts.h"
 
 namespace lockstep::launch {
@@ -76,9 +79,16 @@ TEST_F(HostControlStream, SilenceIsAHangup) {
 TEST_F(HostControlStream, RefusesWhatIsNotAnOrder) {
   write("{}\n");
   EXPECT_THROW(read_node_order(in_.get(), Deadline(milliseconds(1000))), LaunchError);
-  write("{\"order\":2}\n");
-  EXPECT_THAT([&] { read_node_order(in_.get(), Deadline(milliseconds(1000))); },
-              ::testing::ThrowsMessage<LaunchError>(HasSubstr("another version of Lockstep")));
+  for (const auto* const order :
+       {R"({"order":1})", R"({"order":9,"lockstep":"99.1"})", R"({"order":2,"lockstep":"99.1"})"}) {
+    write(fmt::format("{}\n", order));
+    EXPECT_THAT([&] { read_node_order(in_.get(), Deadline(milliseconds(1000))); },
+                ::testing::ThrowsMessage<LaunchError>(
+                    AllOf(HasSubstr("has Lockstep " + lockstep_version()),
+                          HasSubstr(std::string_view(order).find("99.1") != std::string_view::npos
+                                        ? "has 99.1"
+                                        : "has an earlier one"))));
+  }
   write("without an end");
   EXPECT_THAT([&] { read_node_order(in_.get(), Deadline(milliseconds(10))); },
               ::testing::ThrowsMessage<LaunchError>(HasSubstr("no complete line")));

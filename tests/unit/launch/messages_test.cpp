@@ -14,9 +14,14 @@ namespace lockstep::launch {
 namespace {
 
 TEST(Messages, TravelBothWays) {
-  const auto hello = decode_hello(encode(
-      Hello{.run_id = "r \"1\"", .node = {.node_rank = 2, .ranks = 4, .host = "h", .grace_period_ms = 70}}));
-  EXPECT_EQ(hello.run_id, "r \"1\"");
+  const auto hello = decode_hello(encode(Hello{.node = {.shared = {.run_id = "r \"1\"", .max_nodes = 3},
+                                                        .node_rank = 2,
+                                                        .ranks = 4,
+                                                        .host = "h",
+                                                        .grace_period_ms = 70}}));
+  EXPECT_EQ(hello.node.shared.run_id, "r \"1\"");
+  EXPECT_EQ(hello.node.shared.max_nodes, 3);
+  EXPECT_EQ(hello.node.shared.lockstep, lockstep_version());
   EXPECT_EQ(hello.node.node_rank, 2);
   EXPECT_EQ(hello.node.ranks, 4);
   EXPECT_EQ(hello.node.grace_period_ms, 70);
@@ -46,6 +51,20 @@ TEST(Messages, TravelBothWays) {
   EXPECT_FALSE(std::get<End>(decode_to_node(encode(ToNode(End{})))).failure);
   EXPECT_EQ(std::get<End>(decode_to_node(encode(ToNode(End{FailureReport{.reason = "r"}})))).failure->reason,
             "r");
+}
+
+TEST(Messages, OfOtherVersionsSayWhichOne) {
+  const auto earlier = decode_hello(
+      R"({"kind":"hello","protocol":5,"run_id":"none","node_rank":1,"ranks":1,"role":"default","host":"b",)"
+      R"("is_host":false,"grace_period_ms":5000,"challenge":"c","proof":""})");
+  EXPECT_EQ(earlier.node.shared.messages, 5);
+  EXPECT_EQ(earlier.node.shared.lockstep, "");
+  EXPECT_EQ(earlier.node.host, "b");
+  EXPECT_EQ(earlier.challenge, "c");
+  const auto later = decode_hello(
+      R"({"kind":"hello","protocol":70,"lockstep":"9.0","host":"b","challenge":"c","proof":"p","new":[]})");
+  EXPECT_EQ(later.node.shared.messages, 70);
+  EXPECT_EQ(later.node.shared.lockstep, "9.0");
 }
 
 TEST(Messages, OfUnknownProgramsAreRejected) {

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+// The version of this Lockstep, as in "0.1.0".
+std::string lockstep_version();
+
+// A format that other processes, or later versions of Lockstep, read. `number` grows with every change that a
+// reader of the number before would misread. Readers accept all numbers up to their own; processes that
+// exchange messages need the same number.
+struct Format {
+  std::string_view name;
+  std::uint64_t number;
+};
+
+namespace formats {
+
+inline constexpr Format kCheckpoints{"checkpoint", 1};
+inline constexpr Format kLauncherMessages{"message between launchers", 6};
+inline constexpr Format kNodeOrders{"order of lockstep run --hosts", 2};
+// What the ranks of one host publish to each other: node::RankStatus with the recorder's entries, and shm's layout.
+inline constexpr Format kSharedMemory{"shared memory", 1};
+
+}  // namespace formats
+
+// The name under which files have the number of their format. Files without it have the number 1.
+inline constexpr std::string_view kFormatField = "lockstep_format";
+
+// Why this version of Lockstep cannot read what has the number `found`; empty if it can.
+std::string reason_not_to_read(const Format& format, std::uint64_t found);
+
+}  // namespace lockstep
