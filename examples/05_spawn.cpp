@@ -43,8 +43,8 @@ void train(int rank, const Settings& settings, const at::Tensor& data, const std
 }  // namespace
 
 int main() {
-  const auto result = std::filesystem::temp_directory_path() / "05_spawn.pt";
   try {
+    const auto result = std::filesystem::temp_directory_path() / "05_spawn.pt";
     const auto data = torch::randn({256, 8});
     lockstep::spawn({.nprocs = 2, .timeout = std::chrono::minutes(5)}, train, Settings{}, data,
                     result.string());
@@ -52,9 +52,9 @@ int main() {
     lockstep::load_state_dict(net, lockstep::load(result).as_dict());
     const auto loss = torch::nn::functional::mse_loss(net->forward(data), target_of(data));
     std::cout << "trained by two ranks: loss " << loss.item<float>() << '\n';
+    std::filesystem::remove(result);
   } catch (const std::exception& error) {
     std::cerr << "05_spawn: " << error.what() << '\n';
     return 1;
   }
-  std::filesystem::remove(result);
 }

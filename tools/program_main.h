@@ -10,6 +10,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/limits.h"
+
 namespace lockstep {
 
 // Runs the body of a program behind a `lockstep` command; `body` parses the command line of `app` and returns
@@ -19,7 +21,9 @@ int run_program(CLI::App& app, Body body) {
   constexpr int kFailure = 1;
   constexpr int kUsageError = 2;
   try {
-    return body();
+    const int code = body();
+    require_output();
+    return code;
   } catch (const CLI::Success& request) {
     return app.exit(request);
   } catch (const CLI::ParseError& error) {
@@ -31,7 +35,7 @@ int run_program(CLI::App& app, Body body) {
   } catch (const c10::Error& error) {
     log(LogLevel::error, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    log(LogLevel::error, error.what());
+    log(LogLevel::error, exception_text(error));
   }
   return kFailure;
 }

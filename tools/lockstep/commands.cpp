@@ -17,6 +17,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/host.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 #include "base/version.h"
 #include "doctor/checks.h"
@@ -295,7 +296,10 @@ int parse_and_run(const std::vector<std::string>& arguments) {
     return app.exit(request);
   }
   for (const auto& command : commands) {
-    if (command.app->parsed()) return command.run({separator, arguments.end()});
+    if (!command.app->parsed()) continue;
+    const int code = command.run({separator, arguments.end()});
+    require_output();
+    return code;
   }
   std::cerr << app.help();
   return kUsageError;
@@ -316,7 +320,7 @@ int run(const std::vector<std::string>& arguments) {
     log(LogLevel::error, error.what());
     return error.exit_code();
   } catch (const std::exception& error) {
-    log(LogLevel::error, error.what());
+    log(LogLevel::error, exception_text(error));
     return 1;
   }
 }

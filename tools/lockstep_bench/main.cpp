@@ -16,6 +16,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "base/host.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 #include "cost_model.h"
 #include "kinds.h"
@@ -190,7 +191,7 @@ int main(int argc, char** argv) {
     log(LogLevel::error, error.what());
     return 2;
   } catch (const std::exception& error) {
-    log(LogLevel::error, error.what());
+    log(LogLevel::error, exception_text(error));
     return 1;
   }
 }

@@ -17,6 +17,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "backends/registry.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 
 namespace lockstep::doctor {
@@ -65,7 +66,7 @@ int main(int argc, char** argv) {
   try {
     return lockstep::doctor::run({argv + 1, argv + argc});
   } catch (const std::exception& error) {
-    std::cerr << "lockstep-doctor: " << error.what() << '\n';
+    std::cerr << "lockstep-doctor: " << lockstep::exception_text(error) << '\n';
     return 1;
   }
 }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <new>
+#include <type_traits>
 
 #include <nlohmann/json.hpp>
 #include <torch/types.h>
@@ -94,17 +96,18 @@ Link link_of(const json& value) {
 }  // namespace
 
 Machine measure_machine(int ranks) {
-  const auto file = std::filesystem::temp_directory_path() / fmt::format("lockstep-plan-{}.json", ::getpid());
+  static_assert(std::is_trivially_copyable_v<Machine>);
+  const auto memory = SharedMemory::create("lockstep-plan", sizeof(Machine));
+  memory.commit(0, sizeof(Machine), "what rank 0 measures");
+  auto* const measured = new (memory.data()) Machine;
   spawn({.nprocs = ranks}, [&](int) {
     const auto context = init();
     Machine machine{.ranks_per_host = ranks, .memory = static_cast<std::int64_t>(available_memory())};
     measure_block(machine);
     machine.host = measure_link(ranks);
-    if (context.is_main()) write_machine(machine, file);
+    if (context.is_main()) *measured = machine;
   });
-  const auto machine = read_machine(file);
-  std::filesystem::remove(file);
-  return machine;
+  return *measured;
 }
 
 Machine read_machine(const std::filesystem::path& file) {

@@ -156,7 +156,7 @@ void write_text(const std::string& text, const std::filesystem::path& file) {
     target.commit();
   } catch (const std::system_error& error) {
     throw_error<Error>("cannot write {}: {}; check that its folder exists and has space", file.string(),
-                       error.code().message());
+                       errno_text(error.code().value()));
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "backends/registry.h"
 #include "base/deadline.h"
+#include "base/limits.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "rendezvous/file_rendezvous.h"
@@ -275,7 +276,10 @@ std::unique_ptr<Session> join(const SessionOptions& options) {
 
 }  // namespace
 
-Context init(const SessionOptions& options) { return Context(join(options)); }
+Context init(const SessionOptions& options) {
+  require_stack();
+  return Context(join(options));
+}
 
 }  // namespace rendezvous
 

@@ -20,6 +20,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/limits.h"
 #include "base/process_state.h"
 #include "base/sockets.h"
 #include "base/text.h"
@@ -92,6 +93,17 @@ void allow_connections(int world_size) {
                                limit.rlim_max, world_size, errno_text(errno));
 }
 
+// Nobody is about to enable it, so there is nothing to wait for.
+void require_loopback(const std::string& host, int rank) {
+  if (host != "localhost" && host != "::1" && !host.starts_with("127.")) return;
+  const auto interfaces = network_interfaces();
+  const auto is_up = [](const Interface& interface) { return interface.loopback && interface.up; };
+  if (std::ranges::any_of(interfaces, is_up)) return;
+  throw_error<RendezvousError>(
+      "rank {} cannot use {}: the loopback interface of this host or container is down; enable it: ip link set lo up",
+      rank, host);
+}
+
 c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStoreOptions options,
                                            const std::string& who) {
   options.port = static_cast<std::uint16_t>(server.port);
@@ -99,7 +111,7 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
     return c10::make_intrusive<c10d::TCPStore>(server.host, options);
   } catch (const std::exception& error) {
     throw_error<RendezvousError>("{}: the store at {}:{} cannot be used: {}", who, server.host, server.port,
-                                 first_line_of(error.what()));
+                                 first_line_of(exception_text(error)));
   }
 }
 
@@ -156,6 +168,7 @@ Listener listen_on(int port, const std::string& host) {
 c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string& host, int world_size,
                                             const Deadline& deadline) {
   allow_connections(world_size);
+  require_loopback(host, 0);
   const Endpoint server{host, listener.port};
   const std::string reason = wait_for_server(server, 0, Deadline(std::min(kOwnLimit, deadline.remaining())));
   if (!reason.empty()) {
@@ -175,6 +188,7 @@ c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string
 
 c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size,
                                            const Deadline& deadline, bool with_python) {
+  require_loopback(server.host, rank);
   const std::string reason = wait_for_server(server, rank, deadline);
   if (!reason.empty()) {
     throw_error<RendezvousError>(

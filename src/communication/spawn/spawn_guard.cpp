@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/limits.h"
 #include "base/throw_error.h"
 #include "launch/guard.h"
 #include "launch/process_tree.h"
@@ -27,7 +28,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kConfirmLimit{500};
 
 [[noreturn]] void fail_to_spawn(const std::string& step) {
-  throw_error<LaunchError>("spawn: {}: {}", step, errno_text(errno));
+  throw_error<LaunchError>("spawn: {}: {}", step, start_error_text(errno));
 }
 
 // Starts the ranks of spawn() and waits for their end. See RankSupervisor for phases, threads and invariants.

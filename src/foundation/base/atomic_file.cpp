@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/limits.h"
+
 namespace lockstep {
 namespace {
 
@@ -54,6 +56,7 @@ AtomicFile::AtomicFile(std::filesystem::path file, AtomicFileOptions options)
 void AtomicFile::fail() const { lockstep::fail(file_); }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
+  const FileSizeErrors as_errors;
   while (!bytes.empty()) {
     const auto count = ::write(fd(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <sched.h>
+#include <sys/auxv.h>
 #include <thread>
 #include <unistd.h>
 
@@ -66,7 +67,15 @@ int usable_cores() {
   return quota >= cores ? cores : std::max(1, static_cast<int>(std::ceil(quota)));
 }
 
-fs::path own_program() { return fs::read_symlink("/proc/self/exe"); }
+fs::path own_program() {
+  std::error_code no_proc;
+  const auto program = fs::read_symlink("/proc/self/exe", no_proc);
+  if (!no_proc) return program;
+  // Without /proc, the path with which this program was started.
+  const auto* const started_as = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
+  const auto absolute = fs::absolute(started_as == nullptr ? "" : started_as, no_proc);
+  return fs::exists(absolute, no_proc) ? absolute : fs::path(started_as == nullptr ? "" : started_as);
+}
 
 std::string first_line(const fs::path& file) {
   std::string line;

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <atomic>
 #include <optional>
-#include <system_error>
 #include <unistd.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 
@@ -43,7 +41,5 @@ void log(LogLevel level, std::string_view message) {
 bool is_logged(LogLevel level) { return level >= threshold(); }
 
 void set_log_writer(LogWriter writer) { writer_of_lines = writer; }
-
-std::string errno_text(int code) { return std::generic_category().message(code); }
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,6 +20,8 @@
 #include <fmt/format.h>
 
 #include "base/host.h"
+#include "base/limits.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 
 namespace lockstep {
@@ -38,8 +41,22 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 }
 
 [[noreturn]] void fail_to_map(std::size_t bytes) {
-  fail(fmt::format("{:.0f} MiB of address space could not be mapped (is there a limit, `ulimit -v`?)",
-                   static_cast<double>(bytes) / kMegabyte));
+  fail(fmt::format("{} of address space could not be mapped", bytes_text(bytes)));
+}
+
+UniqueFd anonymous_file(const std::string& name) {
+  UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd) return fd;
+  const bool refused = errno == EPERM || errno == ENOSYS;
+  fail(refused ? "the call memfd_create is refused, as by a seccomp profile; allow it" : "memfd_create");
+}
+
+// ftruncate() beyond the limit would be a SIGXFSZ.
+void require_file_size(std::size_t bytes) {
+  const auto limit = soft_limit(RLIMIT_FSIZE);
+  if (!limit || bytes <= *limit) return;
+  throw_error<Error>("shared memory: {} are needed, and `ulimit -f` allows files of {}; raise it",
+                     bytes_text(bytes), bytes_text(*limit));
 }
 
 }  // namespace
@@ -73,8 +90,8 @@ SharedMemory::SharedMemory(UniqueFd fd, std::size_t bytes) : fd_(std::move(fd)),
 }
 
 SharedMemory SharedMemory::create(const std::string& name, std::size_t bytes) {
-  UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) fail("memfd_create");
+  require_file_size(bytes);
+  auto fd = anonymous_file(name);
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail("ftruncate");
   // Truncating the file would be a SIGBUS in the other processes.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) fail("sealing its size");

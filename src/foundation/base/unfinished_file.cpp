@@ -23,6 +23,7 @@
 #include <fmt/format.h>
 
 #include "base/host.h"
+#include "base/limits.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -224,6 +225,7 @@ void UnfinishedFile::copy_to_named() {
   struct stat status {};
   if (::fstat(source.get(), &status) != 0) fail_at(name_);
   if (::fchmod(fd(), status.st_mode & 07777U) != 0 && !has_no_modes(errno)) fail_at(name_);
+  const FileSizeErrors as_errors;
   std::vector<char> buffer(std::size_t{1} << 20U);
   for (off_t done = 0; done < status.st_size;) {
     const auto count = ::pread(source.get(), buffer.data(), buffer.size(), done);

@@ -18,8 +18,8 @@
 
 #include <fmt/format.h>
 
+#include "base/limits.h"
 #include "base/sockets.h"
-#include "base/throw_error.h"
 
 namespace lockstep::machine {
 namespace {
@@ -67,7 +67,7 @@ void restore_default_signals() {
   standard.sa_handler = SIG_DFL;
   // A shell starts background jobs with SIGINT and SIGQUIT ignored; a rank must still end when they are
   // forwarded.
-  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGCHLD, SIGPIPE})
+  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGCHLD, SIGPIPE, SIGXFSZ})
     ::sigaction(signal, &standard, nullptr);
   sigset_t none;
   ::sigemptyset(&none);
@@ -234,13 +234,10 @@ RunningProgram start_program(const Program& program, const Deadline& deadline) {
 
 namespace {
 
-RunningProgram start_command(const std::vector<std::string>& words, const std::string& folder,
-                             const Deadline& deadline) {
-  try {
-    return start_program({.file = words.front(), .arguments = words, .folder = folder}, deadline);
-  } catch (const std::system_error& error) {
-    throw_error<Error>("{} cannot be started: {}", words.front(), error.what());
-  }
+CommandResult not_started(const std::string& name, int exit_code, const std::string& reason) {
+  return {.started = false,
+          .exit_code = exit_code,
+          .problem = fmt::format("{} cannot be started: {}", name, reason)};
 }
 
 }  // namespace
@@ -248,15 +245,18 @@ RunningProgram start_command(const std::vector<std::string>& words, const std::s
 CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout,
                           const std::string& folder) {
   const Deadline deadline(timeout);
-  auto program = start_command(words, folder, deadline);
-  Child child(program.pid);
-  CommandResult result;
-  if (program.error != 0) {
-    result.started = false;
-    result.exit_code = program.error == ENOENT ? kNotFound : kNotExecutable;
-    result.problem = fmt::format("{} cannot be started: {}", words.front(), errno_text(program.error));
-    return result;
+  RunningProgram program;
+  try {
+    program = start_program({.file = words.front(), .arguments = words, .folder = folder}, deadline);
+  } catch (const std::system_error& error) {
+    return not_started(words.front(), kNotExecutable, start_error_text(error.code().value()));
   }
+  Child child(program.pid);
+  if (program.error != 0) {
+    const int code = program.error == ENOENT ? kNotFound : kNotExecutable;
+    return not_started(words.front(), code, errno_text(program.error));
+  }
+  CommandResult result;
   for (const auto* stream : {&program.out, &program.err}) ::fcntl(stream->get(), F_SETFL, O_NONBLOCK);
   collect(child, program.out, program.err, deadline, result);
   const int status = child.finish();

@@ -47,8 +47,8 @@ struct CommandResult {
 };
 
 // Runs a program, found on PATH, in `folder` with /dev/null as its stdin, and waits for its end. At `timeout`
-// it is killed with the processes that it has started. Failures of the program are part of the result. Throws
-// Error when the system refuses a pipe or process. Safe from any thread.
+// it is killed with the processes that it has started. Failures of the program are part of the result,
+// and so is a pipe or process that the system refuses. Safe from any thread.
 CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout,
                           const std::string& folder = {});
 

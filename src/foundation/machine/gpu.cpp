@@ -66,8 +66,8 @@ void mark_hidden(std::vector<Gpu>& gpus, const std::optional<std::string>& visib
 }
 
 Gpus read_gpus(const std::optional<std::string>& visible, std::chrono::milliseconds timeout) {
-  // nvidia-smi is slow, so both queries run at the same time.
-  auto second = std::async(std::launch::async, [&] { return run_command(process_query(), timeout); });
+  // nvidia-smi is slow, so both queries run at the same time, where a thread can be started.
+  auto second = std::async([&] { return run_command(process_query(), timeout); });
   const auto described = run_command(gpu_query(), timeout);
   const auto processes = second.get();
   if (!described.started) {

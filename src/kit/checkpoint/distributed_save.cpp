@@ -200,7 +200,7 @@ SaveTicket begin_save(const fs::path& folder, const checkpointing::Group& group,
       }
     } catch (const std::system_error& error) {
       throw_error<CheckpointError>("{}: the folder cannot be made: {}", folder.string(),
-                                   error.code().message());
+                                   errno_text(error.code().value()));
     }
     std::random_device source;
     ticket.token = fmt::format("{:08x}{:08x}", source(), source());

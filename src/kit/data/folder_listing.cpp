@@ -296,7 +296,7 @@ void write_class_indices(const std::filesystem::path& file, const std::vector<st
     out.commit();
   } catch (const std::system_error& error) {
     throw_error<DataError>("{}: the class indices cannot be written: {}", file.string(),
-                           error.code().message());
+                           errno_text(error.code().value()));
   }
 }
 

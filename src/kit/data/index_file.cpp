@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <zlib.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/atomic_file.h"
@@ -55,7 +56,7 @@ void write_index_parts(IndexOutput output, const std::filesystem::path& file, st
     out.commit();
   } catch (const std::system_error& error) {
     log(LogLevel::warning, fmt::format("{}: the index cache {} cannot be written: {}", dataset, file.string(),
-                                       error.code().message()));
+                                       errno_text(error.code().value())));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/atomic_file.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 
 namespace lockstep::training {
@@ -22,6 +23,7 @@ AppendFile::AppendFile(std::filesystem::path file, std::uint64_t size) : file_(s
 }
 
 void AppendFile::append(std::string_view record) {
+  const FileSizeErrors as_errors;
   for (auto rest = record; !rest.empty();) {
     const auto count = ::write(fd_.get(), rest.data(), rest.size());
     if (count < 0 && errno == EINTR) continue;

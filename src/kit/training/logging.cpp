@@ -188,7 +188,7 @@ class CsvLog {
       whole.write(std::as_bytes(std::span(wider)));
       whole.commit();
     } catch (const std::system_error& error) {
-      throw_error<Error>("{} cannot be written: {}", file_.string(), error.code().message());
+      throw_error<Error>("{} cannot be written: {}", file_.string(), errno_text(error.code().value()));
     }
     rows_.emplace(file_, wider.size());
   }

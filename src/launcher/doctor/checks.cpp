@@ -331,6 +331,7 @@ Findings check_all(const Facts& facts, const Env& env) {
        check_dev_shm(facts.shared_memory, !devices.gpus.gpus.empty()), check_clock(facts.clock)});
   add({check_open_files(limits), check_processes(limits), check_locked_memory(limits),
        check_core_files(limits)});
+  add(check_process_limits(facts.process));
   add({check_gpu_driver(facts.gpu_driver, devices.gpus)});
   add(check_gpus(devices.gpus));
   add(check_environment(env, facts.ports, devices.processor));

@@ -23,6 +23,9 @@ Finding check_host_name(const Network& network);
 // GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, if set.
 Findings check_interface_variables(const Network& network, const Env& env);
 
+// One for each limit, and for what limits of containers take away.
+Findings check_process_limits(const ProcessLimits& limits);
+
 // Whether the driver and nvidia-smi work and report the same GPUs.
 Finding check_gpu_driver(const GpuDriver& driver, const machine::Gpus& gpus);
 // One for each visible GPU.

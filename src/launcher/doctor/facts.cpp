@@ -7,10 +7,12 @@
 #include <future>
 #include <iterator>
 #include <set>
+#include <span>
 #include <string_view>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/timex.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -19,6 +21,8 @@
 
 #include "base/env.h"
 #include "base/host.h"
+#include "base/limits.h"
+#include "base/process_memory.h"
 #include "base/shared_memory.h"
 #include "base/text.h"
 #include "base/version.h"
@@ -30,14 +34,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::optional<std::uint64_t> limit_of(int resource) {
-  rlimit limit{};
-  if (::getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
-    return std::nullopt;
-  }
-  return limit.rlim_cur;
-}
-
 int entries_in(const fs::path& folder) {
   std::error_code absent;
   const fs::directory_iterator entries(folder, absent);
@@ -48,6 +44,7 @@ int entries_in(const fs::path& folder) {
 
 SharedMemoryFacts try_shared_memory() {
   constexpr std::size_t page = 4096;
+  constexpr std::size_t least = 4 << 20;  // what each rank needs for the groups of two
   SharedMemoryFacts facts;
   struct statvfs status {};
   if (::statvfs("/dev/shm", &status) == 0) {
@@ -55,7 +52,7 @@ SharedMemoryFacts try_shared_memory() {
     facts.dev_shm_free = std::uint64_t{status.f_bavail} * status.f_frsize;
   }
   try {
-    const auto memory = SharedMemory::create("lockstep-doctor", page);
+    const auto memory = SharedMemory::create("lockstep-doctor", std::max(shareable_bytes(2), least));
     memory.commit(0, page, "a check");
   } catch (const Error& error) {
     facts.memfd_error = error.what();
@@ -71,13 +68,29 @@ Clock read_clock() {
 }
 
 Limits read_limits() {
-  return {.open_files = limit_of(RLIMIT_NOFILE),
-          .processes = limit_of(RLIMIT_NPROC),
-          .locked_memory = limit_of(RLIMIT_MEMLOCK),
+  return {.open_files = soft_limit(RLIMIT_NOFILE),
+          .processes = soft_limit(RLIMIT_NPROC),
+          .locked_memory = soft_limit(RLIMIT_MEMLOCK),
           .pids = Cgroups().pids_limit(),
-          .core_size = limit_of(RLIMIT_CORE),
+          .core_size = soft_limit(RLIMIT_CORE),
           .core_pattern = first_line("/proc/sys/kernel/core_pattern"),
           .has_rdma = entries_in("/sys/class/infiniband") > 0};
+}
+
+ProcessLimits read_process_limits() {
+  ProcessLimits limits{.file_size = soft_limit(RLIMIT_FSIZE),
+                       .address_space = soft_limit(RLIMIT_AS),
+                       .cpu_time = soft_limit(RLIMIT_CPU),
+                       .stack = stack_shortage(),
+                       .shareable = shareable_bytes(2),
+                       .temporary_folder = Env().get("TMPDIR").value_or("/tmp")};
+  const std::uint64_t source = 1;
+  std::uint64_t copy = 0;
+  limits.reads_memory = read_process_memory(::getpid(), reinterpret_cast<std::uintptr_t>(&source),
+                                            std::as_writable_bytes(std::span(&copy, 1)));
+  limits.has_proc = !first_line("/proc/self/stat").empty();
+  if (::access(limits.temporary_folder.c_str(), W_OK | X_OK) != 0) limits.temporary_error = errno_text(errno);
+  return limits;
 }
 
 GpuDriver read_gpu_driver() {
@@ -211,20 +224,22 @@ LibTorch try_libtorch() {
   auto libtorch = describe();
   std::vector<std::future<BackendTrial>> trials;
   for (const auto& backend : libtorch.backends) {
-    if (can_be_tried(backend)) trials.push_back(std::async(std::launch::async, try_backend, backend));
+    // One after the other where no thread can be started.
+    if (can_be_tried(backend)) trials.push_back(std::async(try_backend, backend));
   }
   for (auto& trial : trials) libtorch.trials.push_back(trial.get());
   return libtorch;
 }
 
 Facts read_facts(std::optional<int> port) {
-  auto network = std::async(std::launch::async, read_network);
+  auto network = std::async(read_network);
   Facts facts{.version = lockstep_version(), .devices = read_devices()};
   facts.network = network.get();
   facts.ports = try_ports(facts.network, port);
   facts.shared_memory = try_shared_memory();
   facts.clock = read_clock();
   facts.limits = read_limits();
+  facts.process = read_process_limits();
   facts.gpu_driver = read_gpu_driver();
   facts.libtorch = try_libtorch();
   return facts;

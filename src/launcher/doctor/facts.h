@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/limits.h"
 #include "base/sockets.h"
 #include "doctor/devices.h"
 
@@ -51,6 +52,19 @@ struct Limits {
   bool has_rdma = false;  // an InfiniBand or RoCE device
 };
 
+// What the limits of this process leave; ranks inherit them. nullopt: no limit.
+struct ProcessLimits {
+  std::optional<std::uint64_t> file_size{};      // bytes
+  std::optional<std::uint64_t> address_space{};  // bytes
+  std::optional<std::uint64_t> cpu_time{};       // seconds
+  std::optional<StackShortage> stack{};
+  std::uint64_t shareable = 0;  // bytes that each of two ranks can share
+  bool reads_memory = true;     // process_vm_readv, which the backend shm uses
+  bool has_proc = true;
+  std::string temporary_folder{};
+  std::string temporary_error{};  // why it cannot be used
+};
+
 struct GpuDriver {
   std::string version{};  // the kernel's line; empty where no driver is loaded
   int devices = 0;        // GPUs that the kernel lists
@@ -80,6 +94,7 @@ struct Facts {
   SharedMemoryFacts shared_memory{};
   Clock clock{};
   Limits limits{};
+  ProcessLimits process{};
   GpuDriver gpu_driver{};
   LibTorch libtorch{};
 };
@@ -93,6 +108,7 @@ Ports try_ports(const Network& network, std::optional<int> port);
 SharedMemoryFacts try_shared_memory();
 Clock read_clock();
 Limits read_limits();
+ProcessLimits read_process_limits();
 GpuDriver read_gpu_driver();
 LibTorch try_libtorch();
 

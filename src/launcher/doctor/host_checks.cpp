@@ -56,7 +56,7 @@ Finding check_memfd(const SharedMemoryFacts& facts) {
   if (facts.memfd_error.empty()) return ok("shared memory", "memfd_create works: the backend shm has memory");
   return problem(
       "shared memory", facts.memfd_error,
-      "allow memfd_create and memory for it (seccomp profile, memory limit), or use the backend gloo");
+      "allow memfd_create and memory for it (seccomp profile, memory limit, ulimit -f, ulimit -v)");
 }
 
 Finding check_dev_shm(const SharedMemoryFacts& facts, bool has_gpus) {

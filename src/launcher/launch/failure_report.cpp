@@ -12,6 +12,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "base/host.h"
+#include "base/text.h"
+
 namespace lockstep::launch {
 namespace {
 
@@ -50,9 +53,18 @@ std::string first_failure(const FailureReport& report) {
     line += fmt::format(", after {} restart{}", report.restarts, report.restarts == 1 ? "" : "s");
   }
   if (first.signal == SIGKILL) {
-    line += "; the launcher did not send that SIGKILL: check whether memory ran out (dmesg)";
+    const auto limit = report.host == host_name() ? Cgroups().memory_limit() : std::nullopt;
+    line += fmt::format("; the launcher did not send that SIGKILL: check whether memory ran out (dmesg{})",
+                        limit ? fmt::format("; the cgroup may use {}", bytes_text(*limit)) : "");
   }
   return line;
+}
+
+// The limit that the kernel enforces with a signal.
+std::string limit_behind(int signal) {
+  if (signal == SIGXFSZ) return " (a file grew beyond `ulimit -f`; raise it)";
+  if (signal == SIGXCPU) return " (its CPU time reached `ulimit -t`; raise it)";
+  return "";
 }
 
 std::string uneven_data(const std::vector<int>& finished) {
@@ -71,7 +83,7 @@ std::string signal_name(int signal) {
 
 std::string describe(const RankExit& exit) {
   if (exit.signal == 0) return fmt::format("exited with code {}", exit.code);
-  return fmt::format("was killed by {}{}", signal_name(exit.signal),
+  return fmt::format("was killed by {}{}{}", signal_name(exit.signal), limit_behind(exit.signal),
                      exit.core_dumped ? " (core dumped)" : "");
 }
 

@@ -18,6 +18,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/limits.h"
 #include "base/throw_error.h"
 #include "launch/failure_report.h"
 #include "launch/process_tree.h"
@@ -26,7 +27,7 @@ namespace lockstep::launch {
 namespace {
 
 [[noreturn]] void fail(const char* step) {
-  throw_error<LaunchError>("the ranks could not be started: {}: {}", step, errno_text(errno));
+  throw_error<LaunchError>("the ranks could not be started: {}: {}", step, start_error_text(errno));
 }
 
 [[noreturn]] void become_guard(const std::function<int(int)>& body, bool detach, int parent) {
@@ -40,7 +41,7 @@ namespace {
     const ChildSubreaper subreaper;
     code = body(parent);
   } catch (const std::exception& error) {
-    log(LogLevel::error, error.what());
+    log(LogLevel::error, exception_text(error));
   }
   std::fflush(nullptr);
   ::_exit(code);
@@ -51,7 +52,8 @@ class Companion {
  public:
   explicit Companion(const std::function<void(int)>& body) : stop_(::eventfd(0, EFD_CLOEXEC)) {
     if (!stop_) fail("eventfd");
-    thread_ = std::thread(body, stop_.get());
+    thread_ =
+        start_thread<std::thread>("the coordinator of the nodes", [body, stop = stop_.get()] { body(stop); });
   }
   ~Companion() {
     const std::uint64_t one = 1;
@@ -100,7 +102,11 @@ std::string describe(const GuardExit& exit) {
 
 UniqueFd open_pidfd(pid_t pid) {
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  if (!fd) fail("pidfd_open");
+  if (!fd) {
+    const bool refused = errno == EPERM || errno == ENOSYS;
+    fail(refused ? "the call pidfd_open is refused, as by a seccomp profile or Linux before 5.3; allow it"
+                 : "pidfd_open");
+  }
   return fd;
 }
 

@@ -14,6 +14,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/host.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
 #include "launch/coordinator_server.h"
@@ -137,6 +138,7 @@ ReservedPort reserve_port(const LaunchOptions& options) {
 
 int launch(const LaunchOptions& options) {
   validate(options);
+  require_stack();
   open_standard_streams();
   const std::string file = find_program(options.command.front(), Env());
   check_ahead(options);

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
+#include "base/env.h"
 #include "base/throw_error.h"
 
 namespace lockstep::launch {
@@ -62,9 +63,11 @@ LogFolder::LogFolder(const OutputOptions& options, std::string run_id)
 void LogFolder::make_run_folder() {
   std::error_code code;
   const fs::path base = base_.empty() ? fs::temp_directory_path(code) : fs::path(base_);
-  if (code)
-    throw LaunchError("the folder for temporary files, TMPDIR or /tmp, cannot be used for logs: " +
-                      code.message() + "; set --log-dir");
+  if (code) {
+    throw_error<LaunchError>(
+        "the folder for temporary files, {}, cannot be used for logs: {}; set --log-dir or TMPDIR",
+        Env().get("TMPDIR").value_or("/tmp"), code.message());
+  }
   make_log_folder(base);
   std::string name =
       (base / fmt::format("{}_XXXXXX", base_.empty() ? "lockstep_" + run_id_ : run_id_)).string();
@@ -82,8 +85,12 @@ fs::path LogFolder::begin_attempt(int restarts) {
 }
 
 ErrorRecord::ErrorRecord() : memory_(::memfd_create("lockstep-error", MFD_CLOEXEC)) {
-  if (!memory_)
-    throw LaunchError("memory for the errors of ranks could not be created: " + errno_text(errno));
+  if (!memory_) {
+    throw_error<LaunchError>(
+        "memory for the errors of ranks could not be created: memfd_create: {}; allow the call (seccomp profile), or set "
+        "--log-dir",
+        errno_text(errno));
+  }
   path_ = fmt::format("/proc/{}/fd/{}", ::getpid(), memory_.get());
 }
 

@@ -307,6 +307,8 @@ int NodeSupervisor::result() const {
 int supervise(const LaunchOptions& options, const std::string& file, bool is_host, int parent) {
   // Writing to a pipe without a reader must fail instead of ending the process.
   ::signal(SIGPIPE, SIG_IGN);
+  // Nor must a log file beyond `ulimit -f`.
+  ::signal(SIGXFSZ, SIG_IGN);
   return NodeSupervisor(options, file, is_host, parent).run();
 }
 

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/host.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
 
@@ -154,7 +155,7 @@ machine::RunningProgram start_rank(const machine::Program& program) {
                     running.error == ENOENT ? " (the interpreter in its first line, or its loader)" : ""),
         ProgramError::kNotExecutable);
   } catch (const std::system_error& error) {
-    throw_error<LaunchError>("a rank could not be started: {}", error.what());
+    throw_error<LaunchError>("a rank could not be started: {}", start_error_text(error.code().value()));
   }
 }
 

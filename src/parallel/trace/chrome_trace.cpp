@@ -84,7 +84,7 @@ std::string write_file(const std::string& path, const std::vector<std::string>& 
     return "";
   } catch (const std::system_error& error) {
     return fmt::format("trace: cannot write {} ({}); check that the folder exists and has space", path,
-                       error.code().message());
+                       errno_text(error.code().value()));
   }
 }
 

@@ -55,7 +55,8 @@ void in_folder(const path& folder, const Action& action) {
   try {
     action();
   } catch (const std::system_error& error) {
-    throw_error<CheckpointError>("{}: cannot be written: {}", folder.string(), error.code().message());
+    throw_error<CheckpointError>("{}: cannot be written: {}", folder.string(),
+                                 errno_text(error.code().value()));
   } catch (const TimeoutError& error) {
     throw_error<CheckpointError>("{}: cannot be written: {}", folder.string(), error.what());
   }

@@ -311,10 +311,10 @@ void replace_file(const std::filesystem::path& file, bool sync,
   } catch (const NotOnDisk& error) {
     throw_error<CheckpointError>(
         "{}: the new file replaced the old one, but may not have reached the disk: {}; save it again",
-        file.string(), error.code().message());
+        file.string(), errno_text(error.code().value()));
   } catch (const std::system_error& error) {
     throw_error<CheckpointError>("{}: cannot be written: {}; an existing file of this name is unchanged",
-                                 file.string(), error.code().message());
+                                 file.string(), errno_text(error.code().value()));
   }
 }
 

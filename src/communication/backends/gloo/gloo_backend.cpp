@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "backends/factories.h"
+#include "base/limits.h"
 #include "base/sockets.h"
 #include "base/text.h"
 #include "base/throw_error.h"
@@ -68,6 +69,8 @@ BackendTraits gloo_traits() {
 BackendHandle create_gloo(const BackendRequest& request) {
   try {
     auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
+    // An exception in the midst of its constructors would end the process.
+    require_threads(options->threads + 1, "the backend gloo");
     options->devices = devices_for(request);
     options->group_name = request.group_name;
     return {.backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size,
@@ -80,7 +83,7 @@ BackendHandle create_gloo(const BackendRequest& request) {
     throw;
   } catch (const std::exception& error) {
     throw_error<RendezvousError>("rank {} of {}: Gloo could not connect the ranks of group {}: {}",
-                                 request.rank, request.size, request.group_name, first_line_of(error.what()));
+                                 request.rank, request.size, request.group_name, first_line_of(exception_text(error)));
   }
 }
 

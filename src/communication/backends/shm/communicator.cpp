@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/shm/communicator.h"
 
-#include <cerrno>
 #include <random>
 #include <sys/prctl.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/process_memory.h"
 #include "base/shared_memory.h"
 
 namespace lockstep::shm {
@@ -125,18 +124,7 @@ bool can_read_memory(const Communicator& communicator, int peer) {
 }
 
 bool read_memory(const Communicator& communicator, int peer, std::uint64_t address, Target target) {
-  const auto process = communicator.control_block(peer).process;
-  while (target.bytes > 0) {
-    const iovec here{target.data, target.bytes};
-    const iovec there{reinterpret_cast<void*>(address), target.bytes};
-    const auto count = ::process_vm_readv(process, &here, 1, &there, 1, 0);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return false;
-    const auto read = static_cast<std::size_t>(count);
-    target = {target.data + read, target.bytes - read};
-    address += read;
-  }
-  return true;
+  return read_process_memory(communicator.control_block(peer).process, address, {target.data, target.bytes});
 }
 
 }  // namespace lockstep::shm

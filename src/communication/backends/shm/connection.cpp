@@ -5,14 +5,13 @@
 #include <atomic>
 #include <new>
 
+#include "base/limits.h"
 #include "base/throw_error.h"
 
 namespace lockstep::shm {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kAddressSpace = std::size_t{1}
-                                      << 44U;  // for all ranks together, of the 2^47 that there are
 
 // The first page of a mapped piece.
 struct MappingCount {
@@ -45,10 +44,7 @@ node::NodeGroup::Part Connection::part(int size, const std::shared_ptr<Heap>& he
           }};
 }
 
-std::shared_ptr<Heap> make_heap(int size) {
-  const auto share = kAddressSpace / static_cast<std::size_t>(size);
-  return std::make_shared<Heap>(std::min(total_memory(), share) / kPage * kPage);
-}
+std::shared_ptr<Heap> make_heap(int size) { return std::make_shared<Heap>(shareable_bytes(size)); }
 
 Connection::Connection(std::shared_ptr<node::NodeGroup> group, std::shared_ptr<Heap> heap,
                        WaitPolicy wait_policy)

@@ -5,7 +5,10 @@
 #include <iterator>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "backends/shm/layout.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 
 namespace lockstep::shm {
@@ -18,9 +21,11 @@ constexpr const char* kPurpose = "tensors that ranks share";
 std::size_t up_to(std::size_t unit, std::size_t bytes) { return (bytes + unit - 1) / unit * unit; }
 
 [[noreturn]] void fail_short(std::size_t asked, std::size_t end) {
+  const auto limits = shareable_limits();
   throw_error<Error>(
-      "memory is short: {:.1f} MiB more of shared memory are needed for {}, which may use {:.1f} MiB in all",
-      static_cast<double>(asked) / kMegabyte, kPurpose, static_cast<double>(end) / kMegabyte);
+      "memory is short: {:.1f} MiB more of shared memory are needed for {}, which may use {:.1f} MiB in all{}",
+      static_cast<double>(asked) / kMegabyte, kPurpose, static_cast<double>(end) / kMegabyte,
+      limits.empty() ? "" : fmt::format(" ({}; raise it)", limits));
 }
 
 }  // namespace

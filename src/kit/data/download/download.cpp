@@ -235,7 +235,7 @@ class Downloader {
       out.write(std::as_bytes(as_bytes(bytes)));
       out.commit();
     } catch (const std::system_error& error) {
-      throw_error<DataError>("{}: cannot be written: {}", target.string(), error.code().message());
+      throw_error<DataError>("{}: cannot be written: {}", target.string(), errno_text(error.code().value()));
     }
   }
 
@@ -286,7 +286,7 @@ void download_dataset(const RemoteDataset& dataset, const fs::path& folder, cons
     auto missing = missing_files(dataset, folder);
     if (!missing.empty()) Downloader(dataset, folder, deadline, options).download(std::move(missing));
   } catch (const fs::filesystem_error& error) {
-    throw_error<DataError>("{}: {}", error.path1().string(), error.code().message());
+    throw_error<DataError>("{}: {}", error.path1().string(), errno_text(error.code().value()));
   }
 }
 

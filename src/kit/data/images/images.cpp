@@ -309,8 +309,8 @@ void save_image(const at::Tensor& images, const std::filesystem::path& file, con
     out.write(std::as_bytes(as_bytes(encoded)));
     out.commit();
   } catch (const std::system_error& error) {
-    throw_error<DataError>("save_image: {} cannot be written: {}; {}", file.string(), error.code().message(),
-                           remedy_for(error.code()));
+    throw_error<DataError>("save_image: {} cannot be written: {}; {}", file.string(),
+                           errno_text(error.code().value()), remedy_for(error.code()));
   }
 }
 
