@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/limits.h"
 #include "comm/gil_use.h"
 
 namespace lockstep::comm {
@@ -80,7 +81,9 @@ c10::intrusive_ptr<Future> OperationFutures::future_of(OperationPtr operation,
 
 // Takes the place of the thread before, which ends after its callbacks. Call it under the queue's mutex.
 void OperationFutures::start_thread() {
-  std::thread([queue = queue_, number = ++queue_->thread] { queue->run(number); }).detach();
+  lockstep::start_thread<std::thread>("the futures of a group", [queue = queue_, number = ++queue_->thread] {
+    queue->run(number);
+  }).detach();
 }
 
 // After the stop every operation is taken: its backend has left the group.

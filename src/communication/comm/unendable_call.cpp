@@ -13,6 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/limits.h"
 #include "comm/peer_check.h"
 
 namespace lockstep::comm {
@@ -56,7 +57,7 @@ class Watch {
  private:
   Watch() {
     handle_termination();
-    thread_ = std::jthread([this](const std::stop_token& stop) {
+    thread_ = start_thread<std::jthread>("the check of other ranks", [this](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
         sleep(stop, kPeerCheckPeriod);
         look(stop);

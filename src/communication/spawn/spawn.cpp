@@ -5,6 +5,7 @@
 #include <mutex>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <system_error>
 #include <thread>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -18,6 +19,7 @@
 #include "backends/registry.h"
 #include "base/deadline.h"
 #include "base/env.h"
+#include "base/limits.h"
 #include "base/sockets.h"
 #include "base/throw_error.h"
 #include "intercept/thread_defaults.h"
@@ -356,9 +358,10 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
           if (start.get()) run_rank_and_report(run, rank);
         });
       }
-    } catch (...) {
+    } catch (const std::system_error& error) {
       all_started.set_value(false);
-      throw;
+      throw_error<LaunchError>("spawn_threads: rank {} of {} could not be started: {}", ranks.size(),
+                               world_size, start_error_text(error.code().value()));
     }
     all_started.set_value(true);
   }

@@ -83,7 +83,8 @@ BackendHandle create_gloo(const BackendRequest& request) {
     throw;
   } catch (const std::exception& error) {
     throw_error<RendezvousError>("rank {} of {}: Gloo could not connect the ranks of group {}: {}",
-                                 request.rank, request.size, request.group_name, first_line_of(exception_text(error)));
+                                 request.rank, request.size, request.group_name,
+                                 first_line_of(exception_text(error)));
   }
 }
 

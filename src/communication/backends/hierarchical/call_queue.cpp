@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 #include "comm/gil_use.h"
 
@@ -63,7 +64,10 @@ void QueuedCall::await_run(std::chrono::milliseconds rest, std::chrono::millisec
 
 void CallQueue::add(const std::shared_ptr<CallQueue>& queue, std::shared_ptr<QueuedCall> call) {
   const std::lock_guard lock(queue->mutex_);
-  if (!queue->thread_.joinable()) queue->thread_ = std::thread([queue] { queue->serve(); });
+  if (!queue->thread_.joinable()) {
+    queue->thread_ =
+        start_thread<std::thread>("asynchronous calls of hierarchical", [queue] { queue->serve(); });
+  }
   queue->calls_.push_back(std::move(call));
   queue->changed_.notify_all();
 }

@@ -3,6 +3,7 @@
 
 #include <numeric>
 #include <stdexcept>
+#include <system_error>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
@@ -131,9 +132,14 @@ void HostCollectives::leave(const std::string& reason) noexcept {
   auto legs = group_.lanes;
   if (auto all = all_to_all_leg()) legs.push_back(std::move(all));
   // Waits a moment for calls that are under way, but the error should not.
-  closing_ = std::jthread([legs = std::move(legs)] {
+  const auto break_off = [legs = std::move(legs)] {
     for (const auto& leg : legs) leg->break_off();
-  });
+  };
+  try {
+    closing_ = std::jthread(break_off);
+  } catch (const std::system_error&) {  // no thread can be started
+    break_off();
+  }
 }
 
 void HostCollectives::dispatch(const Call& call) {
