@@ -27,9 +27,9 @@ namespace lockstep::data {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r\v\f";
-constexpr std::size_t kLongestWord = 40;   // characters of a word in a message
-constexpr double kLeastVertexBytes = 6;  // "0 0 0\n"
-constexpr double kLeastFaceBytes = 2;    // "1\n"
+constexpr std::size_t kLongestWord = 40;  // characters of a word in a message
+constexpr double kLeastVertexBytes = 6;   // "0 0 0\n"
+constexpr double kLeastFaceBytes = 2;     // "1\n"
 
 // The lines of an OFF file that have words, word by word.
 class OffLines {
