@@ -272,14 +272,12 @@ double balanced_accuracy(const at::Tensor& confusion_matrix) {
 
 namespace {
 
-at::Tensor joined(const std::vector<at::Tensor>& parts, at::ScalarType dtype) {
-  return parts.empty() ? at::empty({0}, dtype) : at::cat(parts).contiguous();
-}
-
-at::Tensor of_all_ranks(const at::Tensor& tensor, const std::optional<ProcessGroup>& group) {
-  if (!group) return tensor;
+at::Tensor of_all_ranks(const std::vector<at::Tensor>& own, at::ScalarType dtype,
+                        const std::optional<ProcessGroup>& group) {
+  const auto joined = own.empty() ? at::empty({0}, dtype) : at::cat(own).contiguous();
+  if (!group) return joined;
   std::vector<at::Tensor> parts;
-  for (const auto& part : group->all_gather_object(save_bytes(Value(tensor))))
+  for (const auto& part : group->all_gather_object(save_bytes(Value(joined))))
     parts.push_back(load_bytes(part).as_tensor());
   return at::cat(parts);
 }
@@ -353,8 +351,8 @@ void Auroc::reset() {
 Dict Auroc::state_dict(const std::optional<ProcessGroup>& process_group, std::source_location where) const {
   const auto group = runtime::group_or_default(process_group, "metric Auroc");
   const comm::CallSite site(where, "scores of a metric");
-  const auto targets = of_all_ranks(joined(targets_, at::kLong), group);
-  const auto scores = of_all_ranks(joined(scores_, at::kDouble), group);
+  const auto targets = of_all_ranks(targets_, at::kLong, group);
+  const auto scores = of_all_ranks(scores_, at::kDouble, group);
   if (targets.numel() == 0 || scores.numel() == targets.numel())
     return {{"scores", scores}, {"targets", targets}};
   return {{"scores", scores.reshape({targets.numel(), -1})}, {"targets", targets}};
