@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>

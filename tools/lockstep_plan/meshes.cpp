@@ -2,7 +2,6 @@
 #include "lockstep_plan/meshes.h"
 
 #include <algorithm>
-#include <optional>
 
 #include <lockstep/pipelining/schedule.h>
 

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <source_location>
-#include <string>
 #include <vector>
 
 #include <torch/nn/module.h>

@@ -9,10 +9,8 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
-#include <ATen/core/Generator.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 

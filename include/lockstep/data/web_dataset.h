@@ -17,7 +17,6 @@
 #include <lockstep/data/images.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/vision.h>
-#include <lockstep/transforms/transforms.h>
 
 namespace lockstep::data {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <concepts>
 #include <csignal>
 #include <cstdint>
 #include <filesystem>
@@ -19,7 +18,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/amp/grad_scaler.h>
-#include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>

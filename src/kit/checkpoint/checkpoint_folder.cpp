@@ -5,7 +5,6 @@
 #include <charconv>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <fcntl.h>
 #include <map>
 #include <ranges>
@@ -42,11 +41,9 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   const bool in_parts = !name.ends_with(kSuffix);
   auto digits = std::string_view(name).substr(kPrefix.size());
   if (!in_parts) digits.remove_suffix(kSuffix.size());
-  std::int64_t step = 0;
-  const auto [stop, code] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (code != std::errc() || stop != digits.data() + digits.size() || step < 0) return std::nullopt;
+  const auto step = parse_number<std::int64_t>(digits);
   // One name a step.
-  return name == name_of(step, in_parts) ? std::optional(step) : std::nullopt;
+  return step && *step >= 0 && name == name_of(*step, in_parts) ? step : std::nullopt;
 }
 
 std::optional<std::string> whole_text(const fs::path& file) {

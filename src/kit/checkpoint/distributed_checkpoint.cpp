@@ -12,7 +12,6 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/checkpoint/distributed_checkpoint.h>
-#include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
 #include "checkpoint/distributed_metadata.h"

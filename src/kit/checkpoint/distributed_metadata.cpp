@@ -2,7 +2,6 @@
 #include "checkpoint/distributed_metadata.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <sys/stat.h>
 #include <tuple>
 

@@ -21,10 +21,8 @@
 //   asynchronous save makes no collective call after the sizes, because training uses the group meanwhile.
 #include "checkpoint/distributed_save.h"
 
-#include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <random>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -35,6 +33,7 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
 #include "base/atomic_file.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "checkpoint/write_metadata.h"
 #include "comm/call_site.h"
@@ -202,8 +201,7 @@ SaveTicket begin_save(const fs::path& folder, const checkpointing::Group& group,
       throw_error<CheckpointError>("{}: the folder cannot be made: {}", folder.string(),
                                    errno_text(error.code().value()));
     }
-    std::random_device source;
-    ticket.token = fmt::format("{:08x}{:08x}", source(), source());
+    ticket.token = random_hex(2);
   });
   ticket.token = checkpointing::share_text(group, ticket.token);
   return ticket;

@@ -2,11 +2,11 @@
 #include "checkpoint/generator_states.h"
 
 #include <algorithm>
-#include <mutex>
 
 #include <lockstep/base/log.h>
 
 #include "base/throw_error.h"
+#include "device/generators.h"
 
 namespace lockstep::checkpointing {
 namespace {
@@ -20,15 +20,9 @@ void warn_of_missing(std::size_t saved, std::size_t here) {
                                      saved, here));
 }
 
-at::Tensor state_of(at::Generator& generator) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_state(at::Generator& generator, const at::Tensor& state) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
+void set_state(const at::Generator& generator, const at::Tensor& state) {
   try {
-    generator.set_state(state.cpu());
+    device::set_state(generator, state.cpu());
   } catch (const c10::Error& error) {
     throw_error<CheckpointError>("this is not the state of a generator: {}", error.what_without_backtrace());
   }
@@ -37,11 +31,12 @@ void set_state(at::Generator& generator, const at::Tensor& state) {
 }  // namespace
 
 Value generator_states(at::Generator cpu, GpuGenerators gpus) {
-  if (gpus.all.empty()) return state_of(cpu);
-  if (gpus.only_own) return Dict{{"cpu", state_of(cpu)}, {kOwnGpu, state_of(gpus.all.at(gpus.own))}};
+  if (gpus.all.empty()) return device::state_of(cpu);
+  if (gpus.only_own)
+    return Dict{{"cpu", device::state_of(cpu)}, {kOwnGpu, device::state_of(gpus.all.at(gpus.own))}};
   List states;
-  for (auto& gpu : gpus.all) states.items.emplace_back(state_of(gpu));
-  return Dict{{"cpu", state_of(cpu)}, {kAllGpus, std::move(states)}};
+  for (auto& gpu : gpus.all) states.items.emplace_back(device::state_of(gpu));
+  return Dict{{"cpu", device::state_of(cpu)}, {kAllGpus, std::move(states)}};
 }
 
 void set_generator_states(at::Generator cpu, GpuGenerators gpus, const Value& states) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <span>
-#include <system_error>
 
 #include <fmt/format.h>
 

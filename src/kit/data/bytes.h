@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 
@@ -20,6 +21,10 @@ using ByteSpan = std::span<const std::uint8_t>;
 // The bytes of a contiguous uint8 tensor.
 inline ByteSpan as_bytes(const at::Tensor& bytes) {
   return {bytes.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(bytes.numel())};
+}
+inline std::string_view as_text(const at::Tensor& bytes) {
+  return {reinterpret_cast<const char*>(bytes.const_data_ptr<std::uint8_t>()),
+          static_cast<std::size_t>(bytes.numel())};
 }
 
 // Runs `action`. The readers that this layer shares with checkpoints throw CheckpointErrors, which become

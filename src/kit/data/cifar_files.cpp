@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "data/cifar_files.h"
 
-#include <algorithm>
 #include <functional>
 #include <optional>
 #include <string_view>
@@ -38,10 +37,9 @@ bool is_in_cifar(std::string_view module, std::string_view name) {
 class CifarPickle {
  public:
   CifarPickle(const at::Tensor& bytes, const std::string& name)
-      : bytes_(bytes), name_(name), pickle_(as_data_errors([&] {
-          const auto span = as_bytes(bytes);
-          return pickle::read_pickle({reinterpret_cast<const char*>(span.data()), span.size()}, is_in_cifar);
-        })) {}
+      : bytes_(bytes),
+        name_(name),
+        pickle_(as_data_errors([&] { return pickle::read_pickle(as_text(bytes), is_in_cifar); })) {}
 
   // uint8 [n, 3, 32, 32], which share the memory of the file.
   at::Tensor images() const {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <set>
 #include <string_view>
@@ -173,8 +172,7 @@ struct CsvValues {
 CsvDataset::Contents CsvDataset::read(const std::filesystem::path& path, const CsvDatasetOptions& options) {
   const auto file = path.string();
   const auto bytes = read_file_bytes(path);
-  const auto text = as_bytes(bytes);
-  CsvRows rows({reinterpret_cast<const char*>(text.data()), text.size()}, options.delimiter, file);
+  CsvRows rows(as_text(bytes), options.delimiter, file);
   std::vector<std::string> names;
   bool more = rows.next();
   if (more && options.header) {

@@ -6,12 +6,12 @@
 #include <span>
 
 #include <fmt/format.h>
-#include <zlib.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/atomic_file.h"
+#include "serialize/storage.h"
 
 namespace lockstep::data {
 namespace {
@@ -19,10 +19,7 @@ namespace {
 // A folder or file that changed as recently may change again without a new modification time.
 constexpr std::chrono::seconds kTimeGranularity{2};
 
-std::uint32_t checksum(std::string_view text) {
-  auto sum = ::crc32_z(0, nullptr, 0);
-  return static_cast<std::uint32_t>(::crc32_z(sum, reinterpret_cast<const Bytef*>(text.data()), text.size()));
-}
+std::uint32_t checksum(std::string_view text) { return serialize::crc32_of(std::as_bytes(std::span(text))); }
 
 std::string contents_of(const std::filesystem::path& file) {
   std::error_code error;

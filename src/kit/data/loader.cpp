@@ -5,9 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <lockstep/base/log.h>
-#include <lockstep/base/world.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/sampler.h>
 
 #include "base/launched_rank.h"
 #include "base/throw_error.h"

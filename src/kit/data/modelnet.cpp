@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <string_view>
@@ -18,6 +17,7 @@
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/modelnet.h>
 
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/point_clouds.h"
@@ -27,9 +27,9 @@ namespace lockstep::data {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r\v\f";
-constexpr std::size_t kMostShown = 40;   // characters of a word in a message
-constexpr double kLeastVertexBytes = 6;  // "0 0 0\n"
-constexpr double kLeastFaceBytes = 2;    // "1\n"
+constexpr std::size_t kLongestWord = 40;  // characters of a word in a message
+constexpr double kLeastVertexBytes = 6;   // "0 0 0\n"
+constexpr double kLeastFaceBytes = 2;     // "1\n"
 
 // The lines of an OFF file that have words, word by word.
 class OffLines {
@@ -87,12 +87,8 @@ class OffLines {
     words_.remove_prefix(word.size());
     skip_blanks();
     const auto digits = word.substr(word.starts_with('+') && word.size() > 1 && word[1] != '-' ? 1 : 0);
-    Number value{};
-    const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (code != std::errc() || end != digits.data() + digits.size()) {
-      fail(fmt::format("\"{}\" is not {}", word.substr(0, kMostShown), what));
-    }
-    return value;
+    if (const auto value = parse_number<Number>(digits)) return *value;
+    fail(fmt::format("\"{}\" is not {}", word.substr(0, kLongestWord), what));
   }
 
   std::string_view left_;
@@ -159,8 +155,7 @@ std::vector<std::int64_t> read_triangles(OffLines& lines, const OffCounts& count
 Mesh read_off(const std::filesystem::path& file) {
   const auto name = file.string();
   const auto bytes = read_file(file);
-  const auto span = as_bytes(bytes);
-  OffLines lines({reinterpret_cast<const char*>(span.data()), span.size()}, name);
+  OffLines lines(as_text(bytes), name);
   const auto counts = read_counts(lines);
   const auto vertices = read_vertices(lines, counts.vertices);
   const auto triangles = read_triangles(lines, counts);

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/throw_error.h"
+#include "data/bytes.h"
 
 // The format: "\x93NUMPY", the version in two bytes, the length of the text in two bytes (four since version
 // 2), and a Python dictionary as text: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
@@ -149,8 +150,7 @@ std::optional<std::int64_t> payload_of(const NumpyHeader& header) {
 }  // namespace
 
 NumpyHeader parse_numpy_header(const at::Tensor& bytes, const std::string& name) {
-  const std::string_view text(reinterpret_cast<const char*>(bytes.const_data_ptr<std::uint8_t>()),
-                              static_cast<std::size_t>(bytes.numel()));
+  const auto text = as_text(bytes);
   if (!text.starts_with(kNumpyMagic)) throw_error<DataError>("{}: is not a NumPy file (.npy)", name);
   if (text.size() < kVersionEnd) throw_error<DataError>("{}: is cut short in its header", name);
   const int version = static_cast<unsigned char>(text[kNumpyMagic.size()]);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "data/pictures.h"
 
-#include <algorithm>
-
 namespace lockstep::data {
 namespace {
 

@@ -33,16 +33,15 @@ bool is_file_of_split(const fs::path& file, bool train) {
 
 // The lines that are not blank, without blanks around them.
 std::vector<std::string> lines_of(const fs::path& file) {
-  constexpr std::string_view kBlanks = " \t\r\v\f";
+  constexpr std::string_view kSpaces = " \t\r\v\f";
   const auto bytes = read_file(file);
-  const auto span = as_bytes(bytes);
-  std::string_view left(reinterpret_cast<const char*>(span.data()), span.size());
+  auto left = as_text(bytes);
   std::vector<std::string> lines;
   while (!left.empty()) {
     auto line = left.substr(0, left.find('\n'));
     left.remove_prefix(std::min(line.size() + 1, left.size()));
-    line.remove_prefix(std::min(line.find_first_not_of(kBlanks), line.size()));
-    if (!line.empty()) lines.emplace_back(line.substr(0, line.find_last_not_of(kBlanks) + 1));
+    line.remove_prefix(std::min(line.find_first_not_of(kSpaces), line.size()));
+    if (!line.empty()) lines.emplace_back(line.substr(0, line.find_last_not_of(kSpaces) + 1));
   }
   return lines;
 }

@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>

@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 #include <functional>
-#include <span>
 #include <string_view>
 #include <utility>
 

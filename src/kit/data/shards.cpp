@@ -3,15 +3,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
-#include <cstdint>
 #include <iterator>
 #include <optional>
 #include <set>
-#include <string_view>
 #include <sys/stat.h>
 #include <utility>
 
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/index_file.h"
@@ -53,10 +51,8 @@ struct RangeEnd {
 
 // The number that all of the text is.
 std::optional<RangeEnd> parse_end(std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return RangeEnd{.value = value, .text = text};
+  const auto value = parse_number<std::int64_t>(text);
+  return value ? std::optional(RangeEnd{.value = *value, .text = text}) : std::nullopt;
 }
 
 // "first..last" or "first..last..step"; nullopt when the text is no range.
@@ -186,11 +182,6 @@ std::optional<ShardField> next_field(TarReader& reader) {
   return std::nullopt;
 }
 
-std::string_view text_of(const at::Tensor& bytes) {
-  const auto span = as_bytes(bytes);
-  return {reinterpret_cast<const char*>(span.data()), span.size()};
-}
-
 // A shard that an index describes.
 struct ShardState {
   std::string path;
@@ -247,7 +238,7 @@ void write_cache(const ShardIndex& index, const fs::path& cache) {
 }  // namespace
 
 ShardOffsets scan_shard(const at::Tensor& bytes, const std::string& name) {
-  TarReader reader(text_of(bytes), name);
+  TarReader reader(as_text(bytes), name);
   ShardOffsets offsets;
   std::string key;
   std::set<std::string> extensions;
@@ -268,7 +259,7 @@ ShardOffsets scan_shard(const at::Tensor& bytes, const std::string& name) {
 
 WebSample read_sample(const at::Tensor& bytes, const std::string& name, std::int64_t begin,
                       std::int64_t end) {
-  TarReader reader(text_of(bytes), name, begin);
+  TarReader reader(as_text(bytes), name, begin);
   WebSample sample{.key = {}, .shard = name, .fields = {}};
   while (reader.offset() < end) {
     auto field = next_field(reader);

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
-#include <span>
 #include <string_view>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randperm.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/base/log.h>

@@ -48,7 +48,7 @@ struct TarPlace {
 std::string_view up_to_zero(std::string_view text) { return text.substr(0, text.find('\0')); }
 
 // The number that is all of the text.
-std::optional<std::int64_t> parse_number(std::string_view digits, int base) {
+std::optional<std::int64_t> parse_in_base(std::string_view digits, int base) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, base);
   if (error != std::errc() || end != digits.data() + digits.size() || value < 0) return std::nullopt;
@@ -59,7 +59,7 @@ std::optional<std::int64_t> parse_number(std::string_view digits, int base) {
 std::optional<std::int64_t> parse_octal(std::string_view text) {
   const auto first = text.find_first_not_of(' ');
   if (first == std::string_view::npos) return 0;
-  return parse_number(text.substr(first, text.find_last_not_of(' ') + 1 - first), 8);
+  return parse_in_base(text.substr(first, text.find_last_not_of(' ') + 1 - first), 8);
 }
 
 // A large number, after a byte 0x80.
@@ -141,7 +141,7 @@ struct PaxRecord {
 // Removes the first record, "<its length> <key>=<value>\n".
 PaxRecord take_record(std::string_view& records, const TarPlace& place) {
   const auto space = records.find(' ');
-  const auto length = parse_number(records.substr(0, space), 10);
+  const auto length = parse_in_base(records.substr(0, space), 10);
   if (space == std::string_view::npos || !length || static_cast<std::uint64_t>(*length) > records.size() ||
       static_cast<std::size_t>(*length) < space + 2) {
     place.damaged("a record of a pax header has a wrong length");
@@ -164,7 +164,7 @@ Extension parse_pax(std::string_view records, const TarPlace& place) {
     if (key.starts_with("GNU.sparse.")) place.unsupported("it has a sparse file");
     if (key == "path") found.path = value;
     if (key == "size") {
-      const auto size = parse_number(value, 10);
+      const auto size = parse_in_base(value, 10);
       if (!size) place.damaged("the size in a pax header is not a number");
       found.size = static_cast<std::size_t>(*size);
     }
@@ -247,8 +247,7 @@ std::optional<TarMember> TarReader::next() {
 }
 
 std::map<std::string, at::Tensor> read_tar(const at::Tensor& bytes, const std::string& name) {
-  const auto span = as_bytes(bytes);
-  TarReader reader({reinterpret_cast<const char*>(span.data()), span.size()}, name);
+  TarReader reader(as_text(bytes), name);
   std::map<std::string, at::Tensor> files;
   while (auto member = reader.next()) {
     files.insert_or_assign(std::move(member->path), bytes.narrow(0, member->offset, member->size));

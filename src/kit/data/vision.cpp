@@ -3,12 +3,8 @@
 #include <array>
 #include <cerrno>
 #include <fcntl.h>
-#include <map>
-#include <memory>
-#include <optional>
 #include <string_view>
 #include <sys/stat.h>
-#include <vector>
 
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
@@ -53,7 +49,7 @@ void check_gzip(const GzipFile& gzip, const std::string& name) {
   if (code < 0) throw_error<DataError>("{}: the gzip data is damaged ({})", name, message);
 }
 
-struct Header {
+struct IdxHeader {
   at::ScalarType type = at::kByte;
   std::vector<std::int64_t> dims{};
   std::int64_t size = 0;     // bytes of the header itself
@@ -74,13 +70,13 @@ std::int64_t big_endian(ByteSpan bytes) {
   return value;
 }
 
-Header parse_header(ByteSpan bytes, const std::string& name) {
+IdxHeader parse_header(ByteSpan bytes, const std::string& name) {
   const auto type = bytes.size() < 4 || bytes[0] != 0 || bytes[1] != 0 ? std::nullopt : scalar_type(bytes[2]);
   if (!type || bytes[3] == 0) {
     throw_error<DataError>("{}: is not an IDX file (its first bytes are {:02x})", name,
                            fmt::join(bytes.first(std::min<std::size_t>(bytes.size(), 4)), " "));
   }
-  Header header{.type = *type, .size = 4 + 4 * std::int64_t{bytes[3]}};
+  IdxHeader header{.type = *type, .size = 4 + 4 * std::int64_t{bytes[3]}};
   if (static_cast<std::int64_t>(bytes.size()) < header.size) {
     throw_error<DataError>("{}: is cut short in its header, after {} bytes", name, bytes.size());
   }
@@ -154,6 +150,14 @@ void check_form(const at::Tensor& images, const at::Tensor& labels, const std::s
     throw_error<DataError>("{}: have labels other than 0 to 9", files);
 }
 
+ImageDataset images_of(const Batch& all, const MNISTOptions& options) {
+  return {all.data,
+          all.target,
+          {.normalize = options.normalize,
+           .transform = options.transform,
+           .target_transform = options.target_transform}};
+}
+
 ImageDataset load_like_mnist(RemoteDataset dataset, const std::filesystem::path& root,
                              const MNISTOptions& options) {
   if (!options.sources.empty()) dataset.sources = options.sources;
@@ -163,11 +167,7 @@ ImageDataset load_like_mnist(RemoteDataset dataset, const std::filesystem::path&
   const auto values = load_dataset_files(dataset, root, {images, labels},
                                          {.download = options.download, .timeout = options.timeout});
   check_form(values[0], values[1], fmt::format("{} and {} in {}", images.name, labels.name, root.string()));
-  return {values[0],
-          values[1].to(at::kLong),
-          {.normalize = options.normalize,
-           .transform = options.transform,
-           .target_transform = options.target_transform}};
+  return images_of({.data = values[0], .target = values[1].to(at::kLong)}, options);
 }
 
 }  // namespace
@@ -238,13 +238,9 @@ namespace {
 
 ImageDataset cifar_images(const CifarFiles& files, const std::filesystem::path& root,
                           const CIFAROptions& options) {
-  const auto batch = load_cifar(files, root, options.train, options.sources,
-                                {.download = options.download, .timeout = options.timeout});
-  return {batch.data,
-          batch.target,
-          {.normalize = options.normalize,
-           .transform = options.transform,
-           .target_transform = options.target_transform}};
+  return images_of(load_cifar(files, root, options.train, options.sources,
+                              {.download = options.download, .timeout = options.timeout}),
+                   options);
 }
 
 std::map<std::string, std::int64_t> number_names(const std::vector<std::string>& names) {

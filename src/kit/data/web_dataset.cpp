@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <charconv>
 #include <numeric>
 #include <ranges>
 #include <span>
@@ -15,6 +14,7 @@
 
 #include <lockstep/data/web_dataset.h>
 
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/pictures.h"
@@ -139,18 +139,13 @@ const at::Tensor& field_of(const WebSample& sample, std::string_view extensions)
 // An integer as Python's int() reads it from text, without underscores.
 std::int64_t parse_target(const at::Tensor& bytes) {
   constexpr std::string_view kSpaces = " \t\n\v\f\r";
-  const auto span = as_bytes(bytes);
-  std::string_view text(reinterpret_cast<const char*>(span.data()), span.size());
+  auto text = as_text(bytes);
   text.remove_prefix(std::min(text.find_first_not_of(kSpaces), text.size()));
   text = text.substr(0, text.find_last_not_of(kSpaces) + 1);
   auto digits = text;
   if (digits.starts_with('+') && !digits.starts_with("+-")) digits.remove_prefix(1);
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (error != std::errc() || end != digits.data() + digits.size()) {
-    throw_error<DataError>("the target should be an integer, but it is \"{}\"", text.substr(0, 40));
-  }
-  return value;
+  if (const auto value = parse_number<std::int64_t>(digits)) return *value;
+  throw_error<DataError>("the target should be an integer, but it is \"{}\"", text.substr(0, 40));
 }
 
 Batch decode_picture(const WebSample& sample, const WebDatasetOptions& options,

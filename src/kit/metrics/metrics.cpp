@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <utility>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -18,6 +15,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <lockstep/metrics/metrics.h>
+#include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
 #include "comm/call_site.h"
@@ -274,30 +272,14 @@ double balanced_accuracy(const at::Tensor& confusion_matrix) {
 
 namespace {
 
-struct Samples {
-  at::Tensor scores;   // float64 [n] or [n, classes]
-  at::Tensor targets;  // int64 [n]
-};
-
-at::Tensor joined(const std::vector<at::Tensor>& parts, at::ScalarType dtype) {
-  return parts.empty() ? at::empty({0}, dtype) : at::cat(parts).contiguous();
-}
-
-std::string to_bytes(const at::Tensor& tensor) {
-  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
-}
-
-at::Tensor from_bytes(const std::string& bytes, at::ScalarType dtype) {
-  auto tensor = at::empty({static_cast<std::int64_t>(bytes.size() / c10::elementSize(dtype))}, dtype);
-  if (!bytes.empty()) std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
-  return tensor;
-}
-
-at::Tensor of_all_ranks(const at::Tensor& tensor, const std::optional<ProcessGroup>& group) {
-  if (!group) return tensor;
-  std::string all;
-  for (const auto& part : group->all_gather_object(to_bytes(tensor))) all += part;
-  return from_bytes(all, tensor.scalar_type());
+at::Tensor of_all_ranks(const std::vector<at::Tensor>& own, at::ScalarType dtype,
+                        const std::optional<ProcessGroup>& group) {
+  const auto joined = own.empty() ? at::empty({0}, dtype) : at::cat(own).contiguous();
+  if (!group) return joined;
+  std::vector<at::Tensor> parts;
+  for (const auto& part : group->all_gather_object(save_bytes(Value(joined))))
+    parts.push_back(load_bytes(part).as_tensor());
+  return at::cat(parts);
 }
 
 // The share of pairs of a positive and a negative sample that the scores order correctly, by the positives'
@@ -369,8 +351,8 @@ void Auroc::reset() {
 Dict Auroc::state_dict(const std::optional<ProcessGroup>& process_group, std::source_location where) const {
   const auto group = runtime::group_or_default(process_group, "metric Auroc");
   const comm::CallSite site(where, "scores of a metric");
-  const auto targets = of_all_ranks(joined(targets_, at::kLong), group);
-  const auto scores = of_all_ranks(joined(scores_, at::kDouble), group);
+  const auto targets = of_all_ranks(targets_, at::kLong, group);
+  const auto scores = of_all_ranks(scores_, at::kDouble, group);
   if (targets.numel() == 0 || scores.numel() == targets.numel())
     return {{"scores", scores}, {"targets", targets}};
   return {{"scores", scores.reshape({targets.numel(), -1})}, {"targets", targets}};

@@ -2,7 +2,6 @@
 #include "metrics/sum_over_ranks.h"
 
 #include <cstring>
-#include <vector>
 
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>

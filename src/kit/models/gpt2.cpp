@@ -49,10 +49,10 @@ torch::nn::LayerNorm layer_norm(const GPT2Options& options) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.n_embd}).eps(options.layer_norm_epsilon));
 }
 
-class GPT2AttentionImpl : public torch::nn::Cloneable<GPT2AttentionImpl> {
+class GPT2AttentionImpl : public Part<GPT2AttentionImpl, GPT2Options> {
  public:
   GPT2AttentionImpl(const GPT2Options& options, std::size_t layer_idx)
-      : Cloneable("GPT2Attention"), options_(options), layer_idx_(layer_idx) {
+      : Part("GPT2Attention", options), layer_idx_(layer_idx) {
     reset();
   }
 
@@ -80,15 +80,14 @@ class GPT2AttentionImpl : public torch::nn::Cloneable<GPT2AttentionImpl> {
   Conv1D c_attn{nullptr}, c_proj{nullptr};
 
  private:
-  GPT2Options options_;
   std::size_t layer_idx_;
   Dropout attn_dropout_{nullptr}, resid_dropout_{nullptr};
 };
 TORCH_MODULE(GPT2Attention);
 
-class GPT2MLPImpl : public torch::nn::Cloneable<GPT2MLPImpl> {
+class GPT2MLPImpl : public Part<GPT2MLPImpl, GPT2Options> {
  public:
-  explicit GPT2MLPImpl(const GPT2Options& options) : Cloneable("GPT2MLP"), options_(options) { reset(); }
+  explicit GPT2MLPImpl(const GPT2Options& options) : Part("GPT2MLP", options) { reset(); }
 
   void reset() override {
     const auto inner = options_.n_inner.value_or(4 * options_.n_embd);
@@ -105,16 +104,15 @@ class GPT2MLPImpl : public torch::nn::Cloneable<GPT2MLPImpl> {
   Conv1D c_fc{nullptr}, c_proj{nullptr};
 
  private:
-  GPT2Options options_;
   torch::nn::GELU act_{nullptr};
   Dropout dropout_{nullptr};
 };
 TORCH_MODULE(GPT2MLP);
 
-class GPT2BlockImpl : public torch::nn::Cloneable<GPT2BlockImpl> {
+class GPT2BlockImpl : public Part<GPT2BlockImpl, GPT2Options> {
  public:
   GPT2BlockImpl(const GPT2Options& options, std::size_t layer_idx)
-      : Cloneable("GPT2Block"), options_(options), layer_idx_(layer_idx) {
+      : Part("GPT2Block", options), layer_idx_(layer_idx) {
     reset();
   }
 
@@ -134,7 +132,6 @@ class GPT2BlockImpl : public torch::nn::Cloneable<GPT2BlockImpl> {
   GPT2MLP mlp{nullptr};
 
  private:
-  GPT2Options options_;
   std::size_t layer_idx_;
   torch::nn::LayerNorm ln_1_{nullptr}, ln_2_{nullptr};
 };
@@ -142,11 +139,11 @@ TORCH_MODULE(GPT2Block);
 
 }  // namespace
 
-class GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> {
+class GPT2ModelImpl : public Part<GPT2ModelImpl, GPT2Options> {
  public:
-  explicit GPT2ModelImpl(const GPT2Options& options) : Cloneable("GPT2Model"), options_(options) { reset(); }
+  explicit GPT2ModelImpl(const GPT2Options& options) : Part("GPT2Model", options) { reset(); }
   GPT2ModelImpl(const GPT2ModelImpl& whole, const StageLayers& part)
-      : Cloneable("GPT2Model"), stage(part), options_(whole.options_) {
+      : Part("GPT2Model", whole.options_), stage(part) {
     if (part.is_first) {
       wte = register_module("wte", whole.wte);
       wpe_ = register_module("wpe", whole.wpe_);
@@ -206,7 +203,6 @@ class GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> {
     }
   }
 
-  GPT2Options options_;
   torch::nn::Embedding wpe_{nullptr};
   Dropout drop_{nullptr};
   torch::nn::ModuleDict h_{nullptr};

@@ -59,11 +59,9 @@ at::Tensor rotated(const at::Tensor& x, const Rotation& rotation) {
   return x * rotation.cos.unsqueeze(1) + at::cat({-halves[1], halves[0]}, -1) * rotation.sin.unsqueeze(1);
 }
 
-class LlamaRMSNormImpl : public torch::nn::Cloneable<LlamaRMSNormImpl> {
+class LlamaRMSNormImpl : public Part<LlamaRMSNormImpl, LlamaOptions> {
  public:
-  explicit LlamaRMSNormImpl(const LlamaOptions& options) : Cloneable("LlamaRMSNorm"), options_(options) {
-    reset();
-  }
+  explicit LlamaRMSNormImpl(const LlamaOptions& options) : Part("LlamaRMSNorm", options) { reset(); }
 
   void reset() override { weight_ = register_parameter("weight", torch::ones({options_.hidden_size})); }
   void pretty_print(std::ostream& stream) const override {
@@ -77,7 +75,6 @@ class LlamaRMSNormImpl : public torch::nn::Cloneable<LlamaRMSNormImpl> {
   }
 
  private:
-  LlamaOptions options_;
   at::Tensor weight_;
 };
 TORCH_MODULE(LlamaRMSNorm);
@@ -86,10 +83,10 @@ Linear projection(std::int64_t in, std::int64_t out, bool bias) {
   return Linear(torch::nn::LinearOptions(in, out).bias(bias));
 }
 
-class LlamaAttentionImpl : public torch::nn::Cloneable<LlamaAttentionImpl> {
+class LlamaAttentionImpl : public Part<LlamaAttentionImpl, LlamaOptions> {
  public:
   LlamaAttentionImpl(const LlamaOptions& options, std::size_t layer_idx)
-      : Cloneable("LlamaAttention"), options_(options), layer_idx_(layer_idx) {
+      : Part("LlamaAttention", options), layer_idx_(layer_idx) {
     reset();
   }
 
@@ -129,16 +126,15 @@ class LlamaAttentionImpl : public torch::nn::Cloneable<LlamaAttentionImpl> {
     return projected.view({projected.size(0), projected.size(1), -1, dim});
   }
 
-  LlamaOptions options_;
   std::size_t layer_idx_;
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
   torch::nn::Dropout attention_dropout_{nullptr};  // a module, so that tensor parallel plans can name it
 };
 TORCH_MODULE(LlamaAttention);
 
-class LlamaMLPImpl : public torch::nn::Cloneable<LlamaMLPImpl> {
+class LlamaMLPImpl : public Part<LlamaMLPImpl, LlamaOptions> {
  public:
-  explicit LlamaMLPImpl(const LlamaOptions& options) : Cloneable("LlamaMLP"), options_(options) { reset(); }
+  explicit LlamaMLPImpl(const LlamaOptions& options) : Part("LlamaMLP", options) { reset(); }
 
   void reset() override {
     const auto [width, inner] = std::pair(options_.hidden_size, options_.intermediate_size);
@@ -152,15 +148,14 @@ class LlamaMLPImpl : public torch::nn::Cloneable<LlamaMLPImpl> {
   }
 
  private:
-  LlamaOptions options_;
   Linear gate_proj_{nullptr}, up_proj_{nullptr}, down_proj_{nullptr};
 };
 TORCH_MODULE(LlamaMLP);
 
-class LlamaDecoderLayerImpl : public torch::nn::Cloneable<LlamaDecoderLayerImpl> {
+class LlamaDecoderLayerImpl : public Part<LlamaDecoderLayerImpl, LlamaOptions> {
  public:
   LlamaDecoderLayerImpl(const LlamaOptions& options, std::size_t layer_idx)
-      : Cloneable("LlamaDecoderLayer"), options_(options), layer_idx_(layer_idx) {
+      : Part("LlamaDecoderLayer", options), layer_idx_(layer_idx) {
     reset();
   }
 
@@ -177,7 +172,6 @@ class LlamaDecoderLayerImpl : public torch::nn::Cloneable<LlamaDecoderLayerImpl>
   }
 
  private:
-  LlamaOptions options_;
   std::size_t layer_idx_;
   LlamaAttention self_attn_{nullptr};
   LlamaMLP mlp_{nullptr};
@@ -198,13 +192,11 @@ void initialize_llama(torch::nn::Module& net, double std) {
 
 }  // namespace
 
-class LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl> {
+class LlamaModelImpl : public Part<LlamaModelImpl, LlamaOptions> {
  public:
-  explicit LlamaModelImpl(const LlamaOptions& options) : Cloneable("LlamaModel"), options_(options) {
-    reset();
-  }
+  explicit LlamaModelImpl(const LlamaOptions& options) : Part("LlamaModel", options) { reset(); }
   LlamaModelImpl(const LlamaModelImpl& whole, const StageLayers& part)
-      : Cloneable("LlamaModel"), stage(part), options_(whole.options_) {
+      : Part("LlamaModel", whole.options_), stage(part) {
     if (part.is_first) embed_tokens = register_module("embed_tokens", whole.embed_tokens);
     layers_ = register_module("layers", part.of(whole.layers_));
     if (part.is_last) norm_ = register_module("norm", whole.norm_);
@@ -234,7 +226,6 @@ class LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl> {
   torch::nn::Embedding embed_tokens{nullptr};  // of the first stage
 
  private:
-  LlamaOptions options_;
   torch::nn::ModuleDict layers_{nullptr};
   LlamaRMSNorm norm_{nullptr};
 };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <cmath>
 
 #include <torch/nn/init.h>
 
 #include <lockstep/models/vision.h>
 
 #include "base/throw_error.h"
+#include "models/parts.h"
 
 namespace lockstep::models {
 namespace {
@@ -30,10 +30,9 @@ struct ConvNormOptions {
   std::int64_t groups = 1;
 };
 
-class Conv2dNormActivationImpl : public torch::nn::Cloneable<Conv2dNormActivationImpl> {
+class Conv2dNormActivationImpl : public Part<Conv2dNormActivationImpl, ConvNormOptions> {
  public:
-  explicit Conv2dNormActivationImpl(const ConvNormOptions& options)
-      : Cloneable("Conv2dNormActivation"), options_(options) {
+  explicit Conv2dNormActivationImpl(const ConvNormOptions& options) : Part("Conv2dNormActivation", options) {
     reset();
   }
 
@@ -51,7 +50,6 @@ class Conv2dNormActivationImpl : public torch::nn::Cloneable<Conv2dNormActivatio
   at::Tensor forward(const at::Tensor& x) { return activation_->forward(norm_->forward(conv_->forward(x))); }
 
  private:
-  ConvNormOptions options_;
   Conv2d conv_{nullptr};
   BatchNorm2d norm_{nullptr};
   torch::nn::ReLU6 activation_{nullptr};
@@ -65,10 +63,9 @@ struct InvertedResidualOptions {
   std::int64_t expand_ratio;
 };
 
-class InvertedResidualImpl : public torch::nn::Cloneable<InvertedResidualImpl> {
+class InvertedResidualImpl : public Part<InvertedResidualImpl, InvertedResidualOptions> {
  public:
-  explicit InvertedResidualImpl(const InvertedResidualOptions& options)
-      : Cloneable("InvertedResidual"), options_(options) {
+  explicit InvertedResidualImpl(const InvertedResidualOptions& options) : Part("InvertedResidual", options) {
     reset();
   }
 
@@ -91,7 +88,6 @@ class InvertedResidualImpl : public torch::nn::Cloneable<InvertedResidualImpl> {
   }
 
  private:
-  InvertedResidualOptions options_;
   torch::nn::Sequential conv_{nullptr};
 };
 TORCH_MODULE(InvertedResidual);

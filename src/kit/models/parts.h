@@ -5,10 +5,11 @@
 #include <unordered_set>
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/ordered_dict.h>
 
-// Where LibTorch's modules differ from Python's.
+// What the networks have in common, mostly where LibTorch's modules differ from Python's.
 namespace lockstep::models {
 
 // What Python's Linear computes. LibTorch's own forward adds the bias in a further pass over the output for
@@ -27,5 +28,15 @@ inline torch::OrderedDict<std::string, at::Tensor> distinct(
   }
   return once;
 }
+
+// A part of a network, which reset() makes from its options.
+template <typename Self, typename Options>
+class Part : public torch::nn::Cloneable<Self> {
+ public:
+  Part(const char* name, const Options& options) : torch::nn::Cloneable<Self>(name), options_(options) {}
+
+ protected:
+  Options options_;
+};
 
 }  // namespace lockstep::models

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <torch/nn/init.h>
 
 #include <lockstep/models/vision.h>
 

@@ -4,6 +4,7 @@
 #include <lockstep/models/vision.h>
 
 #include "base/throw_error.h"
+#include "models/parts.h"
 
 namespace lockstep::models {
 namespace {
@@ -46,13 +47,11 @@ Sequential shortcut(const BlockOptions& options, std::int64_t out) {
   return Sequential(conv1x1(options.inplanes, out, options.stride), BatchNorm2d(out));
 }
 
-class BasicBlockImpl : public torch::nn::Cloneable<BasicBlockImpl> {
+class BasicBlockImpl : public Part<BasicBlockImpl, BlockOptions> {
  public:
   static constexpr std::int64_t kExpansion = 1;
 
-  explicit BasicBlockImpl(const BlockOptions& options) : Cloneable("BasicBlock"), options_(options) {
-    reset();
-  }
+  explicit BasicBlockImpl(const BlockOptions& options) : Part("BasicBlock", options) { reset(); }
 
   void reset() override {
     const auto& [inplanes, planes, stride, dilation, groups, base_width, _] = options_;
@@ -75,20 +74,17 @@ class BasicBlockImpl : public torch::nn::Cloneable<BasicBlockImpl> {
   BatchNorm2d bn1{nullptr}, bn2{nullptr};
 
  private:
-  BlockOptions options_;
   Conv2d conv1_{nullptr}, conv2_{nullptr};
   ReLU relu_{nullptr};
   Sequential downsample_{nullptr};
 };
 TORCH_MODULE(BasicBlock);
 
-class BottleneckImpl : public torch::nn::Cloneable<BottleneckImpl> {
+class BottleneckImpl : public Part<BottleneckImpl, BlockOptions> {
  public:
   static constexpr std::int64_t kExpansion = 4;
 
-  explicit BottleneckImpl(const BlockOptions& options) : Cloneable("Bottleneck"), options_(options) {
-    reset();
-  }
+  explicit BottleneckImpl(const BlockOptions& options) : Part("Bottleneck", options) { reset(); }
 
   void reset() override {
     const auto& [inplanes, planes, stride, dilation, groups, base_width, _] = options_;
@@ -118,7 +114,6 @@ class BottleneckImpl : public torch::nn::Cloneable<BottleneckImpl> {
   BatchNorm2d bn3{nullptr};
 
  private:
-  BlockOptions options_;
   Conv2d conv1_{nullptr}, conv2_{nullptr}, conv3_{nullptr};
   BatchNorm2d bn1_{nullptr}, bn2_{nullptr};
   ReLU relu_{nullptr};

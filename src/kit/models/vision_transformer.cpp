@@ -23,10 +23,9 @@ namespace init = torch::nn::init;
 LayerNorm norm_of(std::int64_t width) { return LayerNorm(torch::nn::LayerNormOptions({width}).eps(1e-6)); }
 
 // torch.nn.MultiheadAttention of a sequence with itself.
-class SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
+class SelfAttentionImpl : public Part<SelfAttentionImpl, VisionTransformerOptions> {
  public:
-  explicit SelfAttentionImpl(const VisionTransformerOptions& options)
-      : Cloneable("MultiheadAttention"), options_(options) {
+  explicit SelfAttentionImpl(const VisionTransformerOptions& options) : Part("MultiheadAttention", options) {
     reset();
   }
 
@@ -52,17 +51,14 @@ class SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
   }
 
  private:
-  VisionTransformerOptions options_;
   at::Tensor in_proj_weight_, in_proj_bias_;
   Linear out_proj_{nullptr};
 };
 TORCH_MODULE(SelfAttention);
 
-class MLPBlockImpl : public torch::nn::Cloneable<MLPBlockImpl> {
+class MLPBlockImpl : public Part<MLPBlockImpl, VisionTransformerOptions> {
  public:
-  explicit MLPBlockImpl(const VisionTransformerOptions& options) : Cloneable("MLPBlock"), options_(options) {
-    reset();
-  }
+  explicit MLPBlockImpl(const VisionTransformerOptions& options) : Part("MLPBlock", options) { reset(); }
 
   void reset() override {
     up_ = register_module("0", Linear(options_.hidden_dim, options_.mlp_dim));
@@ -81,16 +77,14 @@ class MLPBlockImpl : public torch::nn::Cloneable<MLPBlockImpl> {
   }
 
  private:
-  VisionTransformerOptions options_;
   Linear up_{nullptr}, down_{nullptr};
   Dropout dropout_{nullptr};
 };
 TORCH_MODULE(MLPBlock);
 
-class EncoderBlockImpl : public torch::nn::Cloneable<EncoderBlockImpl> {
+class EncoderBlockImpl : public Part<EncoderBlockImpl, VisionTransformerOptions> {
  public:
-  explicit EncoderBlockImpl(const VisionTransformerOptions& options)
-      : Cloneable("EncoderBlock"), options_(options) {
+  explicit EncoderBlockImpl(const VisionTransformerOptions& options) : Part("EncoderBlock", options) {
     reset();
   }
 
@@ -108,7 +102,6 @@ class EncoderBlockImpl : public torch::nn::Cloneable<EncoderBlockImpl> {
   }
 
  private:
-  VisionTransformerOptions options_;
   LayerNorm ln_1_{nullptr}, ln_2_{nullptr};
   SelfAttention self_attention_{nullptr};
   Dropout dropout_{nullptr};
@@ -154,10 +147,9 @@ void initialize_from_inputs(Linear& layer) {
 
 }  // namespace
 
-class VisionTransformerEncoderImpl : public torch::nn::Cloneable<VisionTransformerEncoderImpl> {
+class VisionTransformerEncoderImpl : public Part<VisionTransformerEncoderImpl, VisionTransformerOptions> {
  public:
-  explicit VisionTransformerEncoderImpl(const VisionTransformerOptions& options)
-      : Cloneable("Encoder"), options_(options) {
+  explicit VisionTransformerEncoderImpl(const VisionTransformerOptions& options) : Part("Encoder", options) {
     reset();
   }
 
@@ -179,7 +171,6 @@ class VisionTransformerEncoderImpl : public torch::nn::Cloneable<VisionTransform
   }
 
  private:
-  VisionTransformerOptions options_;
   at::Tensor pos_embedding_;
   Dropout dropout_{nullptr};
   torch::nn::ModuleDict layers_{nullptr};

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <atomic>
-#include <bit>
 #include <chrono>
 #include <unistd.h>
 

@@ -12,7 +12,6 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/data/images.h>
-#include <lockstep/training/logging.h>
 
 #include "base/host.h"
 #include "base/throw_error.h"

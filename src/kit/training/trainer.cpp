@@ -13,7 +13,6 @@
 #include "comm/call_site.h"
 #include "metrics/sum_over_ranks.h"
 #include "modules/broadcast.h"
-#include "runtime/run.h"
 #include "training/stop_signals.h"
 #include "training/trainer_checks.h"
 

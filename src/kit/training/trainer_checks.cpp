@@ -12,8 +12,6 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/training/trainer.h>
-
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "comm/group_state.h"

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <numbers>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include <ATen/ops/aminmax.h>
@@ -19,8 +18,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <fmt/ranges.h>
-
-#include <lockstep/transforms/geometry.h>
 
 #include "base/throw_error.h"
 #include "transforms/checks.h"

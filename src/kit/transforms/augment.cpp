@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <string_view>
 #include <vector>
 
 #include <ATen/ops/_sample_dirichlet.h>

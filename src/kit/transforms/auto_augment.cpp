@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "transforms/auto_augment.h"
 
-#include <array>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -9,7 +8,6 @@
 #include <lockstep/transforms/augment.h>
 
 #include "base/throw_error.h"
-#include "transforms/augment_ops.h"
 #include "transforms/checks.h"
 #include "transforms/draws.h"
 #include "transforms/text.h"

@@ -2,7 +2,6 @@
 #include "transforms/color_ops.h"
 
 #include <cmath>
-#include <tuple>
 #include <vector>
 
 #include <ATen/TensorIndexing.h>

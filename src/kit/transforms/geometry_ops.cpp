@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <string_view>
 
 #include <ATen/Version.h>
 #include <ATen/ops/_upsample_bicubic2d_aa.h>

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <openssl/evp.h>
-#include <string_view>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -12,7 +11,6 @@
 #include <lockstep/base/log.h>
 
 #include "base/throw_error.h"
-#include "data/bytes.h"
 #include "data/download/download.h"
 
 namespace lockstep::data {

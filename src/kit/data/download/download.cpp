@@ -7,9 +7,7 @@
 #include <cstdio>
 #include <memory>
 #include <mutex>
-#include <string_view>
 #include <system_error>
-#include <thread>
 #include <unistd.h>
 #include <utility>
 
