@@ -99,7 +99,7 @@ std::string profile_file(const std::string& name) { return std::getenv("PROFILE_
 void expect_nested(const std::vector<Slice>& slices) {
   std::map<std::string, std::vector<Slice>> open;
   for (const auto& slice : slices) {
-    auto& stack = open[slice.lane];
+    auto& stack = open[slice.track];
     while (!stack.empty() && stack.back().end <= slice.begin + 0.002) stack.pop_back();
     if (!stack.empty()) {
       EXPECT_LE(slice.end, stack.back().end + 0.002) << slice.name << " in " << stack.back().name;
@@ -345,7 +345,7 @@ TEST(OperatorTimes, AreThoseOfThreadsStreamsAndAsynchronousEvents) {
                                                  HasSubstr("40.000us"), Not(HasSubstr("step"))));
 
   const auto trace = training::rank_trace(events);
-  EXPECT_THAT(trace.lanes, ::testing::ElementsAre(HasSubstr("thread 1"), HasSubstr("thread 2"),
+  EXPECT_THAT(trace.tracks, ::testing::ElementsAre(HasSubstr("thread 1"), HasSubstr("thread 2"),
                                                   "communication", "communication 2", "device 0 stream 7"));
 }
 

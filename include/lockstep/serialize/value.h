@@ -108,7 +108,6 @@ class Dict {
   ~Dict();
 
   DictKind kind() const { return kind_; }
-  void set_kind(DictKind kind) { kind_ = kind; }
   std::size_t size() const;
   bool empty() const { return size() == 0; }
   bool contains(const Value& key) const { return find(key) != nullptr; }

@@ -26,29 +26,29 @@ std::string stream_name(const ProfiledEvent& event) {
   return fmt::format("device {} stream {}", event.device, event.resource);
 }
 
-// Gives each asynchronous event the first lane that is free.
-class CommunicationLanes {
+// Gives each asynchronous event the first track that is free.
+class CommunicationTracks {
  public:
-  explicit CommunicationLanes(std::vector<std::string>& names) : names_(&names) {}
+  explicit CommunicationTracks(std::vector<std::string>& names) : names_(&names) {}
 
   std::size_t place(const ProfiledEvent& event) {
-    auto lane = std::ranges::find_if(lanes_, [&](const Lane& one) { return one.end <= event.begin; });
-    if (lane == lanes_.end()) {
-      lane = lanes_.insert(lane, Lane{.index = names_->size()});
-      names_->push_back(lanes_.size() == 1 ? "communication"
-                                           : fmt::format("communication {}", lanes_.size()));
+    auto track = std::ranges::find_if(tracks_, [&](const Track& one) { return one.end <= event.begin; });
+    if (track == tracks_.end()) {
+      track = tracks_.insert(track, Track{.index = names_->size()});
+      names_->push_back(tracks_.size() == 1 ? "communication"
+                                            : fmt::format("communication {}", tracks_.size()));
     }
-    lane->end = event.end;
-    return lane->index;
+    track->end = event.end;
+    return track->index;
   }
 
  private:
-  struct Lane {
+  struct Track {
     std::size_t index = 0;
     std::chrono::nanoseconds end{};
   };
   std::vector<std::string>* names_;
-  std::vector<Lane> lanes_;
+  std::vector<Track> tracks_;
 };
 
 }  // namespace
@@ -78,21 +78,21 @@ std::vector<ProfiledEvent> events_of(const torch::autograd::profiler::ProfilerRe
 
 tracing::RankTrace rank_trace(const std::vector<ProfiledEvent>& events) {
   tracing::RankTrace trace;
-  std::map<std::tuple<Kind, std::int64_t, std::int64_t>, std::size_t> lanes;
-  CommunicationLanes communication(trace.lanes);
+  std::map<std::tuple<Kind, std::int64_t, std::int64_t>, std::size_t> tracks;
+  CommunicationTracks communication(trace.tracks);
   for (const auto& event : events) {
-    std::size_t lane = 0;
+    std::size_t track = 0;
     if (event.kind == Kind::asynchronous) {
-      lane = communication.place(event);
+      track = communication.place(event);
     } else {
       const auto [known, is_new] =
-          lanes.try_emplace({event.kind, event.device, event.resource}, trace.lanes.size());
+          tracks.try_emplace({event.kind, event.device, event.resource}, trace.tracks.size());
       if (is_new) {
-        trace.lanes.push_back(event.kind == Kind::device ? stream_name(event) : thread_name(event.resource));
+        trace.tracks.push_back(event.kind == Kind::device ? stream_name(event) : thread_name(event.resource));
       }
-      lane = known->second;
+      track = known->second;
     }
-    trace.slices.push_back({lane, event.name, event.begin, event.end});
+    trace.slices.push_back({track, event.name, event.begin, event.end});
   }
   return trace;
 }

@@ -32,7 +32,7 @@ struct ProfiledEvent {
 
 std::vector<ProfiledEvent> events_of(const torch::autograd::profiler::ProfilerResult& result);
 
-// A lane for each thread and each stream, and as many for asynchronous events that none overlap in one.
+// A track for each thread and each stream, and as many for asynchronous events that none overlap in one.
 tracing::RankTrace rank_trace(const std::vector<ProfiledEvent>& events);
 
 // One for each name, in any order.

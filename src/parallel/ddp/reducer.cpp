@@ -247,10 +247,10 @@ void Reducer::end_step() {
   if (options_.after_reduction) options_.after_reduction();
   clock().end_step();
   if (trace().is_on()) {
-    using Lane = tracing::StepTrace::Lane;
-    trace().add(Lane::compute, "forward", clock().forward_begin(), clock().forward_end());
-    trace().add(Lane::compute, "backward", clock().forward_end(), clock().gradients_end());
-    trace().add(Lane::compute, "waiting for reductions", clock().gradients_end(),
+    using Track = tracing::StepTrace::Track;
+    trace().add(Track::compute, "forward", clock().forward_begin(), clock().forward_end());
+    trace().add(Track::compute, "backward", clock().forward_end(), clock().gradients_end());
+    trace().add(Track::compute, "waiting for reductions", clock().gradients_end(),
                 tracing::StepTrace::Clock::now());
     trace().end_step();
   }

@@ -85,7 +85,7 @@ void StepCalls::finish_completed() {
 
 void StepCalls::finish(Bucket& bucket) {
   if (trace_.is_on() && !bucket.skipped)
-    trace_.add(tracing::StepTrace::Lane::communication, buckets_.description(bucket), bucket.launched,
+    trace_.add(tracing::StepTrace::Track::communication, buckets_.description(bucket), bucket.launched,
                tracing::StepTrace::Clock::now());
   buckets_.finish(bucket, used_);
 }

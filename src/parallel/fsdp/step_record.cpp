@@ -5,7 +5,7 @@
 
 namespace lockstep::fsdp {
 
-using Lane = tracing::StepTrace::Lane;
+using Track = tracing::StepTrace::Track;
 
 void StepRecord::write_trace(const ProcessGroup& ranks, bool is_replica, std::source_location where) {
   if (is_replica) return trace_.discard();
@@ -27,12 +27,12 @@ CallTimes::Clock::time_point StepRecord::launch() {
 
 void StepRecord::add_gather(TrafficCount& traffic, const CallTimes& call) {
   traffic.add_gather(call);
-  trace_call(Lane::gathers, "gather " + traffic.name, call);
+  trace_call(Track::gathers, "gather " + traffic.name, call);
 }
 
 void StepRecord::add_reduction(TrafficCount& traffic, const CallTimes& call) {
   traffic.add_reduction(call);
-  trace_call(Lane::communication, "reduce " + traffic.name, call);
+  trace_call(Track::communication, "reduce " + traffic.name, call);
 }
 
 void StepRecord::add_barrier(const CallTimes& call) {
@@ -46,22 +46,22 @@ bool StepRecord::end_pass() {
   clock_.end_step();
   barrier_wait_last_ = std::exchange(barrier_wait_, 0);
   if (!trace_.is_on()) return true;
-  trace_.add(Lane::compute, "forward", clock_.forward_begin(), clock_.forward_end());
-  trace_.add(Lane::compute, "backward", clock_.forward_end(), clock_.gradients_end());
-  trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(),
+  trace_.add(Track::compute, "forward", clock_.forward_begin(), clock_.forward_end());
+  trace_.add(Track::compute, "backward", clock_.forward_end(), clock_.gradients_end());
+  trace_.add(Track::compute, "waiting for reductions", clock_.gradients_end(),
              tracing::StepTrace::Clock::now());
   trace_.end_step();
   return true;
 }
 
-void StepRecord::trace_call(Lane lane, const std::string& name, const CallTimes& call) {
+void StepRecord::trace_call(Track track, const std::string& name, const CallTimes& call) {
   if (!trace_.is_on()) return;
-  trace_.add(lane, name, call.launched, call.done);
+  trace_.add(track, name, call.launched, call.done);
   trace_wait("waiting for " + name, call);
 }
 
 void StepRecord::trace_wait(const std::string& name, const CallTimes& call) {
-  if (trace_.is_on()) trace_.add(Lane::compute, name, call.waiting, call.done);
+  if (trace_.is_on()) trace_.add(Track::compute, name, call.waiting, call.done);
 }
 
 }  // namespace lockstep::fsdp

@@ -73,7 +73,7 @@ class StepRecord {
   bool end_pass();
 
  private:
-  void trace_call(tracing::StepTrace::Lane lane, const std::string& name, const CallTimes& call);
+  void trace_call(tracing::StepTrace::Track track, const std::string& name, const CallTimes& call);
   void trace_wait(const std::string& name, const CallTimes& call);
 
   tracing::StepClock clock_;

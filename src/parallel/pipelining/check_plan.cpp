@@ -156,11 +156,6 @@ class MessageOrder {
   Lists sent_, received_;
 };
 
-bool needs_microbatch(ComputationType type) {
-  using enum ComputationType;
-  return type != UNSHARD && type != RESHARD && type != REDUCE_GRAD;
-}
-
 // Each stage has one REDUCE_GRAD, after its last backward, or no stage has one.
 void check_reductions(const Plan& plan) {
   using enum ComputationType;
@@ -199,7 +194,7 @@ void check_plan(const Plan& plan) {
       for_each_part(*actions[step], [&](const Action& part) {
         const Place place{rank, step, part};
         if (!part.microbatch_index) {
-          if (needs_microbatch(part.computation_type)) refuse_at(place, "it needs a micro-batch");
+          if (has_microbatch(part.computation_type)) refuse_at(place, "it needs a micro-batch");
           return;
         }
         if (*part.microbatch_index < 0 || *part.microbatch_index >= plan.n_microbatches)

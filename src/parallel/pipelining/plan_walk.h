@@ -14,6 +14,11 @@ void for_each_part(const Action& action, const auto& f) {
   for (const auto& part : action.sub_actions) f(part);
 }
 
+// Whether its actions are of one micro-batch.
+inline bool has_microbatch(ComputationType type) {
+  return type != ComputationType::UNSHARD && type != ComputationType::RESHARD &&
+         type != ComputationType::REDUCE_GRAD;
+}
 inline bool is_backward(ComputationType type) {
   return type == ComputationType::FULL_BACKWARD || type == ComputationType::BACKWARD_INPUT;
 }

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "base/throw_error.h"
+#include "pipelining/plan_walk.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -29,11 +30,6 @@ std::string_view trimmed(std::string_view text) {
       "action \"{}\": expected [stage][action][micro-batch], e.g. 2F0, 1SEND_F3, 0UNSHARD or "
       "(0F1;3B0)OVERLAP_F_B",
       text);
-}
-
-bool has_microbatch(ComputationType type) {
-  return type != ComputationType::UNSHARD && type != ComputationType::RESHARD &&
-         type != ComputationType::REDUCE_GRAD;
 }
 
 Action parse_parts(std::string_view text) {

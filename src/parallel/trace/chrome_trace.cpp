@@ -60,15 +60,16 @@ nanoseconds common_zero(nanoseconds first, nanoseconds (*now)(), const ProcessGr
 std::string to_json(const RankTrace& trace, int rank, nanoseconds zero) {
   std::vector<std::string> lines{fmt::format(
       R"({{"ph": "M", "pid": {0}, "name": "process_name", "args": {{"name": "rank {0}"}}}})", rank)};
-  for (std::size_t lane = 0; lane < trace.lanes.size(); ++lane) {
+  for (std::size_t track = 0; track < trace.tracks.size(); ++track) {
     lines.push_back(
         fmt::format(R"({{"ph": "M", "pid": {}, "tid": {}, "name": "thread_name", "args": {{"name": "{}"}}}})",
-                    rank, lane, escaped(trace.lanes[lane])));
+                    rank, track, escaped(trace.tracks[track])));
   }
   for (const auto& slice : trace.slices) {
-    lines.push_back(fmt::format(
-        R"({{"ph": "X", "pid": {}, "tid": {}, "name": "{}", "ts": {:.3f}, "dur": {:.3f}}})", rank, slice.lane,
-        escaped(slice.name), microseconds(slice.begin - zero), microseconds(slice.end - slice.begin)));
+    lines.push_back(
+        fmt::format(R"({{"ph": "X", "pid": {}, "tid": {}, "name": "{}", "ts": {:.3f}, "dur": {:.3f}}})", rank,
+                    slice.track, escaped(slice.name), microseconds(slice.begin - zero),
+                    microseconds(slice.end - slice.begin)));
   }
   return fmt::format("{}", fmt::join(lines, ",\n"));
 }

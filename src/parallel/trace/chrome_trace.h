@@ -15,13 +15,13 @@ namespace lockstep::tracing {
 // What one rank did. Times are those of any clock that the processes of a host share.
 struct RankTrace {
   struct Slice {
-    std::size_t lane = 0;
+    std::size_t track = 0;
     std::string name;
     std::chrono::nanoseconds begin;
     std::chrono::nanoseconds end;
   };
 
-  std::vector<std::string> lanes;
+  std::vector<std::string> tracks;
   std::vector<Slice> slices;
 };
 

@@ -43,16 +43,16 @@ void StepTrace::begin(std::string path, int steps) {
   steps_left_ = steps;
 }
 
-void StepTrace::add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end) {
+void StepTrace::add(Track track, std::string name, Clock::time_point begin, Clock::time_point end) {
   trace_.slices.push_back(
-      {static_cast<std::size_t>(lane), std::move(name), begin.time_since_epoch(), end.time_since_epoch()});
+      {static_cast<std::size_t>(track), std::move(name), begin.time_since_epoch(), end.time_since_epoch()});
 }
 
 void StepTrace::write(const ProcessGroup& group, std::source_location where) {
   const auto path = path_;
   auto trace = std::exchange(trace_, {});
   discard();
-  trace.lanes = lanes_;
+  trace.tracks = tracks_;
   write_chrome_trace(
       path, trace, [] { return std::chrono::nanoseconds(Clock::now().time_since_epoch()); }, group, where);
 }

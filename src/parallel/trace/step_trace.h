@@ -53,18 +53,18 @@ class StepClock {
 class StepTrace {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Lane : std::size_t { compute, communication, gathers };
+  enum class Track : std::size_t { compute, communication, gathers };
 
-  // `lanes`: the names of the first lanes.
-  explicit StepTrace(std::vector<std::string> lanes = {"compute", "communication"})
-      : lanes_(std::move(lanes)) {}
+  // `tracks`: the names of the first tracks.
+  explicit StepTrace(std::vector<std::string> tracks = {"compute", "communication"})
+      : tracks_(std::move(tracks)) {}
 
   void begin(std::string path, int steps);
   bool is_on() const { return steps_left_ > 0; }
   // Whether all steps have been recorded, and not been written yet.
   bool is_complete() const { return steps_left_ == 0 && !path_.empty(); }
 
-  void add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end);
+  void add(Track track, std::string name, Clock::time_point begin, Clock::time_point end);
   void end_step() { --steps_left_; }
   // Forgets a complete trace, which another rank writes.
   void discard() {
@@ -76,7 +76,7 @@ class StepTrace {
   void write(const ProcessGroup& group, std::source_location where);
 
  private:
-  std::vector<std::string> lanes_;
+  std::vector<std::string> tracks_;
   std::string path_;
   int steps_left_ = -1;
   RankTrace trace_;
