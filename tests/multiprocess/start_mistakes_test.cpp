@@ -152,7 +152,7 @@ const Mistake all_cores("NoLauncherAndNoNumberOfThreads",
 const Mistake own_threads("NoLauncherButANumberOfThreads",
                           {.once = {"backend shm"}, .ending = Ending::well, .env = {{"OMP_NUM_THREADS", ""}}},
                           [] {
-                            const int chosen = usable_cores() + 1;
+                            const int chosen = static_cast<int>(affinity_cpus().size()) + 1;
                             at::set_num_threads(chosen);
                             const auto context = init({.timeout = 20s});
                             if (at::get_num_threads() != chosen)

@@ -275,14 +275,6 @@ const Mistake other_options("OptionsDiffer",
                               DistributedDataParallel ddp(net, {.find_unused_parameters = context.is_main()});
                             });
 
-const Mistake ddp_of_sharded("DdpOfAShardedModule", {.on_all = {"fully_shard()"}, .place = Place::elsewhere},
-                             [] {
-                               const auto context = init({.timeout = 20s});
-                               Linear net(2, 2);
-                               const auto sharded = fully_shard(*net);
-                               DistributedDataParallel ddp(net);
-                             });
-
 const Mistake negative_norm("NegativeMaxNorm", {.on_all = {"max_norm", "-1"}, .place = Place::elsewhere}, [] {
   const auto context = init({.timeout = 20s});
   Linear net(2, 2);
