@@ -88,7 +88,7 @@ void ask_for_each(c10d::Store& store, int rank, int size) {
 }
 
 void arrive_as_now(c10d::Store& store, int rank, int size) {
-  lockstep::rendezvous::store_barrier(store, rank, size, lockstep::Deadline(30min));
+  lockstep::rendezvous::store_barrier(store, rank, {.world_size = size}, lockstep::Deadline(30min));
   lockstep::rendezvous::read_host_map(store, rank, size);
 }
 

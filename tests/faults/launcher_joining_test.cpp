@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Which launchers may join a run of several nodes, and what happens to the others.
+#include <array>
 #include <functional>
+#include <memory>
+#include <random>
 #include <signal.h>
 #include <sys/socket.h>
 #include <thread>
@@ -11,8 +14,8 @@
 
 #include "base/host.h"
 #include "base/sockets.h"
+#include "faults/launcher_nodes.h"
 #include "launch/messages.h"
-#include "launcher_nodes.h"
 #include "support/launcher_process.h"
 
 namespace lockstep::testing {

@@ -2,10 +2,7 @@
 // Ranks that are started again, on one node and on several.
 #include <array>
 #include <memory>
-#include <random>
 #include <signal.h>
-#include <stdexcept>
-#include <sys/socket.h>
 #include <thread>
 
 #include <fmt/format.h>
@@ -13,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "base/sockets.h"
-#include "launcher_nodes.h"
+#include "faults/launcher_nodes.h"
 #include "support/launcher_process.h"
 #include "support/temp_folder.h"
 

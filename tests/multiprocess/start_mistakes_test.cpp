@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <string_view>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -13,7 +14,9 @@
 #include <lockstep/lockstep.h>
 
 #include "base/host.h"
+#include "base/version.h"
 #include "multiprocess/mistakes.h"
+#include "rendezvous/session.h"
 
 namespace lockstep::testing {
 namespace {
@@ -158,6 +161,24 @@ const Mistake own_threads("NoLauncherButANumberOfThreads",
                             if (at::get_num_threads() != chosen)
                               throw std::runtime_error(fmt::format("{} threads", at::get_num_threads()));
                           });
+
+bool is_rank_one() { return std::string_view(std::getenv("RANK")) == "1"; }
+
+const Mistake different_backends(
+    "DifferentBackends",
+    {.on_all = {"different backends", "gloo on rank 1", "shm on rank 0", "InitOptions::backend"},
+     .place = Place::elsewhere},
+    [] { const auto context = init({.backend = is_rank_one() ? "gloo" : "shm"}); });
+
+const Mistake different_versions("DifferentVersionsOfLockstep",
+                                 {.on_all = {"different versions of Lockstep", "99.1 on rank 1",
+                                             lockstep_version() + " on rank 0", "the same version"},
+                                  .place = Place::elsewhere},
+                                 [] {
+                                   rendezvous::SessionOptions options;
+                                   if (is_rank_one()) options.lockstep = "99.1";
+                                   const auto context = rendezvous::init(options);
+                                 });
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -133,7 +133,8 @@ StorePtr store_over_tcp(const RankInfo& place, const Deadline& deadline, bool by
   return join_live_store({place.master_addr, place.master_port}, place, deadline, options);
 }
 
-StorePtr store_by_file(RankInfo& place, const std::string& path, const Deadline& deadline) {
+StorePtr store_by_file(RankInfo& place, const RankTerms& terms, const std::string& path,
+                       const Deadline& deadline) {
   FileRendezvous meeting(path, place.rank, place.world_size);
   if (place.rank == 0) {
     place.master_addr = "127.0.0.1";
@@ -141,7 +142,7 @@ StorePtr store_by_file(RankInfo& place, const std::string& path, const Deadline&
     place.master_port = listener.port;
     auto store = serve_store(std::move(listener), place.master_addr, place.world_size, deadline);
     meeting.publish(place.master_port, deadline);
-    store_barrier(*store, place.rank, place.world_size, deadline);
+    store_barrier(*store, place.rank, terms, deadline);
     return store;
   }
   const Endpoint server = meeting.find(deadline);
@@ -161,12 +162,12 @@ StorePtr store_of_run(const StorePtr& store, const std::string& group_name, int 
   return c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", prefix, run), store);
 }
 
-StorePtr find_store(RankInfo& place, const InitMethod& method, const SessionOptions& options,
-                    const Deadline& deadline) {
+StorePtr find_store(RankInfo& place, const RankTerms& terms, const InitMethod& method,
+                    const SessionOptions& options, const Deadline& deadline) {
   if (options.store)
     return store_of_run(options.store, options.group_name, place.world_size, options.enable_reconfigure);
   if (place.world_size == 1 && place.master_addr.empty()) return c10::make_intrusive<c10d::HashStore>();
-  if (method.kind == InitMethod::Kind::file) return store_by_file(place, method.path, deadline);
+  if (method.kind == InitMethod::Kind::file) return store_by_file(place, terms, method.path, deadline);
   return store_over_tcp(place, deadline, meets_at_agent(method, options), options);
 }
 
@@ -252,10 +253,11 @@ std::unique_ptr<Session> meet(const SessionOptions& options) {
   check(rank_info);
   if (options.with_python) return join_with_python(options, backend, rank_info);
   const Deadline deadline(options.timeout);
-  const StorePtr store = find_store(rank_info, method, options, deadline);
+  const RankTerms terms{
+      .world_size = rank_info.world_size, .backend = backend.text(), .lockstep = options.lockstep};
+  const StorePtr store = find_store(rank_info, terms, method, options, deadline);
   if (!options.enable_reconfigure) {
-    store_barrier(*store, rank_info.rank, rank_info.world_size, deadline,
-                  find_strangers(store, rank_info, method, options));
+    store_barrier(*store, rank_info.rank, terms, deadline, find_strangers(store, rank_info, method, options));
   }
   auto session = open_session(options, backend, rank_info, store);
   if (!options.enable_reconfigure) session->share_cores();

@@ -117,7 +117,8 @@ backends::BackendHandle connect_under_keys_of_python(const std::string& backend,
     request.python.only_c10d_keys = true;
   } else if (!request.enable_reconfigure) {
     const int next = (request.rank + 1) % request.size;
-    store_barrier(*request.store, request.rank, request.size, Deadline(request.timeout), [&] {
+    const RankTerms terms{.world_size = request.size, .backend = backend};
+    store_barrier(*request.store, request.rank, terms, Deadline(request.timeout), [&] {
       if (!request.store->check({gloo_key(next)})) return;
       throw_error<RendezvousError>(
           "rank {} of {}: the backend is {} here and gloo on rank {}; give all ranks of the "

@@ -16,6 +16,7 @@
 #include "backends/member_store.h"
 #include "backends/registry.h"
 #include "base/env.h"
+#include "base/version.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/store_barrier.h"
@@ -51,7 +52,9 @@ class ProcessScope {
 };
 
 struct SessionOptions : InitOptions {
-  Env env = {};  // the environment variables, which tests replace
+  // What tests replace: the environment variables, and the version of Lockstep for the other ranks.
+  Env env = {};
+  std::string lockstep = lockstep_version();
 };
 
 // lockstep::init().

@@ -32,8 +32,8 @@ constexpr std::size_t kMaxNames = 20;
 constexpr const char* kCountKey = "arrived/count";
 // The host map, when all ranks have arrived.
 constexpr const char* kHostsKey = "arrived/hosts";
-// The world size and number of the rank that arrived first.
-constexpr const char* kSizeKey = "arrived/size";
+// The terms of the rank that arrived first.
+constexpr const char* kTermsKey = "arrived/terms";
 // Starts the host map's place in the store if the ranks cannot form a run; the reason follows.
 constexpr std::string_view kRefused = "refused: ";
 // How many ranks know it.
@@ -57,29 +57,24 @@ std::vector<std::string> keys_of(int begin, int end) {
 }
 
 // Throws RendezvousError on this rank, and in read_host_map() on the ranks that wait.
-void compare_world_size(c10d::Store& store, int rank, int world_size) {
-  const auto first = store.get_to_str(kSizeKey);
-  const auto blank = first.find(' ');
-  if (first.substr(0, blank) == std::to_string(world_size)) return;
-  const auto reason = fmt::format(
-      "the ranks were started with different world sizes: WORLD_SIZE is {} on rank {} and {} on rank {}; give "
-      "every rank the same WORLD_SIZE, or InitOptions::world_size",
-      world_size, rank, first.substr(0, blank), first.substr(blank + 1));
+void compare_terms(c10d::Store& store, int rank, const RankTerms& terms) {
+  const auto reason = difference(terms, rank, store.get_to_str(kTermsKey));
+  if (reason.empty()) return;
   if (!store.check({kHostsKey})) store.set(kHostsKey, std::string(kRefused) + reason);
-  throw_refusal(store, rank, world_size, reason);
+  throw_refusal(store, rank, terms.world_size, reason);
 }
 
-void register_rank(c10d::Store& store, int rank, int world_size) {
+void register_rank(c10d::Store& store, int rank, const RankTerms& terms) {
   store.set(arrival_key(rank), memory_identity());
   // A rank may have arrived twice, so ranks after the last one look for missing ones as well.
   const auto arrived = store.add(kCountKey, 1);
   if (arrived == 1) {
-    store.set(kSizeKey, fmt::format("{} {}", world_size, rank));
+    store.set(kTermsKey, to_text(terms, rank));
   } else {
-    compare_world_size(store, rank, world_size);
+    compare_terms(store, rank, terms);
   }
-  if (arrived < world_size) return;
-  const auto keys = keys_of(0, world_size);
+  if (arrived < terms.world_size) return;
+  const auto keys = keys_of(0, terms.world_size);
   if (!store.check(keys)) return;
   std::vector<std::string> identities;
   for (const auto& bytes : store.multiGet(keys)) identities.emplace_back(bytes.begin(), bytes.end());
@@ -125,8 +120,9 @@ std::string missing_ranks(c10d::Store& store, int world_size) {
 
 std::string arrival_key(int rank) { return fmt::format("arrived/{}", rank); }
 
-void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline& deadline,
+void store_barrier(c10d::Store& store, int rank, const RankTerms& terms, const Deadline& deadline,
                    const std::function<void()>& find_strangers) {
+  const int world_size = terms.world_size;
   std::string missing = "other ranks";
   const auto ask_store = [&](const auto& action) {
     try {
@@ -160,7 +156,7 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
   // all ranks.
   auto wait_limit = std::min<milliseconds>(kLogWaitingAfter, deadline.remaining() / 2);
   bool said = false;
-  ask_store([&] { register_rank(store, rank, world_size); });
+  ask_store([&] { register_rank(store, rank, terms); });
   while (!deadline.expired()) {
     if (have_come(std::min(wait_limit, deadline.remaining()))) return;
     if (find_strangers && !polls) ask_store(find_strangers);
@@ -178,7 +174,7 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
 }
 
 bool StrangeKeys::found(c10d::Store& store) {
-  constexpr int kOwnKeys = 2;  // of the count and the size
+  constexpr int kOwnKeys = 2;  // of the count and the terms
   auto count = store.getNumKeys() - kOwnKeys - store.add(kCountKey, 0);
   if (count > 0) {  // some of them may be ranks that have not been counted yet
     count = store.getNumKeys() - kOwnKeys;

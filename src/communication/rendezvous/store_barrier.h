@@ -11,6 +11,7 @@
 
 #include "base/deadline.h"
 #include "rendezvous/rank_info.h"
+#include "rendezvous/rank_terms.h"
 
 namespace lockstep::rendezvous {
 
@@ -46,11 +47,11 @@ inline constexpr const char* kLeftKey = "left";
 inline constexpr const char* kServerLeftKey = "server_left";
 
 // Registers this rank in the store and waits for all others. Throws RendezvousError naming the ranks that
-// have not arrived by the deadline, or both world sizes if this rank's differs from that of the rank that
-// arrived first. Four requests per rank; the last rank makes three more. PyTorch: _store_based_barrier.
+// have not arrived by the deadline, or both values if one of this rank's terms differs from that of the rank
+// that arrived first. Four requests per rank; the last rank makes three more. PyTorch: _store_based_barrier.
 // While ranks are missing, calls `find_strangers` each second, or in pauses from 10 s for more than 64 ranks;
 // its error ends the wait. Ranks that call it poll the store, with more requests.
-void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline& deadline,
+void store_barrier(c10d::Store& store, int rank, const RankTerms& terms, const Deadline& deadline,
                    const std::function<void()>& find_strangers = {});
 
 // Registers `rank` in the store of store_barrier().
@@ -72,8 +73,8 @@ class StrangeKeys {
 // Leaves the store as if all ranks had arrived on this host, and left.
 void simulate_barrier(c10d::Store& store, int world_size);
 
-// The hosts of the ranks. After store_barrier(). One request. Throws RendezvousError if a rank has another
-// world size.
+// The hosts of the ranks. After store_barrier(). One request. Throws RendezvousError if the terms of a rank
+// differ.
 HostMap read_host_map(c10d::Store& store, int rank, int world_size);
 
 // The numbers of this rank. Local numbers that the launcher has not set are computed from the hosts of the

@@ -286,7 +286,7 @@ void run_rank(Run& run, int rank) {
                                        .local_rank = rank,
                                        .local_world_size = run.world_size,
                                        .source = "spawn_threads"};
-  rendezvous::store_barrier(*run.store, rank, run.world_size, Deadline(run.options.timeout));
+  rendezvous::store_barrier(*run.store, rank, {.world_size = run.world_size}, Deadline(run.options.timeout));
   Context context(
       rendezvous::Session::connect(options_of(run, rank), run.backend, rank_info, run.store, run.threads));
   try {

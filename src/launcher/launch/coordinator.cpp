@@ -52,6 +52,7 @@ bool Coordinator::has_room() const {
 }
 
 std::string Coordinator::reason_to_refuse(const NodeInfo& info) const {
+  if (state_ == State::ended) return "the run has ended";
   if (auto found = difference({options_.shared, options_.host}, {info.shared, info.host}); !found.empty())
     return found;
   if (options_.numbered != info.node_rank.has_value()) {

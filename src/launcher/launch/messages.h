@@ -106,7 +106,7 @@ struct Hello {
 // One message is one line of JSON, without its newline. decode_... throw LaunchError for a malformed line.
 
 std::string encode(const Hello& hello);
-// Of a Hello in another format than this launcher's: only what all formats have.
+// Another format than this launcher reads gives only what all formats have.
 Hello decode_hello(const std::string& line);
 
 std::string encode(const FromNode& message);

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -58,7 +59,7 @@ void arrive(c10d::Store& store, const std::vector<int>& ranks, int size, std::ch
   std::vector<std::future<void>> all;
   for (const int rank : ranks) {
     all.push_back(std::async(std::launch::async, [&store, rank, size, timeout] {
-      store_barrier(store, rank, size, Deadline(timeout));
+      store_barrier(store, rank, {.world_size = size}, Deadline(timeout));
     }));
   }
   for (auto& one : all) one.wait();
@@ -120,22 +121,64 @@ TEST(Arrival, ARankThatArrivesTwiceCountsOnce) {
   arrive(late, {0, 1, 1, 2}, 3, 60s);
 }
 
-std::string error_of_arriving(c10d::Store& store, int rank, int size) {
+std::string error_of_arriving(c10d::Store& store, int rank, const RankTerms& terms) {
   return lockstep::testing::error_of<RendezvousError>([&] {
-    store_barrier(store, rank, size, Deadline(60s));
-    read_host_map(store, rank, size);
+    store_barrier(store, rank, terms, Deadline(60s));
+    read_host_map(store, rank, terms.world_size);
   });
+}
+
+std::string error_of_arriving(c10d::Store& store, int rank, int size) {
+  return error_of_arriving(store, rank, RankTerms{.world_size = size});
+}
+
+// Of both ranks, which must say the same.
+std::string error_of_different(const RankTerms& of_first, const RankTerms& of_second) {
+  CountedStore store;
+  auto first = std::async(std::launch::async, [&] { return error_of_arriving(store, 0, of_first); });
+  while (!store.check({"arrived/terms"})) std::this_thread::yield();
+  const auto second = error_of_arriving(store, 1, of_second);
+  EXPECT_EQ(first.get(), "rank 0" + second.substr(std::string("rank 1").size()));
+  return second;
 }
 
 TEST(Arrival, DifferentWorldSizesAreNamedOnAllRanksAtOnce) {
   CountedStore store;
   auto first = std::async(std::launch::async, [&] { return error_of_arriving(store, 0, 2); });
-  while (!store.check({"arrived/size"})) std::this_thread::yield();
+  while (!store.check({"arrived/terms"})) std::this_thread::yield();
   const std::string what =
       "the ranks were started with different world sizes: WORLD_SIZE is 3 on rank 1 and 2 on rank 0; give every "
       "rank the same WORLD_SIZE";
   EXPECT_THAT(error_of_arriving(store, 1, 3), HasSubstr("rank 1 of 3: " + what));
   EXPECT_THAT(first.get(), HasSubstr("rank 0 of 2: " + what));
+}
+
+TEST(Arrival, DifferentVersionsAndBackendsAreNamedOnAllRanksAtOnce) {
+  const RankTerms own{.world_size = 2, .backend = "shm"};
+  auto other = own;
+  other.backend = "gloo";
+  EXPECT_EQ(
+      error_of_different(own, other),
+      "rank 1 of 2: the ranks ask for different backends: the backend is gloo on rank 1 and shm on rank 0; "
+      "give every rank the same InitOptions::backend");
+  other.libtorch = "99.2";
+  EXPECT_THAT(error_of_different(own, other),
+              HasSubstr("LibTorch is 99.2 on rank 1 and " TORCH_VERSION " on rank 0"));
+  other.lockstep = "99.1";
+  EXPECT_EQ(error_of_different(own, other),
+            "rank 1 of 2: the ranks run different versions of Lockstep: Lockstep is 99.1 on rank 1 and " +
+                lockstep_version() + " on rank 0; build all programs of the run with the same version");
+}
+
+// Later versions may have more terms or fewer.
+TEST(RankTerms, OfAnotherVersionAreRead) {
+  EXPECT_EQ(difference({}, 3, "new x\nrank 7\nlockstep 99.1\n"),
+            fmt::format(
+                "the ranks run different versions of Lockstep: Lockstep is {} on rank 3 and 99.1 on rank 7; "
+                "build all programs of the run with the same version",
+                lockstep_version()));
+  EXPECT_THAT(difference({}, 3, ""), HasSubstr("and unknown on rank unknown"));
+  EXPECT_EQ(difference({.world_size = 4}, 3, to_text({.world_size = 4}, 1)), "");
 }
 
 TEST(Arrival, ARankWithALargerWorldThanACompleteOneIsRefusedAlone) {
