@@ -110,7 +110,7 @@ class Pixels {
     const auto per_byte = 8 / header_.bits;
     const auto shift = 8 - header_.bits * (1 + x % per_byte);
     const auto index = std::size_t{line[x / per_byte]} >> shift & ((1U << header_.bits) - 1);
-    if (index >= header_.colors) throw_error<DataError>("BMP: color {} is not in the palette", index);
+    if (index >= header_.colors) return {0, 0, 0, 255};  // as for PIL
     return color(palette_.data() + index * header_.palette_entry);
   }
 
