@@ -26,8 +26,8 @@ struct ZipRecord {
 // outlive the object.
 class ZipReader {
  public:
-  // Throws CheckpointError: damaged or encrypted records, records that overlap, compression by another method
-  // than deflate.
+  // Throws CheckpointError: damaged or encrypted records, records that overlap, compression that is not
+  // deflate.
   explicit ZipReader(const ByteSource& source);
 
   static bool looks_like_zip(const ByteSource& source);
@@ -39,7 +39,7 @@ class ZipReader {
   void refuse_compression() const;
   // The offset of a record's data.
   std::uint64_t offset(const ZipRecord& record) const;
-  // Of a record without compression.
+  // The contents of a record without compression.
   std::string read(const ZipRecord& record) const;
   // A CPU storage with the record's bytes. Without compression and at a multiple of `alignment`: as
   // ByteSource::storage(), which does not read a mapped file. Otherwise a copy with a verified checksum.
