@@ -180,6 +180,11 @@ class Unpickler {
     if (callee.starts_with("torch.distributed.checkpoint.")) return record(callee, node, args);
     if (callee == "builtins getattr") return enum_member(args);
     if (callee == "pathlib PosixPath" || callee == "pathlib._local PosixPath") return Tuple(values(args));
+    if (callee.starts_with("torch.distributed.")) {
+      throw_error<CheckpointError>(
+          "the checkpoint holds a {} outside of a DTensor, which is not a value; save the state_dict without it",
+          callee.substr(callee.find(' ') + 1));
+    }
     if (node.state != pickle::kNoRef && callee != "numpy dtype") refuse_call(callee);
     if (TensorCalls::makes_tensor(callee)) {
       // The same object in two places stays one tensor.
