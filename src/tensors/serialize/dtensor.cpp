@@ -20,6 +20,8 @@ using pickle::Node;
 using pickle::Ref;
 using Integers = std::vector<std::int64_t>;
 
+// Keys and values of a state that is searched; far above anything real.
+constexpr std::size_t kMostItems = 200;
 constexpr std::string_view kPlacements = "torch.distributed.tensor.placement_types ";
 
 [[noreturn]] void fail_unknown(std::string_view what) {
@@ -76,7 +78,7 @@ class DTensorReader {
   // kNoRef without the key.
   Ref find(Ref dict, std::string_view key) const {
     const Node& node = pickle_[dict];
-    if (node.kind != Kind::dict) fail_unknown("state");
+    if (node.kind != Kind::dict || node.items.size() > kMostItems) fail_unknown("state");
     for (std::size_t i = 0; i + 1 < node.items.size(); i += 2) {
       const Node& found = pickle_[node.items[i]];
       if (found.kind == Kind::text && found.text == key) return node.items[i + 1];
