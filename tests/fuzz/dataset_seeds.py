@@ -49,7 +49,7 @@ def folder_index():
     times = [(b"", 5), (b"cat", 6), (b"dog", 7)]
     folders = [(b"cat", 0), (b"dog", 1)]
     parts = [
-        b"lockstep folder index 1\n", texts([b".png", b".jpg"]), b"\1",
+        b"lockstep folder index 2\n", texts([b".png", b".jpg"]), b"\1",
         struct.pack("<Q", len(times)) + b"".join(text(path) + struct.pack("<q", time) for path, time in times),
         texts([b"cat", b"dog"]),
         struct.pack("<Q", len(folders)) + b"".join(text(path) + struct.pack("<q", target) for path, target in folders),

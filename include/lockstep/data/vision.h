@@ -109,7 +109,8 @@ struct FolderClasses {
   std::map<std::string, std::int64_t> class_to_idx;  ///< name of a subfolder -> target
 };
 
-/// One class per subfolder of `root`, sorted by name. Throws DataError without a subfolder. torchvision:
+/// One class per subfolder of `root`, sorted by name as Python sorts strings: by code points, where a byte that
+/// is not UTF-8 counts as U+DC00 and its value. Throws DataError without a subfolder. torchvision:
 /// `datasets.folder.find_classes`.
 FolderClasses find_classes(const std::filesystem::path& root);
 

@@ -15,9 +15,9 @@
 #include <lockstep/serialize/value.h>
 
 /// Hugging Face's format of named tensors. Every error is a CheckpointError that names the file. The header
-/// is not trusted: time and memory are proportional to its size, which is at most 100 MB. Duplicate keys,
-/// unknown fields and space before the header are errors, unlike in the Python package. F4 and F6 are not
-/// supported, because PyTorch has no dtype of less than a byte.
+/// is not trusted: time and memory are proportional to its size, which is at most 100 MB. Duplicate keys and
+/// space before the header are errors, unlike in the Python package; unknown fields are ignored. F4 and F6
+/// are not supported, because PyTorch has no dtype of less than a byte.
 namespace lockstep::safetensors {
 
 /// The entries of `__metadata__`.

@@ -27,7 +27,7 @@ struct Shard {
 
 /// A tensor whose parts are distributed over the ranks. Each rank has any number of parts. Together they
 /// cover every element once; identical parts may be on several ranks. PyTorch: `ShardedTensor`, and `DTensor`
-/// with the placement `Shard`.
+/// with the placement `Shard`; load() returns it for the DTensors of a file that one rank saved.
 struct ShardedTensor {
   std::vector<std::int64_t> size;  ///< of the whole tensor, equal on all ranks
   /// Equal on all ranks. Default: the dtype of local_shards or, without any, of the other ranks' parts.

@@ -236,8 +236,7 @@ at::Tensor parse_numpy(const at::Tensor& bytes, const std::string& name) {
 class NpzFile {
  public:
   explicit NpzFile(const std::filesystem::path& file)
-      : source_(serialize::open_file(file, /*mapped=*/true)),
-        zip_(*source_, serialize::ZipCompression::deflate) {}
+      : source_(serialize::open_file(file, /*mapped=*/true)), zip_(*source_) {}
 
   // Other records are not arrays.
   std::set<std::string> names() const {

@@ -20,6 +20,7 @@
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/index_file.h"
+#include "data/python_order.h"
 
 namespace lockstep::data {
 namespace {
@@ -62,9 +63,17 @@ Entries entries_of(const fs::path& folder) {
     kind.push_back(entry->path().filename().string());
   }
   if (error) throw_error<DataError>("{}: the folder cannot be read: {}", folder.string(), error.message());
-  std::ranges::sort(entries.files);
-  std::ranges::sort(entries.folders);
+  std::ranges::sort(entries.files, before_in_python);
+  std::ranges::sort(entries.folders, before_in_python);
   return entries;
+}
+
+// The classes in the order in which torchvision lists their samples: by name, whatever their targets are.
+std::vector<std::string> sorted_names(const FolderClasses& classes) {
+  std::vector<std::string> names;
+  for (const auto& [name, target] : classes.class_to_idx) names.push_back(name);
+  std::ranges::sort(names, before_in_python);
+  return names;
 }
 
 bool ends_with_any(std::string name, const std::vector<std::string>& extensions) {
@@ -86,7 +95,7 @@ class ClassWalk {
   std::vector<Found> walk(const std::string& class_folder) {
     found_.clear();
     visit(class_folder);
-    std::ranges::sort(found_, {}, &Found::folder);
+    std::ranges::sort(found_, before_in_python, &Found::folder);
     return std::move(found_);
   }
   std::vector<FolderTime> times() && { return std::move(times_); }
@@ -161,7 +170,8 @@ FolderIndex list_anew(const fs::path& root, const DatasetFolderOptions& options)
   listing.classes = options.find_classes ? options.find_classes(root) : find_classes(root);
   ClassWalk walk(root);
   std::vector<std::string> empty;
-  for (const auto& [name, target] : listing.classes.class_to_idx) {
+  for (const auto& name : sorted_names(listing.classes)) {
+    const auto target = listing.classes.class_to_idx.at(name);
     const auto before = listing.size();
     if (options.find_classes && !fs::is_directory(root / name)) {
       empty.push_back(name);  // as in torchvision
@@ -242,7 +252,7 @@ FolderListing list_folder(const fs::path& root, const DatasetFolderOptions& opti
 
 namespace {
 
-constexpr std::string_view kFolderMagic = "lockstep folder index 1\n";
+constexpr std::string_view kFolderMagic = "lockstep folder index 2\n";
 
 void check_numbers(const FolderListing& listing) {
   if (listing.name_ends.size() != listing.folder_ids.size()) throw DamagedIndex();

@@ -119,17 +119,18 @@ class HeaderText {
   void parse_dtype(NumpyHeader& header) {
     if (at('[')) throw_error<DataError>("{}: is a structured array, which is no tensor", name_);
     const auto descr = quoted();
-    const auto* const found = std::ranges::find(
-        kNumpyDtypes, descr.substr(std::min<std::size_t>(descr.size(), 1)), &NumpyDtype::name);
-    if (descr.empty() || std::string_view("<>|=").find(descr[0]) == std::string_view::npos ||
-        found == kNumpyDtypes.end()) {
+    const bool has_order =
+        !descr.empty() && std::string_view("<>|=").find(descr[0]) != std::string_view::npos;
+    const auto* const found =
+        std::ranges::find(kNumpyDtypes, descr.substr(has_order ? 1 : 0), &NumpyDtype::name);
+    if (found == kNumpyDtypes.end()) {
       throw_error<DataError>(
           "{}: its dtype is '{}'; supported are bool, integers, float16, float32, float64, complex64 and "
           "complex128; convert it with astype() in Python",
           name_, descr.substr(0, 40));
     }
     header.dtype = found->dtype;
-    header.big_endian = descr[0] == '>';
+    header.big_endian = descr.starts_with('>');
   }
 
   std::string_view left_;

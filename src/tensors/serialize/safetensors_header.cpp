@@ -25,6 +25,8 @@ using Json = nlohmann::json;
 
 // More than any tensor has; PyTorch computes with fewer.
 constexpr std::size_t kMostDimensions = 1000;
+// The Python package reads no deeper either.
+constexpr int kDeepest = 125;
 
 // Takes the events of the parser and refuses what does not belong where it comes, so that neither depth nor
 // size of a strange header is ever built up.
@@ -32,29 +34,33 @@ class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   Header take() { return std::move(header_); }
 
-  bool null() override { unexpected("null"); }
-  bool boolean(bool /*value*/) override { unexpected("a bool"); }
-  bool number_integer(number_integer_t /*value*/) override { unexpected("a negative number"); }
+  bool null() override {
+    if (place_ == Place::entry && key_ == kMetadataKey) return go_to(Place::top);
+    return unknown_or("null");
+  }
+  bool boolean(bool /*value*/) override { return unknown_or("a bool"); }
+  bool number_integer(number_integer_t /*value*/) override { return unknown_or("a negative number"); }
   bool number_float(number_float_t /*value*/, const string_t& /*text*/) override {
-    unexpected("a number that is not a 64-bit integer");
+    return unknown_or("a number that is not a 64-bit integer");
   }
   bool binary(binary_t& /*value*/) override { unexpected("binary data"); }
 
   bool number_unsigned(number_unsigned_t value) override {
     if (place_ == Place::shape) return add_size(value);
     if (place_ == Place::offsets) return add_offset(value);
-    unexpected("a number");
+    return unknown_or("a number");
   }
 
   bool string(string_t& value) override {
     if (place_ == Place::dtype) return set_dtype(value);
-    if (place_ != Place::metadata_value) unexpected("a string");
+    if (place_ != Place::metadata_value) return unknown_or("a string");
     header_.metadata[key_] = std::move(value);
     return go_to(Place::metadata);
   }
 
   bool start_object(std::size_t /*size*/) override {
     if (place_ == Place::start) return go_to(Place::top);
+    if (place_ == Place::unknown) return enter_unknown();
     if (place_ != Place::entry) unexpected("an object");
     tensor_ = {};
     fields_ = {};
@@ -62,6 +68,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
 
   bool end_object() override {
+    if (place_ == Place::unknown) return leave_unknown();
     if (place_ == Place::tensor) finish_tensor();
     return go_to(place_ == Place::top ? Place::end : Place::top);
   }
@@ -69,12 +76,14 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   bool start_array(std::size_t /*size*/) override {
     if (place_ == Place::shape_field) return go_to(Place::shape);
     if (place_ == Place::offsets_field) return go_to(Place::offsets);
+    if (place_ == Place::unknown) return enter_unknown();
     unexpected("a list");
   }
 
-  bool end_array() override { return go_to(Place::tensor); }
+  bool end_array() override { return place_ == Place::unknown ? leave_unknown() : go_to(Place::tensor); }
 
   bool key(string_t& name) override {
+    if (place_ == Place::unknown) return true;
     if (place_ != Place::top && place_ != Place::metadata) return start_field(name);
     const bool at_top = place_ == Place::top;
     if (at_top ? !names_.insert(name).second : header_.metadata.contains(name))
@@ -101,6 +110,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     shape,
     offsets_field,
     offsets,
+    unknown,  // in the value of a field that the format does not have
     end,
   };
 
@@ -130,8 +140,21 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     if (name == "dtype") return start_field(name, fields_.dtype, Place::dtype);
     if (name == "shape") return start_field(name, fields_.shape, Place::shape_field);
     if (name == "data_offsets") return start_field(name, fields_.offsets, Place::offsets_field);
-    refuse_tensor(fmt::format("an unknown field {}", shown(name)));
+    return go_to(Place::unknown);
   }
+
+  // A value where only an unknown field may have it.
+  bool unknown_or(std::string_view what) {
+    if (place_ != Place::unknown) unexpected(what);
+    return depth_ > 0 || go_to(Place::tensor);
+  }
+
+  bool enter_unknown() {
+    if (++depth_ > kDeepest) refuse_tensor(fmt::format("a field nested more than {} deep", kDeepest));
+    return true;
+  }
+
+  bool leave_unknown() { return --depth_ > 0 || go_to(Place::tensor); }
 
   bool start_field(std::string_view name, bool& seen, Place place) {
     if (seen) refuse_tensor(fmt::format("the field {} twice", name));
@@ -179,6 +202,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   std::string key_;
   TensorInfo tensor_;
   Fields fields_;
+  int depth_ = 0;  // of the value of an unknown field
 };
 
 // The tensors, in their order, and the metadata. Sizes and offsets of tensors remain to be checked.

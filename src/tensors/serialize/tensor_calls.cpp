@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
+#include "serialize/dtensor.h"
 #include "serialize/dtypes.h"
 #include "serialize/plain_values.h"
 
@@ -249,6 +250,9 @@ Value TensorCalls::from_type(const Args& args) const {
   const Node& function = pickle_[args[0]];
   const Node& type = pickle_[args[1]];
   const Node& inner = pickle_[args[2]];
+  if (function.text == "torch._utils _rebuild_wrapper_subclass" && type.text == kDTensor) {
+    return read_dtensor(pickle_, args[3], value_);
+  }
   const bool known = function.kind == Kind::global && function.text.starts_with("torch._utils ") &&
                      type.kind == Kind::global && inner.kind == Kind::tuple &&
                      (type.text == "torch Tensor" || type.text == "torch.nn.parameter Parameter");

@@ -110,7 +110,6 @@ class ZipStorages {
 
 Value load_zip(const ByteSource& source, const LoadOptions& options) {
   const ZipReader zip(source);
-  if (options.verify) zip.verify_checksums();
   const auto folder = folder_of(zip);
   if (zip.find(folder + "constants.pkl") != nullptr) {
     throw_error<CheckpointError>(
@@ -118,6 +117,8 @@ Value load_zip(const ByteSource& source, const LoadOptions& options) {
         "torch::load, then write it with lockstep::save(lockstep::state_dict(*module), ...)",
         source.name());
   }
+  zip.refuse_compression();
+  if (options.verify) zip.verify_checksums();
   check_formats(zip, folder);
   const auto& record = *zip.find(folder + std::string(kPickle));
   const auto text = zip.read(record);

@@ -48,7 +48,12 @@ const Names& plain_names() {
       {"torch._utils",
        {"_rebuild_device_tensor_from_cpu_tensor", "_rebuild_meta_tensor_no_storage", "_rebuild_nested_tensor",
         "_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_qtensor", "_rebuild_sparse_tensor",
-        "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"}},
+        "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_wrapper_subclass"}},
+      {"torch.distributed._mesh_layout", {"_FlatLayout", "_MeshLayout"}},
+      {"torch.distributed.device_mesh", {"DeviceMesh"}},
+      {"torch.distributed.tensor", {"DTensor"}},
+      {"torch.distributed.tensor._dtensor_spec", {"DTensorSpec", "ShardOrderEntry", "TensorMeta"}},
+      {"torch.distributed.tensor.placement_types", {"Partial", "Replicate", "Shard", "_StridedShard"}},
       {"torch.nn.parameter", {"Parameter"}},
       {"torch.serialization", {"_get_layout"}},
       {"torch.storage", {"UntypedStorage"}}};
@@ -175,6 +180,11 @@ class Unpickler {
     if (callee.starts_with("torch.distributed.checkpoint.")) return record(callee, node, args);
     if (callee == "builtins getattr") return enum_member(args);
     if (callee == "pathlib PosixPath" || callee == "pathlib._local PosixPath") return Tuple(values(args));
+    if (callee.starts_with("torch.distributed.")) {
+      throw_error<CheckpointError>(
+          "the checkpoint holds a {} outside of a DTensor, which is not a value; save the state_dict without it",
+          callee.substr(callee.find(' ') + 1));
+    }
     if (node.state != pickle::kNoRef && callee != "numpy dtype") refuse_call(callee);
     if (TensorCalls::makes_tensor(callee)) {
       // The same object in two places stays one tensor.

@@ -138,8 +138,7 @@ bool ZipReader::looks_like_zip(const ByteSource& source) {
   return source.size() >= kEndSize && source.read_text(0, 4) == kLocalHeader;
 }
 
-ZipReader::ZipReader(const ByteSource& source, ZipCompression compression)
-    : source_(source), compression_(compression) {
+ZipReader::ZipReader(const ByteSource& source) : source_(source) {
   const auto tail_size = std::min(source.size(), kEndSize + kLongestComment);
   const auto tail_start = source.size() - tail_size;
   const auto tail = source.read_text(tail_start, tail_size);
@@ -206,12 +205,6 @@ void ZipReader::read_directory(std::uint64_t offset, std::uint64_t size, std::ui
 }
 
 void ZipReader::check_method(std::string_view name, const ZipRecord& record, std::uint16_t method) const {
-  if (compression_ == ZipCompression::refused && method != kStored) {
-    throw_error<CheckpointError>(
-        "{}: record {} is compressed, which PyTorch never does; unpack the zip file and pack it again "
-        "without compression (zip -0)",
-        source_.name(), name);
-  }
   if (method != kStored && method != kDeflate) {
     throw_error<CheckpointError>("{}: record {} is compressed by method {}; only deflate is supported",
                                  source_.name(), name, method);
@@ -219,6 +212,16 @@ void ZipReader::check_method(std::string_view name, const ZipRecord& record, std
   if (!record.deflated && record.packed != record.size) fail(fmt::format("record {} has two sizes", name));
   if (record.deflated && record.size / kMostInflation > record.packed) {
     fail(fmt::format("record {} cannot have {} bytes, compressed to {}", name, record.size, record.packed));
+  }
+}
+
+void ZipReader::refuse_compression() const {
+  for (const auto& [name, record] : records_) {
+    if (!record.deflated) continue;
+    throw_error<CheckpointError>(
+        "{}: record {} is compressed, which torch.save never does; unpack the zip file and pack it again "
+        "without compression (zip -0)",
+        source_.name(), name);
   }
 }
 

@@ -22,24 +22,24 @@ struct ZipRecord {
   bool deflated = false;
 };
 
-// PyTorch never compresses records; numpy does on request.
-enum class ZipCompression { refused, deflate };
-
 // The directory of a zip file. (LibTorch's reader does not expose checksums and offsets.) `source` must
 // outlive the object.
 class ZipReader {
  public:
   // Throws CheckpointError: damaged or encrypted records, records that overlap, compression that is not
-  // allowed.
-  explicit ZipReader(const ByteSource& source, ZipCompression compression = ZipCompression::refused);
+  // deflate.
+  explicit ZipReader(const ByteSource& source);
 
   static bool looks_like_zip(const ByteSource& source);
 
   const ByteSource& source() const { return source_; }
   const std::map<std::string, ZipRecord, std::less<>>& records() const { return records_; }
   const ZipRecord* find(std::string_view name) const;
+  // Throws CheckpointError that names a compressed record and what to do.
+  void refuse_compression() const;
   // The offset of a record's data.
   std::uint64_t offset(const ZipRecord& record) const;
+  // The contents of a record without compression.
   std::string read(const ZipRecord& record) const;
   // A CPU storage with the record's bytes. Without compression and at a multiple of `alignment`: as
   // ByteSource::storage(), which does not read a mapped file. Otherwise a copy with a verified checksum.
@@ -56,7 +56,6 @@ class ZipReader {
   c10::Storage inflate(std::string_view name, const ZipRecord& record) const;
 
   const ByteSource& source_;
-  const ZipCompression compression_;
   std::map<std::string, ZipRecord, std::less<>> records_;
 };
 

@@ -11,6 +11,7 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
+constexpr std::uint32_t kByte = 1;
 constexpr std::uint32_t kShort = 3;
 constexpr std::uint32_t kLong = 4;
 
@@ -62,6 +63,7 @@ TEST(Exif, TheOrientationIsReadInBothByteOrders) {
     }
     EXPECT_EQ(orientation(big_endian, {{.tag = 0x010f, .value = 3}, {.value = 8}}), 8);
     EXPECT_EQ(orientation(big_endian, {{.value = 5}}, 10), 5);
+    EXPECT_EQ(orientation(big_endian, {{.type = kLong}}), 6);
   }
 }
 
@@ -70,16 +72,21 @@ TEST(Exif, AnythingElseIsNoOrientation) {
   EXPECT_EQ(orientation(false, {{.tag = 0x010f}}), 1);
   EXPECT_EQ(orientation(false, {{.value = 0}}), 1);
   EXPECT_EQ(orientation(false, {{.value = 9}}), 1);
-  EXPECT_EQ(orientation(false, {{.type = kLong}}), 1);
+  EXPECT_EQ(orientation(false, {{.type = kByte}}), 1);
+  EXPECT_EQ(orientation(false, {{.type = kLong, .value = 65536 + 6}}), 1);
   auto other = TiffWriter(false, {{}}).bytes;
   other[2] = 43;
   EXPECT_EQ(data::exif_orientation(other), 1);
+  for (const bool big_endian : {false, true}) {
+    auto unknown_order = TiffWriter(big_endian, {{}}).bytes;
+    unknown_order[1] = 'X';
+    EXPECT_EQ(data::exif_orientation(unknown_order), 1);
+  }
 }
 
 TEST(Exif, AStructureThatIsCutShortHasNoOrientation) {
   const auto whole = TiffWriter(true, {{}}).bytes;
-  constexpr std::size_t kAfterValue = 2;
-  for (std::size_t size = 0; size < whole.size() - kAfterValue; ++size) {
+  for (std::size_t size = 0; size < whole.size(); ++size) {
     const Bytes part(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size));
     EXPECT_EQ(data::exif_orientation(part), 1) << size;
   }

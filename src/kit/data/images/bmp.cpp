@@ -13,6 +13,7 @@ namespace {
 constexpr std::size_t kFileHeader = 14;
 constexpr std::size_t kCoreHeader = 12;
 constexpr std::size_t kInfoHeader = 40;
+constexpr std::size_t kMaskBytes = 12;
 constexpr std::uint32_t kUncompressed = 0;
 constexpr std::uint32_t kBitFields = 3;
 
@@ -38,6 +39,11 @@ struct Header {
 
   bool has_palette() const { return bits <= 8; }
   std::size_t row_bytes() const { return (static_cast<std::size_t>(width) * bits + 31) / 32 * 4; }
+  // The filling of the last row may be missing.
+  std::size_t pixel_bytes() const {
+    const auto last_row = (static_cast<std::size_t>(width) * bits + 7) / 8;
+    return (static_cast<std::size_t>(height) - 1) * row_bytes() + last_row;
+  }
 };
 
 void check_compression(ByteSpan bytes, const Header& header, std::uint32_t compression) {
@@ -71,7 +77,8 @@ Header read_header(ByteSpan bytes) {
   if (std::ranges::find(kBits, header.bits) == kBits.end()) {
     throw_error<DataError>("BMP: {} bits per pixel are not supported; convert the file to PNG", header.bits);
   }
-  if (!core) check_compression(bytes, header, number(bytes, 30, 4));
+  const auto compression = core ? kUncompressed : number(bytes, 30, 4);
+  check_compression(bytes, header, compression);
   constexpr std::size_t kAlphaMask = kFileHeader + 52;
   constexpr std::size_t kHeaderWithAlpha = 56;
   header.has_alpha = header.bits == 32 && info_bytes >= kHeaderWithAlpha && number(bytes, kAlphaMask, 4) != 0;
@@ -82,6 +89,10 @@ Header read_header(ByteSpan bytes) {
     const std::size_t most = std::size_t{1} << header.bits;
     header.colors = stored == 0 ? most : std::min(stored, most);
   }
+  if (header.pixels == 0) {  // they follow what precedes them
+    const bool masks_follow = compression == kBitFields && info_bytes == kInfoHeader;
+    header.pixels = header.palette + header.colors * header.palette_entry + (masks_follow ? kMaskBytes : 0);
+  }
   return header;
 }
 
@@ -90,16 +101,14 @@ using Pixel = std::array<std::uint8_t, 4>;  // red, green, blue, alpha
 class Pixels {
  public:
   Pixels(ByteSpan bytes, const Header& header) : header_(header) {
-    const auto height = static_cast<std::size_t>(header.height);
-    if (header.pixels > bytes.size() || (bytes.size() - header.pixels) / height < header.row_bytes()) {
+    if (header.pixels > bytes.size() || bytes.size() - header.pixels < header.pixel_bytes()) {
       throw DataError("BMP: the file ends within the image");
     }
     rows_ = bytes.subspan(header.pixels);
-    const auto palette_bytes = header.colors * header.palette_entry;
-    if (header.palette > bytes.size() || bytes.size() - header.palette < palette_bytes) {
-      throw DataError("BMP: the file ends within its palette");
-    }
-    palette_ = bytes.subspan(header.palette, palette_bytes);
+    if (header.palette > bytes.size()) throw DataError("BMP: the file ends within its header");
+    // A palette that should be longer than the file has the colors that are there.
+    header_.colors = std::min(header.colors, (bytes.size() - header.palette) / header.palette_entry);
+    palette_ = bytes.subspan(header.palette, header_.colors * header.palette_entry);
   }
 
   Pixel at(std::int64_t row, std::int64_t column) const {
@@ -110,7 +119,7 @@ class Pixels {
     const auto per_byte = 8 / header_.bits;
     const auto shift = 8 - header_.bits * (1 + x % per_byte);
     const auto index = std::size_t{line[x / per_byte]} >> shift & ((1U << header_.bits) - 1);
-    if (index >= header_.colors) throw_error<DataError>("BMP: color {} is not in the palette", index);
+    if (index >= header_.colors) return {0, 0, 0, 255};  // as for PIL
     return color(palette_.data() + index * header_.palette_entry);
   }
 

@@ -126,7 +126,7 @@ class PngReader {
           ::png_read_row(codec_, first + static_cast<std::size_t>(row) * row_bytes, nullptr);
         }
       }
-      ::png_read_end(codec_, nullptr);
+      // Without png_read_end(): a file may end here, as for PIL and torchvision.
     });
     return image;
   }

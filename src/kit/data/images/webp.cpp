@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <string_view>
 
 #include "base/throw_error.h"
 #include "data/images/codec.h"
@@ -21,8 +20,6 @@ WebPBitstreamFeatures features_of(ByteSpan bytes) {
   }
   return features;
 }
-
-constexpr std::string_view kExifPrefix("Exif\0\0", 6);
 
 std::size_t little_endian(ByteSpan bytes) {
   return bytes[0] | std::size_t{bytes[1]} << 8 | std::size_t{bytes[2]} << 16 | std::size_t{bytes[3]} << 24;
@@ -46,11 +43,6 @@ ByteSpan exif_chunk(ByteSpan file) {
   return {};
 }
 
-int orientation_of(ByteSpan file) {
-  const auto exif = exif_chunk(file);
-  return exif_orientation(starts_with(exif, kExifPrefix) ? exif.subspan(kExifPrefix.size()) : exif);
-}
-
 at::Tensor to_gray(const at::Tensor& rgb) {
   auto gray = empty_image(rgb.size(0), rgb.size(1), 1);
   const auto* in = rgb.const_data_ptr<std::uint8_t>();
@@ -67,7 +59,7 @@ ImageInfo webp_info(ByteSpan bytes) {
           .width = features.width,
           .height = features.height,
           .channels = features.has_alpha != 0 ? 4 : 3,
-          .orientation = orientation_of(bytes)};
+          .orientation = exif_orientation(exif_chunk(bytes))};
 }
 
 at::Tensor decode_webp(ByteSpan bytes, const DecodeOptions& options) {
