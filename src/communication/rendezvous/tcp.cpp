@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -38,36 +39,43 @@ constexpr auto kOwnLimit = 5'000ms;
 // listener may be another program.
 constexpr auto kStoreLimit = 2'000ms;
 constexpr auto kStoreLimitPerRank = 2ms;
+constexpr auto kClosedPause = 50ms;
 
 bool is_ipv4(const std::string& host) {
   in_addr address{};
   return ::inet_pton(AF_INET, host.c_str(), &address) == 1;
 }
 
-// "" if a server listens there, else the error.
-std::string try_server(const Endpoint& server, std::chrono::milliseconds limit) {
+// A connection, or the reason why there is none.
+struct Connection {
+  UniqueFd socket{};
+  std::string reason{};
+};
+
+Connection try_server(const Endpoint& server, std::chrono::milliseconds limit) {
   const auto found = resolve_now(server.host, server.port);
-  std::string reason = found.error;
+  Connection connection{.reason = found.error};
   for (const auto& address : found.addresses) {
-    if (connect_to(address, Deadline(limit))) return "";
-    reason = errno_text(errno);
+    connection.socket = connect_to(address, Deadline(limit));
+    if (connection.socket) break;
+    connection.reason = errno_text(errno);
   }
-  return reason;
+  return connection;
 }
 
 // c10d's own client retries once per second and prints a warning each time.
-std::string wait_for_server(const Endpoint& server, int rank, const Deadline& deadline) {
+Connection wait_for_server(const Endpoint& server, int rank, const Deadline& deadline) {
   auto pause = 5ms;
   bool said = false;
   const auto started = Deadline::Clock::now();
   while (true) {
-    const std::string reason =
+    auto connection =
         try_server(server, std::clamp<std::chrono::milliseconds>(deadline.remaining(), 10ms, 1s));
-    if (reason.empty() || deadline.expired()) return reason;
+    if (connection.socket || deadline.expired()) return connection;
     if (!said && Deadline::Clock::now() - started > kLogConnectingAfter) {
       said = true;
       log(LogLevel::warning, fmt::format("rank {} is still waiting for rank 0 at {}:{} ({})", rank,
-                                         server.host, server.port, reason));
+                                         server.host, server.port, connection.reason));
     }
     std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(pause, deadline.remaining()));
     pause = std::min<std::chrono::milliseconds>(pause * 2, 100ms);
@@ -115,38 +123,103 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
   }
 }
 
-// c10d's client repeats its greeting until its limit, whoever listens there.
-c10::intrusive_ptr<c10d::Store> join_before(const Endpoint& server, c10d::TCPStoreOptions options,
-                                            const std::string& who, const Deadline& deadline) {
-  const int ranks = static_cast<int>(*options.numWorkers);
-  bool said = false;
-  for (std::chrono::milliseconds limit = kStoreLimit + ranks * kStoreLimitPerRank;; limit *= 2) {
-    options.timeout = std::clamp<std::chrono::milliseconds>(deadline.remaining(), 1ms, limit);
-    try {
-      return make_store(server, options, who);
-    } catch (const RendezvousError&) {
-      const auto answer = answer_of_foreign_server(server);
-      if (!answer.empty()) {
-        throw_error<RendezvousError>(
-            "{}: another program listens at {}:{}, where rank 0 is expected: it answers \"{}\". Choose another "
-            "MASTER_PORT, the same for all ranks, or let `lockstep run` choose a free one",
-            who, server.host, server.port, answer);
-      }
-      if (deadline.expired()) {
-        throw_error<RendezvousError>(
-            "{}: what listens at {}:{} did not answer as the store of rank 0 within {} ms. Is another program "
-            "using this MASTER_PORT, or is rank 0 stopped?",
-            who, server.host, server.port, deadline.timeout().count());
-      }
-      if (!std::exchange(said, true)) {
-        log(LogLevel::warning,
-            fmt::format(
-                "{}: what listens at {}:{} does not answer as the store of rank 0; is another program "
-                "using this MASTER_PORT, or is rank 0 stopped? Still trying",
-                who, server.host, server.port));
-      }
-      check_wait();
+// How a server answers to the greeting of c10d's store client.
+struct Greeting {
+  enum class Kind {
+    store,   // it is a store
+    other,   // it is none: `answer` is its first line
+    silent,  // nothing within the limit
+    closed,  // it has closed the connection
+  };
+  Kind kind = Kind::silent;
+  std::string answer{};
+};
+
+// c10d's client begins with these bytes in each release that the project supports: the number 0 and a magic
+// number, which say that it is a client, the number 13, and a number that the store sends back.
+constexpr std::string_view kGreeting("\x00\xce\xf7\x85\x3c\x0dLOCK", 10);
+constexpr std::string_view kEcho = "LOCK";
+constexpr std::chrono::milliseconds kAnswerLimit{500};
+// Most servers answer to it or have sent a greeting before.
+constexpr std::string_view kRequest = "GET / HTTP/1.0\r\n\r\n";
+
+// Empty if the server has closed the connection. Nothing if the deadline has passed.
+std::optional<std::string> receive(int socket, const Deadline& deadline) {
+  std::array<char, 80> bytes{};
+  if (!wait_for(socket, POLLIN, deadline)) return std::nullopt;
+  const auto count = ::recv(socket, bytes.data(), bytes.size(), 0);
+  return std::string(bytes.data(), count > 0 ? static_cast<std::size_t>(count) : 0);
+}
+
+std::string shown_line(std::string_view bytes) {
+  std::string line(bytes.substr(0, bytes.find_first_of("\r\n")));
+  std::ranges::replace_if(
+      line, [](unsigned char letter) { return std::isprint(letter) == 0; }, '?');
+  return line;
+}
+
+Greeting greet(int socket, const Deadline& deadline) {
+  using Kind = Greeting::Kind;
+  if (::send(socket, kGreeting.data(), kGreeting.size(), MSG_NOSIGNAL) < 0) return {.kind = Kind::closed};
+  auto answer = receive(socket, deadline);
+  // The four bytes may arrive one after the other.
+  while (answer && !answer->empty() && *answer != kEcho && kEcho.starts_with(*answer)) {
+    const auto rest = receive(socket, deadline);
+    if (!rest || rest->empty()) break;
+    *answer += *rest;
+  }
+  if (!answer) return {.kind = Kind::silent};
+  if (answer->empty()) return {.kind = Kind::closed};
+  if (*answer == kEcho) return {.kind = Kind::store};
+  return {.kind = Kind::other, .answer = shown_line(*answer)};
+}
+
+[[noreturn]] void throw_nobody(const Endpoint& server, const std::string& who, const std::string& reason,
+                               const Deadline& deadline) {
+  throw_error<RendezvousError>(
+      "{}: rank 0 has not arrived: nobody listens at {}:{} ({}) within {} ms. Is rank 0 running, and are "
+      "MASTER_ADDR and MASTER_PORT the same for all?",
+      who, server.host, server.port, reason, deadline.timeout().count());
+}
+
+[[noreturn]] void throw_foreign(const Endpoint& server, const std::string& who, const std::string& answer) {
+  throw_error<RendezvousError>(
+      "{}: another program listens at {}:{}, where rank 0 is expected: it answers \"{}\". Choose another "
+      "MASTER_PORT, the same for all ranks, or let `lockstep run` choose a free one",
+      who, server.host, server.port, answer);
+}
+
+std::string suspicion(const Endpoint& server, const std::string& who) {
+  return fmt::format(
+      "{}: what listens at {}:{} does not answer as the store of rank 0; is another program using this "
+      "MASTER_PORT, or is rank 0 stopped?",
+      who, server.host, server.port);
+}
+
+// c10d's client waits without a limit for the answer to its greeting, whoever listens there.
+void await_store(const Endpoint& server, int rank, int world_size, const Deadline& deadline) {
+  const auto who = fmt::format("rank {} of {}", rank, world_size);
+  auto limit = kStoreLimit + world_size * kStoreLimitPerRank;
+  const Deadline patience(limit);
+  for (bool said = false;;) {
+    const auto [socket, reason] = wait_for_server(server, rank, deadline);
+    if (!socket) throw_nobody(server, who, reason, deadline);
+    auto greeting =
+        greet(socket.get(), Deadline(std::min<std::chrono::milliseconds>(limit, deadline.remaining())));
+    if (greeting.kind == Greeting::Kind::store) return;
+    const bool is_silent = greeting.kind == Greeting::Kind::silent;
+    if (is_silent) greeting.answer = answer_of_foreign_server(server);
+    if (!greeting.answer.empty()) throw_foreign(server, who, greeting.answer);
+    if (deadline.expired()) {
+      throw_error<RendezvousError>("{} It gave no answer within {} ms", suspicion(server, who),
+                                   deadline.timeout().count());
     }
+    // A store that ends closes connections. c10d's client knows more of a server that always does.
+    if (!is_silent && patience.expired()) return log(LogLevel::warning, suspicion(server, who));
+    if (is_silent && !std::exchange(said, true)) log(LogLevel::warning, suspicion(server, who));
+    if (is_silent) limit *= 2;
+    check_wait();
+    if (!is_silent) std::this_thread::sleep_for(kClosedPause);
   }
 }
 
@@ -170,8 +243,9 @@ c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string
   allow_connections(world_size);
   require_loopback(host, 0);
   const Endpoint server{host, listener.port};
-  const std::string reason = wait_for_server(server, 0, Deadline(std::min(kOwnLimit, deadline.remaining())));
-  if (!reason.empty()) {
+  const auto [socket, reason] =
+      wait_for_server(server, 0, Deadline(std::min(kOwnLimit, deadline.remaining())));
+  if (!socket) {
     throw_error<RendezvousError>(
         "rank 0 listens on port {} but cannot reach itself at {}:{} ({}); MASTER_ADDR "
         "must be an address of the host that rank 0 runs on",
@@ -189,56 +263,22 @@ c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string
 c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size,
                                            const Deadline& deadline, bool with_python) {
   require_loopback(server.host, rank);
-  const std::string reason = wait_for_server(server, rank, deadline);
-  if (!reason.empty()) {
-    throw_error<RendezvousError>(
-        "rank {} of {}: rank 0 has not arrived: nobody listens at {}:{} ({}) within {} "
-        "ms. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same for all?",
-        rank, world_size, server.host, server.port, reason, deadline.timeout().count());
-  }
-  const auto who = fmt::format("rank {} of {}", rank, world_size);
+  await_store(server, rank, world_size, deadline);
   c10d::TCPStoreOptions options;
+  options.waitWorkers = with_python;
   options.numWorkers = static_cast<std::size_t>(world_size);
-  options.waitWorkers = false;
-  auto store = join_before(server, options, who, deadline);
-  if (with_python) {
-    options.waitWorkers = true;
-    options.timeout = deadline.timeout();
-    store = make_store(server, options, who);
-  }
-  store->setTimeout(deadline.timeout());
-  return store;
+  options.timeout = deadline.timeout();
+  return make_store(server, options, fmt::format("rank {}", rank));
 }
-
-namespace {
-
-constexpr std::chrono::milliseconds kAnswerLimit{500};
-// Most servers answer to it or have sent a greeting before.
-constexpr std::string_view kRequest = "GET / HTTP/1.0\r\n\r\n";
-
-std::string first_line_of(std::string_view bytes) {
-  std::string line(bytes.substr(0, bytes.find_first_of("\r\n")));
-  std::ranges::replace_if(
-      line, [](unsigned char letter) { return std::isprint(letter) == 0; }, '?');
-  return line;
-}
-
-std::string answer_of(int socket, const Deadline& deadline) {
-  if (::send(socket, kRequest.data(), kRequest.size(), MSG_NOSIGNAL) < 0) return "";
-  std::array<char, 80> bytes{};
-  if (!wait_for(socket, POLLIN, deadline)) return "";
-  const auto count = ::recv(socket, bytes.data(), bytes.size(), 0);
-  return count > 0 ? first_line_of({bytes.data(), static_cast<std::size_t>(count)}) : "";
-}
-
-}  // namespace
 
 std::string answer_of_foreign_server(const Endpoint& server) {
   const Deadline deadline(kAnswerLimit);
   for (const auto& address : resolve_now(server.host, server.port).addresses) {
     const auto socket = connect_to(address, deadline);
     if (!socket) continue;
-    if (auto answer = answer_of(socket.get(), deadline); !answer.empty()) return answer;
+    if (::send(socket.get(), kRequest.data(), kRequest.size(), MSG_NOSIGNAL) < 0) continue;
+    if (const auto bytes = receive(socket.get(), deadline); bytes && !bytes->empty())
+      return shown_line(*bytes);
   }
   return "";
 }

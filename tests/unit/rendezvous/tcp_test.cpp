@@ -93,6 +93,14 @@ TEST(ForeignServers, AreNamedWithTheirAnswerLongBeforeTheTimeout) {
                     HasSubstr("\"SSH-2.0-OpenSSH_9.2\""), HasSubstr("Choose another MASTER_PORT")));
 }
 
+TEST(ForeignServers, ThatAreSilentAreSuspectedAtTheTimeout) {
+  // Connections to it wait in its queue.
+  const auto listener = listen_on(0, "127.0.0.1");
+  EXPECT_THAT(error_of_joining(Endpoint{"127.0.0.1", listener.port}, 300ms),
+              AllOf(HasSubstr("does not answer as the store of rank 0"), HasSubstr("within 300 ms"),
+                    HasSubstr("is another program using this MASTER_PORT")));
+}
+
 TEST(ForeignServers, AStoreIsNone) {
   const QuietC10d quiet;
   auto listener = listen_on(0, "127.0.0.1");
