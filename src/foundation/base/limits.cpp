@@ -24,7 +24,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kPageBytes = 4096;
 // Threads have a stack of this size, too. With 64 KiB the launcher and c10d's threads end with SIGSEGV.
 constexpr std::uint64_t kLeastStack = 128 * 1024;
 
@@ -114,7 +114,7 @@ std::size_t shareable_bytes(int ranks) {
   if (const auto limit = soft_limit(RLIMIT_FSIZE)) bytes = std::min<std::size_t>(bytes, *limit);
   // Each rank maps the memory of all; half of what is left is for everything else.
   if (const auto left = address_space_left()) bytes = std::min<std::size_t>(bytes, *left / 2 / count);
-  return std::max(bytes / kPage, std::size_t{1}) * kPage;
+  return std::max(bytes / kPageBytes, std::size_t{1}) * kPageBytes;
 }
 
 std::string shareable_limits() {
