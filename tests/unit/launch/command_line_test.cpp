@@ -8,8 +8,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "commands.h"
-#include "run_arguments.h"
+#include "run_command.h"
 #include "support/error_of.h"
 
 namespace lockstep::cli {
