@@ -86,9 +86,10 @@ const Mistake in_a_used_folder(
       for (int run = 0; run < 2; ++run) {
         Linear net(1, 1);
         torch::optim::SGD optimizer(net->parameters(), 0.1);
-        Trainer trainer(net, optimizer, {.epochs = 1, .checkpoints = path + "/runs"});
+        DistributedDataParallel ddp(net);
+        Trainer trainer(ddp, optimizer, {.epochs = 1, .checkpoints = path + "/runs"});
         std::vector batches{torch::ones({1, 1})};
-        trainer.fit(batches, [&](auto& batch) { return net->forward(batch).sum(); });
+        trainer.fit(batches, [&](auto& batch) { return ddp->forward(batch).sum(); });
       }
     });
 

@@ -26,7 +26,7 @@ enum class Place : std::uint8_t {
 /// What a user reads on stderr.
 ///
 /// For every row, whatever it says here: each rank writes 15 lines at most, without a C++ stack, an enum's
-/// number or, after init(), "terminate called". A rank that fails names itself, "rank 1".
+/// number or, after init(), "terminate called". A rank that fails names itself, "rank 1" or "RANK=1".
 struct Reported {
   std::vector<std::string> on_all = {};    ///< texts that every rank's stderr contains: cause and remedy
   std::vector<std::string> on_rank0 = {};  ///< also

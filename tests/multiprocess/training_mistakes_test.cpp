@@ -49,19 +49,22 @@ const Mistake other_models("ModelsDiffer",
                            });
 
 const Mistake nothing_to_train("NoParameterRequiresGradients",
-                               {.on_all = {"require", "gradients"}, .place = Place::elsewhere}, [] {
+                               {.on_all = {"no parameter that requires a gradient"},
+                                .place = Place::elsewhere},
+                               [] {
                                  const auto context = init({.timeout = 20s});
                                  torch::nn::ReLU net;
                                  DistributedDataParallel ddp(net);
                                });
 
-const Mistake frozen_on_one_rank("FrozenOnOneRankAfterWrapping", {.on_all = {"weight", "requires_grad"}}, [] {
-  const auto context = init({.timeout = 20s});
-  Linear net(2, 2);
-  DistributedDataParallel ddp(net);
-  if (context.rank() == 1) net->weight.set_requires_grad(false);
-  ddp->forward(torch::ones({1, 2})).sum().backward();
-});
+const Mistake frozen_on_one_rank("FrozenOnOneRankAfterWrapping",
+                                 {.on_all = {"weight", "requires_grad"}, .place = Place::elsewhere}, [] {
+                                   const auto context = init({.timeout = 20s});
+                                   Linear net(2, 2);
+                                   DistributedDataParallel ddp(net);
+                                   if (context.rank() == 1) net->weight.set_requires_grad(false);
+                                   ddp->forward(torch::ones({1, 2})).sum().backward();
+                                 });
 
 const Mistake replaced("ParameterReplacedAfterWrapping", {.on_all = {"weight", "replaced"}}, [] {
   const auto context = init({.timeout = 20s});
@@ -82,7 +85,8 @@ const Mistake bare_forward("ForwardOfTheWrappedModule",
                            });
 
 const Mistake ddp_without_gpu("DdpOnAGpuWithoutOne",
-                              {.on_all = {"device cuda:0", "DistributedDataParallel", "context.device()"}},
+                              {.on_all = {"no cuda:0", "DistributedDataParallel", "context.device()"},
+                               .place = Place::elsewhere},
                               [] {
                                 const auto context = init({.timeout = 20s});
                                 Linear net(2, 2);

@@ -231,7 +231,8 @@ Listener listen_on(int port, const std::string& host) {
     const char* advice =
         errno == EACCES
             ? "Permission denied; choose a MASTER_PORT above 1023"
-            : "Another program uses it; choose another MASTER_PORT, or let `lockstep run` choose a free one";
+            : "Another program uses it, or another process has RANK=0 too; choose another MASTER_PORT, or "
+              "let `lockstep run` choose a free one";
     throw_error<RendezvousError>("rank 0 cannot listen on port {}: {}. {}", port, errno_text(errno), advice);
   }
   listener.port = bound_port(listener.socket.get());
