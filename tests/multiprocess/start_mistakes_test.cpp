@@ -45,7 +45,7 @@ const Mistake same_rank("BothAreRankZero",
 
 const Mistake rank_too_high(
     "RankIsTheWorldSize",
-    {.on_rank1 = {"rank 2", "RANK=1"}, .place = Place::elsewhere, .rank_env = {{1, {{"RANK", "2"}}}}}, start);
+    {.on_rank1 = {"rank 2", "0 to 1"}, .place = Place::elsewhere, .rank_env = {{1, {{"RANK", "2"}}}}}, start);
 
 const Mistake no_world_size("NoWorldSize",
                             {.on_all = {"WORLD_SIZE", "lockstep run"},

@@ -63,8 +63,7 @@ void check(const RankInfo& rank_info) {
   };
   if (p.world_size < 1) refuse(fmt::format("a world size of {}", p.world_size));
   if (p.rank < 0 || p.rank >= p.world_size) {
-    refuse(fmt::format("rank {} in a world of {} ranks; the first has RANK=0, the last RANK={}", p.rank,
-                       p.world_size, p.world_size - 1));
+    refuse(fmt::format("rank {} in a world of {} ranks (0 to {})", p.rank, p.world_size, p.world_size - 1));
   }
   if (p.local_world_size && *p.local_world_size > p.world_size) {
     refuse(fmt::format("a local world size of {} in a world of {}", *p.local_world_size, p.world_size));

@@ -52,7 +52,7 @@ void write_gzip(const std::filesystem::path& file, const std::string& bytes) {
   ::gzclose(out);
 }
 
-std::string read_file(const std::filesystem::path& file) {
+std::string bytes_of_file(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
 }

@@ -28,7 +28,7 @@ class ScopedVariable {
 
 void write_file(const std::filesystem::path& file, const std::string& bytes);
 void write_gzip(const std::filesystem::path& file, const std::string& bytes);
-std::string read_file(const std::filesystem::path& file);
+std::string bytes_of_file(const std::filesystem::path& file);
 
 /// The bytes of an IDX file of uint8 values.
 std::string idx_bytes(const std::vector<std::uint32_t>& dims, const std::string& values);

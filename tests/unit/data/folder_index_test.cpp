@@ -88,7 +88,7 @@ class DamagedIndex : public ::testing::Test {
   }
   std::string good_body() const {
     write_folder_index(index_of(3), file());
-    const auto bytes = read_file(file());
+    const auto bytes = bytes_of_file(file());
     return bytes.substr(0, bytes.size() - sizeof(std::uint32_t));
   }
 
@@ -131,7 +131,7 @@ TEST_F(DamagedIndex, OtherBytesAreRefused) {
   other.replace(other.find('\n') + 1, kNoExtensions, kNoExtensions, '\x7f');  // more than memory holds
   EXPECT_TRUE(is_refused_as(other));
   good_body();
-  auto bytes = read_file(file());
+  auto bytes = bytes_of_file(file());
   bytes[bytes.find("png")] = 'x';
   write_file(file(), bytes);
   EXPECT_FALSE(read_folder_index(file()));

@@ -42,7 +42,7 @@ TEST_F(Idx, ReadsALargeGzip) {
 TEST_F(Idx, ReadsGzipOfSeveralMembers) {
   write_gzip(folder_ / "one", tiny_images().substr(0, 9));
   write_gzip(folder_ / "two", tiny_images().substr(9));
-  write_file(folder_ / "both", testing::read_file(folder_ / "one") + testing::read_file(folder_ / "two"));
+  write_file(folder_ / "both", bytes_of_file(folder_ / "one") + bytes_of_file(folder_ / "two"));
   EXPECT_EQ(read_idx(folder_ / "both").numel(), 12);
 }
 
@@ -85,13 +85,13 @@ TEST_F(Idx, RejectsAWrongSize) {
 
 TEST_F(Idx, IgnoresBytesAfterGzipDataAsGzipDoes) {
   write_gzip(folder_ / "good", tiny_images());
-  write_file(folder_ / "longer", testing::read_file(folder_ / "good") + "rubbish");
+  write_file(folder_ / "longer", bytes_of_file(folder_ / "good") + "rubbish");
   EXPECT_EQ(read_idx(folder_ / "longer").numel(), 12);
 }
 
 TEST_F(Idx, RejectsDamagedGzip) {
   write_gzip(folder_ / "good", tiny_images());
-  const auto good = testing::read_file(folder_ / "good");
+  const auto good = bytes_of_file(folder_ / "good");
   expect_refused(good.substr(0, good.size() / 2), "cut short");
   expect_refused(good.substr(0, 2), "cut short");
   auto damaged = good;

@@ -52,7 +52,7 @@ TEST(LoadNumpy, MapsTheFileAndDoesNotChangeIt) {
   auto array = load_numpy(folder / "x.npy");
   array.add_(1);
   EXPECT_TRUE(at::equal(array, at::tensor({2, 3}, at::kByte)));
-  EXPECT_EQ(read_file(folder / "x.npy"), kTwoBytes);
+  EXPECT_EQ(bytes_of_file(folder / "x.npy"), kTwoBytes);
   // Another file of this name does not change the tensor.
   write_file(folder / "y.npy", npy_bytes(npy_header("|u1", "(2,)"), "\7\7"));
   std::filesystem::rename(folder / "y.npy", folder / "x.npy");
@@ -195,8 +195,9 @@ TEST(NumpyDataset, ReadsPairsOfArrays) {
       at::equal(files.get_batch(at::tensor({1}, at::kLong)).data, torch::tensor({{3, 4}}, at::kByte)));
   EXPECT_THROW(NumpyDataset(folder / "x.npy", folder / "z.npy"), ArgumentError);
 
-  write_file(folder / "x.npz",
-             zip_bytes({{"x.npy", read_file(folder / "x.npy")}, {"y.npy", kTwoBytes}, {"bad.npy", "bad"}}));
+  write_file(
+      folder / "x.npz",
+      zip_bytes({{"x.npy", bytes_of_file(folder / "x.npy")}, {"y.npy", kTwoBytes}, {"bad.npy", "bad"}}));
   const NumpyDataset npz(folder / "x.npz", {.data = "x", .target = "y"});
   EXPECT_TRUE(at::equal(npz.target(), files.target()));
   EXPECT_THAT(error_of<DataError>([&] { NumpyDataset(folder / "x.npz", {.data = "x", .target = "Y"}); }),

@@ -51,7 +51,7 @@ class FakeNpm {
 };
 
 std::string md5_of(const fs::path& file) {
-  const auto bytes = read_file(file);
+  const auto bytes = bytes_of_file(file);
   return md5_hex({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
 }
 
@@ -68,7 +68,7 @@ TEST(Download, VerifiesTheMd5OfCompressedFiles) {
     return load_dataset_files(dataset, root / folder, dataset.files, {.download = true});
   };
   EXPECT_EQ(load_into("good")[0].numel(), 12);
-  EXPECT_EQ(read_file(root / "good/Tiny/raw/images"), tiny_images());
+  EXPECT_EQ(bytes_of_file(root / "good/Tiny/raw/images"), tiny_images());
   dataset.files[0].md5.front() ^= 1;
   EXPECT_THAT([&] { load_into("bad"); }, ThrowsMessage<DataError>(HasSubstr("images.gz: its MD5 is")));
   EXPECT_FALSE(fs::exists(root / "bad/Tiny/raw/images"));
@@ -89,7 +89,7 @@ TEST(Download, KeepsArchivesAsTheyArePublished) {
       [&] { load_dataset_files(dataset, root.path(), dataset.files, {}); },
       ThrowsMessage<DataError>(HasSubstr("put this archive into " + root.path().string() + ": all.tar.gz")));
   load_dataset_files(dataset, root.path(), dataset.files, {.download = true});
-  EXPECT_EQ(read_file(root / "all.tar.gz"), read_file(mirror / "all.tar.gz"));
+  EXPECT_EQ(bytes_of_file(root / "all.tar.gz"), bytes_of_file(mirror / "all.tar.gz"));
   write_file(root / "all.tar.gz", "<html>");
   EXPECT_THAT([&] { load_dataset_files(dataset, root.path(), dataset.files, {}); },
               ThrowsMessage<DataError>(HasSubstr("all.tar.gz: is damaged or a different file: its MD5 is")));
@@ -99,8 +99,8 @@ TEST(Download, DownloadsToTheSubfolder) {
   const TempFolder root;
   const TempFolder mirror;
   EXPECT_EQ(load(root / "new/folder", {make_mirror(mirror.path())})[0].numel(), 12);
-  EXPECT_EQ(read_file(root / "new/folder/Tiny/raw/images"), tiny_images());
-  EXPECT_EQ(read_file(root / "new/folder/Tiny/raw/labels"), tiny_labels());
+  EXPECT_EQ(bytes_of_file(root / "new/folder/Tiny/raw/images"), tiny_images());
+  EXPECT_EQ(bytes_of_file(root / "new/folder/Tiny/raw/labels"), tiny_labels());
   // The files exist now, so no source is needed.
   EXPECT_NO_THROW(load(root / "new/folder", {}));
 }
@@ -113,7 +113,7 @@ TEST(Download, ReplacesADamagedFileInPlace) {
   fs::create_directory(mirror.path() / "only");
   write_gzip(mirror / "only/images.gz", tiny_images());
   EXPECT_EQ(load(root.path(), {"file://" + (mirror / "only").string()})[0].numel(), 12);
-  EXPECT_EQ(read_file(root / "images"), tiny_images());
+  EXPECT_EQ(bytes_of_file(root / "images"), tiny_images());
 }
 
 TEST(Download, RejectsAWrongHash) {

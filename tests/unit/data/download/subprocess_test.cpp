@@ -23,7 +23,7 @@ const Deadline& soon() {
 TEST(RunCommand, RunsInTheFolder) {
   const TempFolder folder;
   run_in_folder(folder.path(), {"sh", "-c", "echo hello > made-here"}, soon());
-  EXPECT_EQ(read_file(folder / "made-here"), "hello\n");
+  EXPECT_EQ(bytes_of_file(folder / "made-here"), "hello\n");
 }
 
 TEST(RunCommand, ShowsTheLastOutputOfAFailedCommand) {
