@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using data::FolderIndex;
 using data::read_folder_index;
 using data::write_folder_index;
-using data::testing::read_file;
+using data::testing::bytes_of_file;
 using data::testing::write_file;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

@@ -16,7 +16,7 @@ namespace {
 using lockstep::testing::error_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::read_file;
+using testing::bytes_of_file;
 using testing::TempFolder;
 using testing::write_file;
 
