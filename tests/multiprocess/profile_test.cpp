@@ -54,7 +54,7 @@ ProfilerOptions quiet(const std::string& path) {
 }
 
 struct Slice {
-  std::string name, lane;
+  std::string name, track;
   double begin, end;
 };
 
@@ -62,16 +62,16 @@ struct ReadTrace {
   explicit ReadTrace(const std::string& file) {
     std::ifstream stream(file);
     const auto events = json::parse(stream).at("traceEvents");
-    std::map<std::pair<int, int>, std::string> lanes;
+    std::map<std::pair<int, int>, std::string> tracks;
     for (const auto& event : events) {
       if (event.at("name") == "thread_name")
-        lanes[{event.at("pid"), event.at("tid")}] = event["args"]["name"];
+        tracks[{event.at("pid"), event.at("tid")}] = event["args"]["name"];
       if (event.at("name") == "process_name") processes.insert(event["args"]["name"]);
     }
     for (const auto& event : events) {
       if (event.at("ph") != "X") continue;
       const double begin = event.at("ts");
-      slices[event.at("pid")].push_back({event.at("name"), lanes.at({event.at("pid"), event.at("tid")}),
+      slices[event.at("pid")].push_back({event.at("name"), tracks.at({event.at("pid"), event.at("tid")}),
                                          begin, begin + double(event["dur"])});
     }
   }
@@ -95,7 +95,7 @@ std::map<std::string, std::int64_t> counts_of(const std::vector<OperatorTimes>& 
 
 std::string profile_file(const std::string& name) { return std::getenv("PROFILE_FOLDER") + ("/" + name); }
 
-// All that begins in a lane while another is open also ends within it.
+// All that begins on a track while another is open also ends within it.
 void expect_nested(const std::vector<Slice>& slices) {
   std::map<std::string, std::vector<Slice>> open;
   for (const auto& slice : slices) {
@@ -119,7 +119,7 @@ void expect_training_in(const ReadTrace& trace, int rank, std::size_t buckets) {
     const auto found = trace.named(rank, name);
     ASSERT_EQ(found.size(), buckets * kActive);
     for (std::size_t i = 0; i < found.size(); ++i) {
-      EXPECT_THAT(found[i].lane, HasSubstr("communication"));
+      EXPECT_THAT(found[i].track, HasSubstr("communication"));
       EXPECT_GT(found[i].end, found[i].begin);
       EXPECT_GE(found[i].begin, steps[i / buckets].begin);
       EXPECT_LE(found[i].end, steps[i / buckets].end);
@@ -206,7 +206,7 @@ const Scenario common_clock("a trace with the times of all ranks on one clock", 
       std::stoll(context.group().broadcast_object(std::to_string(steady_time().count()), 0)));
   const auto begin = base - std::chrono::milliseconds(5) * context.rank();
   const auto file = profile_file("clock.json");
-  tracing::write_chrome_trace(file, {{"lane"}, {{0, "a \"slice\"", begin, begin + nanoseconds(1500)}}},
+  tracing::write_chrome_trace(file, {{"track"}, {{0, "a \"slice\"", begin, begin + nanoseconds(1500)}}},
                               steady_time, context.group(), std::source_location::current());
   if (!context.is_main()) return;
   const ReadTrace trace(file);
@@ -346,7 +346,7 @@ TEST(OperatorTimes, AreThoseOfThreadsStreamsAndAsynchronousEvents) {
 
   const auto trace = training::rank_trace(events);
   EXPECT_THAT(trace.tracks, ::testing::ElementsAre(HasSubstr("thread 1"), HasSubstr("thread 2"),
-                                                  "communication", "communication 2", "device 0 stream 7"));
+                                                   "communication", "communication 2", "device 0 stream 7"));
 }
 
 }  // namespace

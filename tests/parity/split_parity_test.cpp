@@ -10,6 +10,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/subset.h>
+#include <lockstep/data/vision.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "parity/sampler_case.h"

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <latch>
 #include <new>
+#include <poll.h>
 #include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
@@ -129,6 +130,8 @@ std::string shareable_limits() {
 
 void require_output() {
   if (std::cout.flush()) return;
+  pollfd out{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+  if (::poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0) return;  // a pipe that nobody reads any more
   throw_error<Error>(
       "the output could not be written to stdout; is the disk full, or the file beyond `ulimit -f`?");
 }

@@ -29,7 +29,8 @@ std::string shareable_limits();
 // and what raises it.
 std::string start_error_text(int code);
 
-// Throws Error when something that was written to std::cout is lost, as on a full disk.
+// Throws Error when something that was written to std::cout is lost, as on a full disk. Not for a pipe that
+// nobody reads any more.
 void require_output();
 
 // The message of an exception of any kind, as a user should read it: with the path, or the limit behind it.

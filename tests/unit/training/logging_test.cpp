@@ -142,7 +142,7 @@ TEST_P(FileLoggers, EndWithAWholeRecordOnAFullDisk) {
                             [&] {
                               made.log(1, {{"x", 1.5}});
                             }),
-              MatchesRegex(".*/log.txt cannot be written: File too large"));
+              MatchesRegex(".*/log.txt cannot be written: File too large .`ulimit -f` allows .* raise it."));
   EXPECT_EQ(text_of(file()), whole);
   EXPECT_THAT(error_at_most(3, [&] { made.log(1, {{"x", 1.5}, {"y", 1.5}}); }), HasSubstr("File too large"));
   EXPECT_EQ(text_of(file()), whole);
