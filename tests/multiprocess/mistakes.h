@@ -20,7 +20,7 @@ enum class Ending : std::uint8_t {
 /// Whether a report names a line of the program.
 enum class Place : std::uint8_t {
   source_line,  ///< the test's own file, with a line
-  elsewhere,    ///< the mistake is not in the program: an environment variable, a file
+  elsewhere,    ///< the mistake is in the environment or a file, or the error does not know its line yet
 };
 
 /// What a user reads on stderr.
