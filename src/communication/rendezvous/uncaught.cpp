@@ -8,7 +8,10 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <poll.h>
 #include <sstream>
+#include <string_view>
+#include <typeinfo>
 #include <unistd.h>
 
 #include <c10/util/Exception.h>
@@ -27,6 +30,7 @@ namespace {
 constexpr int kMostLines = 12;
 
 std::atomic<std::terminate_handler> former_handler{nullptr};
+std::atomic<pid_t> reporting_process{0};
 
 // The type of the exception that is being handled.
 std::string type_name() {
@@ -64,19 +68,30 @@ constexpr const char* kMemoryRemedy =
     ": memory ran out; use a smaller batch or fewer ranks on this host, or look for a limit (ulimit -v, "
     "cgroup)";
 
-// Another thread may hold the lock of stdout and never release it.
-void flush_stdout() {
-  if (::ftrylockfile(stdout) != 0) return;
-  ::fflush_unlocked(stdout);
-  ::funlockfile(stdout);
+constexpr int kFlushMs = 1000;
+
+// A reader that does not read, or that is gone, must not keep the report back.
+bool accepts_output(int descriptor) {
+  pollfd out{.fd = descriptor, .events = POLLOUT, .revents = 0};
+  return ::poll(&out, 1, kFlushMs) == 1 && out.revents == POLLOUT;
+}
+
+// Another thread may hold the lock of the file and never release it. The stream takes the same lock.
+void flush_file(std::FILE* file, int descriptor, std::ostream& stream) {
+  if (::ftrylockfile(file) != 0) return;
+  if (accepts_output(descriptor)) {
+    try {
+      stream.flush();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): the report follows all the same
+    }
+    ::fflush_unlocked(file);
+  }
+  ::funlockfile(file);
 }
 
 void flush_output() {
-  try {
-    for (std::ostream* stream : {&std::cout, &std::clog}) stream->flush();
-  } catch (...) {  // NOLINT(bugprone-empty-catch): a reader that is gone
-  }
-  flush_stdout();
+  flush_file(stdout, STDOUT_FILENO, std::cout);
+  flush_file(stderr, STDERR_FILENO, std::clog);
 }
 
 // Before the ranks have met, the number that the environment gives.
@@ -86,10 +101,20 @@ std::optional<int> rank_of_process() {
   return std::nullopt;
 }
 
+void write_stderr(std::string_view text) {
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
 // Not by log(): a progress bar that was being drawn may hold the lock of its lines.
 void write_report(const std::string& report) {
-  const auto line = log_line(LogLevel::error, report, rank_of_process());
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  write_stderr(log_line(LogLevel::error, report, rank_of_process()));
+}
+
+// Allocates nothing.
+void write_short_report(const std::type_info* type) {
+  write_stderr("lockstep: uncaught exception of type ");
+  write_stderr(type != nullptr ? type->name() : "(unknown)");
+  write_stderr("; its text could not be reported, perhaps because memory is short\n");
 }
 
 bool prints_by_itself(std::terminate_handler handler) {
@@ -101,13 +126,38 @@ bool prints_by_itself(std::terminate_handler handler) {
 #endif
 }
 
+void report_current() {
+  const auto* const type = abi::__cxa_current_exception_type();
+  try {
+    flush_output();
+    const bool whole = Env().get("LOCKSTEP_LOG_LEVEL") == "debug";
+    const auto exception = std::current_exception();
+    write_report(exception ? uncaught_text(exception, whole) : kNoException);
+  } catch (...) {
+    write_short_report(type);
+  }
+}
+
+enum class Stage { none, reporting, reported };
+
+// Of each thread: others may end at the same time.
+thread_local Stage stage = Stage::none;
+
+// A handler that the program set later may call this one again, and so may an exception in the report.
+[[noreturn]] void end_again() {
+  if (stage == Stage::reporting) write_short_report(abi::__cxa_current_exception_type());
+  std::abort();
+}
+
 [[noreturn]] void report_and_end() {
-  flush_output();
-  const bool whole = Env().get("LOCKSTEP_LOG_LEVEL") == "debug";
-  const auto exception = std::current_exception();
-  write_report(exception ? uncaught_text(exception, whole) : kNoException);
+  if (stage != Stage::none) end_again();
+  stage = Stage::reporting;
+  // A forked child is no rank.
+  const bool is_rank = ::getpid() == reporting_process.load();
+  if (is_rank) report_current();
+  stage = Stage::reported;
   const auto next = former_handler.load();
-  if (next != nullptr && !prints_by_itself(next)) next();
+  if (next != nullptr && !(is_rank && prints_by_itself(next))) next();
   std::abort();
 }
 
@@ -131,6 +181,7 @@ std::string uncaught_text(const std::exception_ptr& exception, bool whole) {
 }
 
 ReportUncaught::ReportUncaught() {
+  reporting_process = ::getpid();
   const auto now = std::get_terminate();
   if (now == report_and_end) return;
   former_handler = now;

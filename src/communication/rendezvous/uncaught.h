@@ -8,7 +8,7 @@ namespace lockstep::rendezvous {
 
 // While it lives, an exception that nothing catches is reported with the rank, after what the program has
 // printed to stdout and std::cout. Then the process ends as before: by the handler of the program that was
-// set before, or by abort() without its usual lines.
+// set before, or by abort() without its usual lines. A child forked meanwhile ends without the report.
 class ReportUncaught {
  public:
   ReportUncaught();

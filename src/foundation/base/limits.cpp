@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iostream>
 #include <latch>
+#include <memory>
 #include <new>
 #include <poll.h>
 #include <sys/resource.h>
@@ -152,14 +153,16 @@ void require_stack() {
 void require_threads(int count, const std::string& user) {
   std::latch all_started(1);
   std::vector<std::jthread> threads;
+  threads.reserve(static_cast<std::size_t>(std::max(count, 0)));
+  // Destroyed before the threads, which wait for it.
+  const auto count_down = [](std::latch* latch) { latch->count_down(); };
+  const std::unique_ptr<std::latch, decltype(count_down)> release(&all_started, count_down);
   try {
     for (int i = 0; i < count; ++i) threads.emplace_back([&] { all_started.wait(); });
   } catch (const std::system_error& error) {
-    all_started.count_down();
     throw_error<Error>("{} needs {} threads, and {} could be started: {}", user, count, threads.size(),
                        start_error_text(error.code().value()));
   }
-  all_started.count_down();
 }
 
 FileSizeErrors::FileSizeErrors() {

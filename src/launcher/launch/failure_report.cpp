@@ -19,8 +19,8 @@ namespace lockstep::launch {
 namespace {
 
 // Messages of Lockstep and NCCL when another rank is gone.
-constexpr std::array kPeerLostTexts{"because another rank is gone", "rank 0 gave up or died",
-                                    "ncclRemoteError"};
+constexpr const char* kRankGone = "because another rank is gone";
+constexpr std::array kPeerLostTexts{kRankGone, "rank 0 gave up or died", "ncclRemoteError"};
 // Messages of Gloo and c10d's stores, and of other programs about other connections.
 constexpr std::array kBrokenConnections{"Connection closed by peer", "Connection reset by peer",
                                         "failed to recv, got 0 bytes", "recvValueWithTimeout failed on"};
@@ -69,9 +69,17 @@ std::string limit_behind(int signal) {
 
 std::string uneven_data(const std::vector<int>& finished) {
   return fmt::format(
-      "before that, rank{} {} finished without an error: this looks like uneven data; give every rank the same "
-      "number of batches, or run the loop inside DistributedDataParallel::join()",
-      finished.size() == 1 ? "" : "s", fmt::join(finished, ", "));
+      "before that, rank{} {} finished without an error. Unless {} reported an error, this looks like "
+      "uneven data: give every rank the same number of batches, or run the loop inside DistributedDataParallel::join()",
+      finished.size() == 1 ? "" : "s", fmt::join(finished, ", "), finished.size() == 1 ? "it" : "they");
+}
+
+// The other texts say that a connection broke, which uneven data alone does not cause.
+bool may_be_uneven_data(const FailureReport& report) {
+  return report.lost_peer && !report.finished.empty() &&
+         std::ranges::any_of(report.stderr_tail, [](const std::string& line) {
+           return line.find(kRankGone) != std::string::npos;
+         });
 }
 
 }  // namespace
@@ -112,7 +120,7 @@ bool reports_lost_peer(const std::deque<std::string>& stderr_tail) {
 std::vector<std::string> report_lines(const FailureReport& report, bool shown) {
   std::vector<std::string> lines;
   if (report.reason.empty()) lines = rank_details(report, shown);
-  if (report.lost_peer && !report.finished.empty()) lines.push_back(uneven_data(report.finished));
+  if (may_be_uneven_data(report)) lines.push_back(uneven_data(report.finished));
   for (const auto& exit : report.later) {
     lines.push_back(fmt::format("after that, rank {} {}", exit.rank, describe(exit)));
   }
