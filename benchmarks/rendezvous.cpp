@@ -49,6 +49,10 @@ class CountingStore : public c10d::Store {
   }
   std::vector<std::uint8_t> get(const std::string& key) override { return counted()->get(key); }
   std::int64_t add(const std::string& key, std::int64_t value) override { return counted()->add(key, value); }
+  std::vector<std::uint8_t> compareSet(const std::string& key, const std::vector<std::uint8_t>& expected,
+                                       const std::vector<std::uint8_t>& desired) override {
+    return counted()->compareSet(key, expected, desired);
+  }
   bool deleteKey(const std::string& key) override { return counted()->deleteKey(key); }
   bool check(const std::vector<std::string>& keys) override { return counted()->check(keys); }
   std::int64_t getNumKeys() override { return counted()->getNumKeys(); }

@@ -46,39 +46,57 @@ std::vector<std::string> keys_of(int begin, int end) {
   return keys;
 }
 
+// The host map or the refusal that was written first, which is the one of all ranks.
+std::string decide(c10d::Store& store, const std::string& text) {
+  const auto decided = store.compareSet(kHostsKey, "", text);
+  store.set(kHostsKey, decided);  // compareSet() does not wake the ranks that wait
+  return decided;
+}
+
 // Rank 0 serves the store, so it stays until the ranks that wait know the reason.
-[[noreturn]] void throw_refusal(c10d::Store& store, int rank, int world_size, std::string_view reason) {
-  const auto arrived = store.add(kCountKey, 0);
+void share_refusal(c10d::Store& store, int rank) {
+  constexpr std::int64_t kFewest = 2;  // the first rank may not have counted itself yet
   store.add(kRefusedKey, 1);
   const Deadline deadline(kRefusalLimit);
-  while (rank == 0 && store.add(kRefusedKey, 0) < arrived && !deadline.expired())
-    std::this_thread::sleep_for(1ms);
+  const auto others_wait = [&] {
+    return store.add(kRefusedKey, 0) < std::max(kFewest, store.add(kCountKey, 0));
+  };
+  while (rank == 0 && others_wait() && !deadline.expired()) std::this_thread::sleep_for(1ms);
+}
+
+[[noreturn]] void throw_refusal(c10d::Store& store, int rank, int world_size, std::string_view reason) {
+  try {
+    share_refusal(store, rank);
+  } catch (const std::exception&) {
+    // Rank 0 has left with the store. The reason is known without it.
+  }
   throw_error<RendezvousError>("rank {} of {}: {}", rank, world_size, reason);
 }
 
 // Throws RendezvousError on this rank, and in read_host_map() on the ranks that wait.
-void compare_terms(c10d::Store& store, int rank, const RankTerms& terms) {
-  const auto reason = difference(terms, rank, store.get_to_str(kTermsKey));
-  if (reason.empty()) return;
-  if (!store.check({kHostsKey})) store.set(kHostsKey, std::string(kRefused) + reason);
-  throw_refusal(store, rank, terms.world_size, reason);
+[[noreturn]] void refuse(c10d::Store& store, int rank, int world_size, std::string reason) {
+  try {
+    store.add(kCountKey, 1);  // rank 0 stays for the ranks that have been counted
+    const auto decided = decide(store, std::string(kRefused) + reason);
+    if (decided.starts_with(kRefused)) reason = decided.substr(kRefused.size());
+  } catch (const std::exception&) {
+    // As in throw_refusal().
+  }
+  throw_refusal(store, rank, world_size, reason);
 }
 
+// Ranks that differ from the first one do not set their arrival key, so no host map contains them.
 void register_rank(c10d::Store& store, int rank, const RankTerms& terms) {
+  auto reason = difference(terms, rank, store.compareSet(kTermsKey, "", to_text(terms, rank)));
+  if (!reason.empty()) refuse(store, rank, terms.world_size, std::move(reason));
   store.set(arrival_key(rank), memory_identity());
   // A rank may have arrived twice, so ranks after the last one look for missing ones as well.
-  const auto arrived = store.add(kCountKey, 1);
-  if (arrived == 1) {
-    store.set(kTermsKey, to_text(terms, rank));
-  } else {
-    compare_terms(store, rank, terms);
-  }
-  if (arrived < terms.world_size) return;
+  if (store.add(kCountKey, 1) < terms.world_size) return;
   const auto keys = keys_of(0, terms.world_size);
   if (!store.check(keys)) return;
   std::vector<std::string> identities;
   for (const auto& bytes : store.multiGet(keys)) identities.emplace_back(bytes.begin(), bytes.end());
-  store.set(kHostsKey, HostMap::of(identities).text());
+  decide(store, HostMap::of(identities).text());
 }
 
 // False when the limit has passed.

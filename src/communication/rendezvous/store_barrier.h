@@ -48,7 +48,7 @@ inline constexpr const char* kServerLeftKey = "server_left";
 
 // Registers this rank in the store and waits for all others. Throws RendezvousError naming the ranks that
 // have not arrived by the deadline, or both values if one of this rank's terms differs from that of the rank
-// that arrived first. Four requests per rank; the last rank makes three more. PyTorch: _store_based_barrier.
+// that arrived first. Four requests per rank; the last rank makes four more. PyTorch: _store_based_barrier.
 // While ranks are missing, calls `find_strangers` each second, or in pauses from 10 s for more than 64 ranks;
 // its error ends the wait. Ranks that call it poll the store, with more requests.
 void store_barrier(c10d::Store& store, int rank, const RankTerms& terms, const Deadline& deadline,

@@ -158,9 +158,8 @@ std::string shown_line(std::string_view bytes) {
   return line;
 }
 
-Greeting greet(int socket, const Deadline& deadline) {
+Greeting answer_to_greeting(int socket, const Deadline& deadline) {
   using Kind = Greeting::Kind;
-  if (::send(socket, kGreeting.data(), kGreeting.size(), MSG_NOSIGNAL) < 0) return {.kind = Kind::closed};
   auto answer = receive(socket, deadline);
   // The four bytes may arrive one after the other.
   while (answer && !answer->empty() && *answer != kEcho && kEcho.starts_with(*answer)) {
@@ -172,6 +171,12 @@ Greeting greet(int socket, const Deadline& deadline) {
   if (answer->empty()) return {.kind = Kind::closed};
   if (*answer == kEcho) return {.kind = Kind::store};
   return {.kind = Kind::other, .answer = shown_line(*answer)};
+}
+
+Greeting greet(int socket, const Deadline& deadline) {
+  if (::send(socket, kGreeting.data(), kGreeting.size(), MSG_NOSIGNAL) < 0)
+    return {.kind = Greeting::Kind::closed};
+  return answer_to_greeting(socket, deadline);
 }
 
 [[noreturn]] void throw_nobody(const Endpoint& server, const std::string& who, const std::string& reason,
@@ -192,34 +197,43 @@ Greeting greet(int socket, const Deadline& deadline) {
 std::string suspicion(const Endpoint& server, const std::string& who) {
   return fmt::format(
       "{}: what listens at {}:{} does not answer as the store of rank 0; is another program using this "
-      "MASTER_PORT, or is rank 0 stopped?",
+      "MASTER_PORT, is rank 0 stopped, or is its name server slow?",
       who, server.host, server.port);
 }
 
 // c10d's client waits without a limit for the answer to its greeting, whoever listens there.
 void await_store(const Endpoint& server, int rank, int world_size, const Deadline& deadline) {
+  using Kind = Greeting::Kind;
   const auto who = fmt::format("rank {} of {}", rank, world_size);
-  auto limit = kStoreLimit + world_size * kStoreLimitPerRank;
+  const auto limit = kStoreLimit + world_size * kStoreLimitPerRank;
+  const auto next_limit = [&] {
+    return Deadline(std::min<std::chrono::milliseconds>(limit, deadline.remaining()));
+  };
   const Deadline patience(limit);
-  for (bool said = false;;) {
+  for (bool probed = false;;) {
     const auto [socket, reason] = wait_for_server(server, rank, deadline);
     if (!socket) throw_nobody(server, who, reason, deadline);
-    auto greeting =
-        greet(socket.get(), Deadline(std::min<std::chrono::milliseconds>(limit, deadline.remaining())));
-    if (greeting.kind == Greeting::Kind::store) return;
-    const bool is_silent = greeting.kind == Greeting::Kind::silent;
-    if (is_silent) greeting.answer = answer_of_foreign_server(server);
+    auto greeting = greet(socket.get(), next_limit());
+    // A store with a slow name server needs seconds for each further connection.
+    if (greeting.kind == Kind::silent && !std::exchange(probed, true)) {
+      const auto answer = answer_of_foreign_server(server);
+      if (!answer.empty()) throw_foreign(server, who, answer);
+      if (!deadline.expired()) log(LogLevel::warning, suspicion(server, who));
+    }
+    while (greeting.kind == Kind::silent && !deadline.expired()) {
+      check_wait();
+      greeting = answer_to_greeting(socket.get(), next_limit());
+    }
+    if (greeting.kind == Kind::store) return;
     if (!greeting.answer.empty()) throw_foreign(server, who, greeting.answer);
     if (deadline.expired()) {
       throw_error<RendezvousError>("{} It gave no answer within {} ms", suspicion(server, who),
                                    deadline.timeout().count());
     }
     // A store that ends closes connections. c10d's client knows more of a server that always does.
-    if (!is_silent && patience.expired()) return log(LogLevel::warning, suspicion(server, who));
-    if (is_silent && !std::exchange(said, true)) log(LogLevel::warning, suspicion(server, who));
-    if (is_silent) limit *= 2;
+    if (patience.expired()) return log(LogLevel::warning, suspicion(server, who));
     check_wait();
-    if (!is_silent) std::this_thread::sleep_for(kClosedPause);
+    std::this_thread::sleep_for(kClosedPause);
   }
 }
 

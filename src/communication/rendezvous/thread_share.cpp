@@ -26,8 +26,9 @@ bool is_default(int threads) {
 
 int ranks_on_own_cores(const World& world, const node::NodeGroup* node) {
   if (node != nullptr) return node->ranks_on_own_cores();
-  // SLURM and MPI bind each rank to cores of its own.
-  const bool bound = static_cast<long>(affinity_cpus().size()) < ::sysconf(_SC_NPROCESSORS_ONLN);
+  // SLURM and MPI bind each rank to cores of its own. A larger set may be that of all ranks.
+  const bool bound =
+      static_cast<long>(affinity_cpus().size()) <= ::sysconf(_SC_NPROCESSORS_ONLN) / world.local_size;
   return bound ? 1 : world.local_size;
 }
 
