@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <typeinfo>
+#include <utility>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>

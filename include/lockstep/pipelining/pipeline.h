@@ -255,7 +255,7 @@ class PipelineScheduleMulti : public PipelineSchedule {
       : PipelineSchedule(stages, detail::named_plan(name.text, stages, n_microbatches, where),
                          std::move(loss_fn), options, where) {}
 };
-/// The same for one stage on each rank.
+/// The schedule of make_plan() with this name, for exactly one stage on each rank.
 template <detail::ScheduleName name>
 class PipelineScheduleSingle : public PipelineScheduleMulti<name> {
  public:

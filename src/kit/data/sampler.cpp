@@ -304,8 +304,9 @@ struct DistributedSampler::Passes {
   void begin() {
     if (epoch_is_set || !is_complete || std::exchange(is_said, true)) return;
     log(LogLevel::warning,
-        "DistributedSampler: another pass begins without set_epoch(), so it has the samples in the order of the "
-        "pass before; call set_epoch(epoch) on the loader, or on the sampler, at the start of each epoch");
+        "another pass over the samples begins without set_epoch(), so it has the order of the pass before; call "
+        "set_epoch(epoch) on the loader, or on the sampler, at the start of each epoch, or set shuffle = false if "
+        "the order does not matter");
   }
 };
 
@@ -334,7 +335,7 @@ std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples)
   // Every num_replicas-th of the order, padded by repeating it from its front.
   auto share = at::arange(size, at::kLong).mul_(num_replicas_).add_(samples + rank_).remainder_(count_);
   if (options_.shuffle) {
-    if (rank_ == 0) passes_->begin();
+    if (rank_ == 0 && current_world().rank == 0) passes_->begin();
     // Unsigned, because seed + epoch may overflow, as in Python.
     const auto seed = static_cast<std::uint64_t>(options_.seed) + static_cast<std::uint64_t>(epoch_);
     share = order(seed).index_select(0, share);

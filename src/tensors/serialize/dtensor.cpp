@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,8 @@ using Integers = std::vector<std::int64_t>;
 
 // Keys and values of a state that is searched; far above anything real.
 constexpr std::size_t kMostItems = 200;
+// Dimensions of a mesh or of a tensor; PyTorch's tensors have at most as many.
+constexpr std::size_t kMostDimensions = 64;
 constexpr std::string_view kPlacements = "torch.distributed.tensor.placement_types ";
 
 [[noreturn]] void fail_unknown(std::string_view what) {
@@ -43,6 +46,7 @@ class DTensorReader {
     const auto& tensor = local.as_tensor();
     const auto spec = state_of(entry(slots, "_spec"), "placement");
     const auto size = int_list(value_(argument(entry(spec, "tensor_meta"), 0)));
+    check_size(size);
     const auto part = part_of(spec, size);
     if (tensor.sizes() != part.size) {
       throw_error<CheckpointError>(
@@ -66,6 +70,14 @@ class DTensorReader {
     const Node& node = pickle_[state];
     if (node.kind != Kind::tuple || node.items.size() != 2) fail_unknown("state");
     return node.items[1];
+  }
+
+  static void check_size(const Integers& size) {
+    std::int64_t count = 1;
+    for (const auto length : size) {
+      if (length < 0 || __builtin_mul_overflow(count, std::max<std::int64_t>(length, 1), &count))
+        fail_unknown("shape");
+    }
   }
 
   // What BUILD gave an object.
@@ -100,7 +112,13 @@ class DTensorReader {
   const std::vector<Ref>& items(Ref list, std::string_view what) const {
     const Node& node = pickle_[list];
     if (node.kind != Kind::tuple && node.kind != Kind::list) fail_unknown(what);
+    if (node.items.size() > kMostDimensions) fail_unknown(what);
     return node.items;
+  }
+  Integers integers(Ref list, std::string_view what) const {
+    auto found = int_list(value_(list));
+    if (found.size() > kMostDimensions) fail_unknown(what);
+    return found;
   }
 
   // The ranks in each dimension of the mesh.
@@ -109,7 +127,7 @@ class DTensorReader {
     Integers sizes;
     for (const Ref axis : items(entry(layout, "axes"), "mesh")) {
       std::int64_t ranks = 1;
-      for (const auto size : int_list(value_(entry(state_of(axis, "mesh"), "shape")))) {
+      for (const auto size : integers(entry(state_of(axis, "mesh"), "shape"), "mesh")) {
         if (size < 1 || __builtin_mul_overflow(ranks, size, &ranks)) fail_unknown("mesh");
       }
       sizes.push_back(ranks);
@@ -117,14 +135,14 @@ class DTensorReader {
     return sizes;
   }
 
-  // The dimension that a placement cuts; -1 for Replicate.
-  std::int64_t cut_by(Ref placement) const {
+  // The dimension that a placement cuts; none for Replicate.
+  std::optional<std::int64_t> cut_by(Ref placement) const {
     const Node& node = pickle_[placement];
     if (node.kind != Kind::call) fail_unknown("placement");
     const auto name = pickle_[node.callee].text;
     if (!name.starts_with(kPlacements)) fail_unknown("placement");
     const auto kind = name.substr(kPlacements.size());
-    if (kind == "Replicate") return -1;
+    if (kind == "Replicate") return std::nullopt;
     if (kind != "Shard") {
       throw_error<CheckpointError>(
           "the checkpoint has a DTensor with the placement {}, of which a file of one rank cannot be read "
@@ -139,7 +157,8 @@ class DTensorReader {
     const auto order = find(spec, "shard_order");
     if (order == pickle::kNoRef || pickle_[order].kind == Kind::none) return;
     for (const Ref one : items(order, "order of shards")) {
-      if (!std::ranges::is_sorted(int_list(value_(argument(one, 1))))) fail_unknown("order of shards");
+      if (!std::ranges::is_sorted(integers(argument(one, 1), "order of shards")))
+        fail_unknown("order of shards");
     }
   }
 
@@ -147,21 +166,21 @@ class DTensorReader {
     check_order(spec);
     const auto mesh = state_of(entry(spec, "mesh"), "mesh");
     const auto ranks = mesh_sizes(mesh);
-    const auto place = int_list(value_(entry(mesh, "_coordinate_on_dim")));
+    const auto place = integers(entry(mesh, "_coordinate_on_dim"), "mesh");
     const auto& placements = items(entry(spec, "placements"), "placement");
     if (placements.size() != ranks.size() || place.size() != ranks.size()) fail_unknown("mesh");
     Part part{.size = size, .offsets = Integers(size.size(), 0)};
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       const auto cut = cut_by(placements[i]);
-      if (cut < 0) continue;
-      if (std::cmp_greater_equal(cut, size.size()) || place[i] < 0 || place[i] >= ranks[i]) {
+      if (!cut) continue;
+      if (*cut < 0 || std::cmp_greater_equal(*cut, size.size()) || place[i] < 0 || place[i] >= ranks[i]) {
         fail_unknown("placement");
       }
       // As torch.chunk cuts.
-      auto& length = part.size[static_cast<std::size_t>(cut)];
+      auto& length = part.size[static_cast<std::size_t>(*cut)];
       const auto most = length / ranks[i] + (length % ranks[i] == 0 ? 0 : 1);
       const auto begin = most == 0 || place[i] > length / most ? length : place[i] * most;
-      part.offsets[static_cast<std::size_t>(cut)] += begin;
+      part.offsets[static_cast<std::size_t>(*cut)] += begin;
       length = std::min(most, length - begin);
     }
     return part;
