@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "base/sockets.h"
+#include "launch/host_control.h"
 #include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
@@ -170,10 +171,11 @@ TEST_F(LauncherHosts, CannotGetAnArgumentThatIsNotUtf8) {
 // The launcher of one host, whose stdin ends or has a line for SIGTERM.
 std::string end_of_node(const std::string& last_words) {
   const TempFolder folder;
-  const auto order = fmt::format(
-      R"({{"order":1,"folder":"{}","environment":{{"LOCKSTEP_SECRET":"0123456789abcdef"}},"arguments":)"
-      R"(["run","--host-index","0","--hosts","a","--","/bin/sh","-c","touch up; exec sleep 1000"]}})",
-      folder.path().string());
+  const auto order =
+      launch::encode(launch::NodeOrder{.arguments = {"run", "--host-index", "0", "--hosts", "a", "--",
+                                                     "/bin/sh", "-c", "touch up; exec sleep 1000"},
+                                       .environment = {{"LOCKSTEP_SECRET", "0123456789abcdef"}},
+                                       .folder = folder.path().string()});
   LauncherProcess shell({"-c", fmt::format("{{ echo '{}'; while ! test -e {}; do sleep 0.01; done; {}; }} |"
                                            "{{ {} node; echo code $?; }}",
                                            order, folder.file("up"), last_words, LOCKSTEP_PROGRAM)},
