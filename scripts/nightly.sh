@@ -19,6 +19,7 @@ Runs one part or all of them (default), and reports every part that failed.
            examples/ killed at random steps, 20 times
   pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32; 50 steps on 2 x 2 x 2 ranks
   memory   fully_shard() trains a GPT that the kernel kills under DistributedDataParallel: memory cgroups, so as root
+  limits   docs/limits.md: what library, launcher, doctor and tools print under each limit of the system; needs root
   mpi      the mpi backend over Open MPI 5 from PyPI, where killed ranks are errors of the others (ULFM)
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, and what launchers
            receive, one hour each
@@ -108,6 +109,11 @@ run_memory() {
   .venv/bin/python tests/multiprocess/cgroup_limit.py build/release/bin
 }
 
+run_limits() {
+  bash scripts/build.sh release 01_hello_allreduce lockstep_cli lockstep_bench lockstep_ckpt lockstep_doctor lockstep_plan || return
+  .venv/bin/python tests/limits/limits.py build/release/bin docs/limits.md
+}
+
 # Makes an Open MPI 5, a module that is linked with it, and an mpiexec whose jobs go on without a lost rank.
 prepare_mpi() {
   local venv=$root/build/mpi/venv
@@ -173,6 +179,7 @@ run_part() {
     faults) run_faults ;;
     pipelines) run_pipelines ;;
     memory) run_memory ;;
+    limits) run_limits ;;
     mpi) run_mpi ;;
     fuzz) run_fuzzers ;;
     sharding) run_sharding ;;
@@ -184,7 +191,7 @@ run_part() {
 }
 
 version=${2:-}
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory mpi fuzz sharding shared distributed wheel
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits mpi fuzz sharding shared distributed wheel
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;
