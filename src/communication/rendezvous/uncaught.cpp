@@ -140,7 +140,7 @@ void report_current() {
 
 enum class Stage { none, reporting, reported };
 
-// Of each thread: others may end at the same time.
+// Each thread has one, because others may end at the same time.
 thread_local Stage stage = Stage::none;
 
 // A handler that the program set later may call this one again, and so may an exception in the report.

@@ -34,7 +34,7 @@ std::string file_name_of(std::string run_id) {
 
 [[noreturn]] void refuse_log(const fs::path& path, int code) {
   throw_error<LaunchError>(
-      "the log file or folder {} cannot be created: {}; set log-dir to a folder that this user can write to",
+      "the log file or folder {} cannot be created: {}; set --log-dir to a folder that this user can write to",
       path.string(), errno_text(code));
 }
 

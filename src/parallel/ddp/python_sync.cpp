@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ddp/python_sync.h"
 
-
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>

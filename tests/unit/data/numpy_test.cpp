@@ -15,8 +15,8 @@ namespace {
 
 using lockstep::testing::error_of;
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::bytes_of_file;
+using ::testing::HasSubstr;
 using testing::TempFolder;
 using testing::write_file;
 
