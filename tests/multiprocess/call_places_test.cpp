@@ -133,7 +133,7 @@ const Scenario in_sharding("places of calls: sharding", [] {
   Calls calls(context);
   torch::nn::Linear net(8, 8);
   const auto sharded = fully_shard(*net);
-  torch::optim::SGD optimizer(sharded.parameters(), 0.1);
+  torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   net->forward(torch::rand({3, 8})).sum().backward();
   clip_grad_norm_(sharded, 1.0);
   optimizer.step();

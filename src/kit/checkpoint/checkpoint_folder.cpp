@@ -19,7 +19,6 @@
 #include "base/atomic_file.h"
 #include "base/text.h"
 #include "base/throw_error.h"
-#include "base/version.h"
 #include "serialize/byte_source.h"
 
 namespace lockstep::checkpointing {
@@ -53,11 +52,6 @@ std::optional<std::string> whole_text(const fs::path& file) {
   return source->read_text(0, source->size());
 }
 
-std::uint64_t format_of(const nlohmann::json& metrics) {
-  const auto found = metrics.find(kFormatField);
-  return found != metrics.end() && found->is_number_unsigned() ? found->get<std::uint64_t>() : 1;
-}
-
 // A missing or damaged file is no error, because checkpoints load without it. One that cannot be read is,
 // because the next save would overwrite it.
 std::map<std::int64_t, double> read_metrics(const fs::path& file) {
@@ -69,8 +63,6 @@ std::map<std::int64_t, double> read_metrics(const fs::path& file) {
     log(LogLevel::warning, fmt::format("{} is damaged; the best checkpoint is unknown", file.string()));
     return metrics;
   }
-  if (const auto reason = reason_not_to_read(formats::kCheckpoints, format_of(json)); !reason.empty())
-    throw_error<CheckpointReadError>("{}: {}", file.string(), reason);
   for (const auto& [key, value] : json.items()) {
     std::int64_t step = 0;
     const auto [stop, code] = std::from_chars(key.data(), key.data() + key.size(), step);
@@ -234,7 +226,6 @@ void CheckpointFolder::remove_leftovers() const {
 
 void CheckpointFolder::write_metrics(const std::vector<CheckpointInfo>& infos, bool sync) const {
   auto json = nlohmann::json::object();
-  json[kFormatField] = formats::kCheckpoints.number;
   for (const auto& info : infos) {
     if (has_metric(info)) json[fmt::format("{}", info.step)] = *info.metric;
   }

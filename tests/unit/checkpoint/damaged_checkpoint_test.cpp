@@ -221,21 +221,6 @@ TEST_P(NewerCheckpoint, InPartsIsRefused) {
   EXPECT_THAT(error_of_latest(), HasSubstr(expected));
 }
 
-TEST_P(NewerCheckpoint, MetricsAreNotOverwritten) {
-  const auto file = folder_ / "metrics.json";
-  write_file(file, R"({"10": 0.5})");
-  EXPECT_EQ(manager_->load_best()->info.step, 10) << "of a version without a number";
-  write_file(file, R"({"lockstep_format": 2})");
-  EXPECT_THAT(error_of_latest(), HasSubstr(refusal("metrics.json", 2)));
-  EXPECT_NE(error_of<CheckpointError>([&] {
-              manager_->save(20, contents(20));
-              manager_->wait();
-            }),
-            "");
-  std::ifstream stream(file);
-  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(stream), {}), R"({"lockstep_format": 2})");
-}
-
 TEST_P(NewerCheckpoint, OfPyTorchIsRefused) {
   auto bytes = save_bytes(contents(20));
   const auto version = bytes.find("3\n", bytes.find("archive/version"));

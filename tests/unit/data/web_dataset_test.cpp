@@ -206,14 +206,14 @@ TEST_F(WebDatasetIndexTest, NoticesAnotherTimeSizeAndPath) {
 }
 
 TEST_F(WebDatasetIndexTest, IsWrittenAnewWhenDamaged) {
-  const auto bytes = bytes_of_file(cache_);
+  const auto bytes = testing::bytes_of_file(cache_);
   for (std::size_t at = 0; at < bytes.size(); at += 7) {
     auto flipped = bytes;
     flipped[at] ^= 1;
     for (const auto& damaged : {bytes.substr(0, at), flipped}) {
       testing::write_file(cache_, damaged);
       EXPECT_EQ(WebDataset(path_.string(), {.index_cache = cache_}).sample(2).key, "p2");
-      EXPECT_EQ(bytes_of_file(cache_), bytes) << at;
+      EXPECT_EQ(testing::bytes_of_file(cache_), bytes) << at;
     }
   }
 }
