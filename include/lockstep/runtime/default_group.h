@@ -32,8 +32,8 @@ void barrier(std::source_location where = std::source_location::current());
 /// LibTorch's default generator.
 at::Generator default_generator();
 
-/// Seeds this rank's default generators: that of the CPU and that of its device. Unlike torch::manual_seed it
-/// does not affect other ranks that are threads of this process. PyTorch: `torch.manual_seed`.
+/// Seeds the default generators of this rank's CPU and device. Unlike torch::manual_seed it does not affect
+/// other ranks that are threads of this process. PyTorch: `torch.manual_seed`.
 void manual_seed(std::uint64_t seed);
 
 /// Arguments of new_group() and split_group().
