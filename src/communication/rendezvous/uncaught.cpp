@@ -22,7 +22,7 @@
 
 #include "base/env.h"
 #include "base/launched_rank.h"
-#include "base/log_line.h"
+#include "base/process_state.h"
 
 namespace lockstep::rendezvous {
 namespace {

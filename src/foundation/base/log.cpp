@@ -3,11 +3,12 @@
 #include <optional>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 
 #include "base/env.h"
-#include "base/log_line.h"
 #include "base/process_state.h"
 
 namespace lockstep {
@@ -28,7 +29,24 @@ std::optional<int> own_rank() {
   return world.size > 1 ? std::optional(world.rank) : std::nullopt;
 }
 
+bool names_rank(std::string_view message, int rank) {
+  return message.find(fmt::format("rank {} of ", rank)) != std::string_view::npos ||
+         message.starts_with(fmt::format("rank {}: ", rank));
+}
+
+std::string prefix(LogLevel level, std::optional<int> rank) {
+  std::string text = rank ? fmt::format("[lockstep rank {}] ", *rank) : "[lockstep] ";
+  if (level == LogLevel::warning) text += "warning: ";
+  if (level == LogLevel::error) text += "error: ";
+  return text;
+}
+
 }  // namespace
+
+std::string log_line(LogLevel level, std::string_view message, std::optional<int> rank) {
+  if (rank && names_rank(message, *rank)) rank.reset();
+  return fmt::format("{}{}\n", prefix(level, rank), message);
+}
 
 void log(LogLevel level, std::string_view message) {
   if (!is_logged(level)) return;

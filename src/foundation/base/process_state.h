@@ -2,13 +2,14 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 
-// Who sets the state of the process that base keeps for all layers: what current_world() returns, and where
-// the lines of log() go.
+// The state of the process that base keeps for all layers: what current_world() returns, and where the lines
+// of log() go.
 
 namespace lockstep {
 
@@ -23,6 +24,10 @@ bool has_had_world();
 
 // Called by a process that becomes another one: has_had_world() is false again.
 void forget_worlds();
+
+// A line of log(), with its newline. `rank`: of this process among several; a message that names it gets no
+// second one.
+std::string log_line(LogLevel level, std::string_view message, std::optional<int> rank);
 
 // Writes a line of log(), with its newline, to stderr. Called by any thread.
 using LogWriter = void (*)(std::string_view line);

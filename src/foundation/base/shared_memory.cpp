@@ -13,6 +13,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 #include <utility>
 
@@ -163,6 +164,19 @@ void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std:
 
 void futex_wake_all(const std::atomic<std::uint32_t>& word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+bool read_process_memory(pid_t process, std::uint64_t address, std::span<std::byte> target) {
+  while (!target.empty()) {
+    const iovec here{target.data(), target.size()};
+    const iovec there{reinterpret_cast<void*>(address), target.size()};
+    const auto count = ::process_vm_readv(process, &here, 1, &there, 1, 0);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    target = target.subspan(static_cast<std::size_t>(count));
+    address += static_cast<std::uint64_t>(count);
+  }
+  return true;
 }
 
 }  // namespace lockstep

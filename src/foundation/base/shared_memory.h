@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <sys/types.h>
 
 #include "base/unique_fd.h"
 
@@ -57,6 +59,9 @@ void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std:
 
 // Wakes every thread, of any process, that sleeps on `word`.
 void futex_wake_all(const std::atomic<std::uint32_t>& word);
+
+// Copies the bytes at `address` of a process of this host (process_vm_readv). False if the system refuses.
+bool read_process_memory(pid_t process, std::uint64_t address, std::span<std::byte> target);
 
 // Memory that is left on the host and in its cgroups, in bytes.
 std::size_t available_memory();

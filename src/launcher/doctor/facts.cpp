@@ -22,7 +22,6 @@
 #include "base/env.h"
 #include "base/host.h"
 #include "base/limits.h"
-#include "base/process_memory.h"
 #include "base/shared_memory.h"
 #include "base/text.h"
 #include "base/version.h"

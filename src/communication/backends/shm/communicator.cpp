@@ -5,7 +5,6 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "base/process_memory.h"
 #include "base/shared_memory.h"
 
 namespace lockstep::shm {
