@@ -6,12 +6,14 @@
 #include <string_view>
 #include <vector>
 
+#include <torch/version.h>
+
 #include <lockstep/base/world.h>
 #include <lockstep/comm/backend.h>
 
 #include "base/deadline.h"
+#include "base/version.h"
 #include "rendezvous/rank_info.h"
-#include "rendezvous/rank_terms.h"
 
 namespace lockstep::rendezvous {
 
@@ -38,6 +40,14 @@ class HostMap {
   int host(int rank) const { return hosts_.at(static_cast<std::size_t>(rank)); }
 
   std::vector<int> hosts_;
+};
+
+// What all ranks of a run must have in common. They compare it when they arrive.
+struct RankTerms {
+  int world_size = 1;
+  std::string backend{};  // as requested
+  std::string lockstep = lockstep_version();
+  std::string libtorch = TORCH_VERSION;
 };
 
 // In a run's store: the number of ranks that have left. Exists only when the run is ending.
