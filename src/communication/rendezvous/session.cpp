@@ -20,10 +20,9 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/membership.h"
-#include "rendezvous/device_choice.h"
 #include "rendezvous/python_group.h"
+#include "rendezvous/rank_resources.h"
 #include "rendezvous/tcp.h"
-#include "rendezvous/thread_share.h"
 
 namespace lockstep::rendezvous {
 namespace {

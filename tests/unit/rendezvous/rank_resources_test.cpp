@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rendezvous/device_choice.h"
+#include "rendezvous/rank_resources.h"
 
 #include <thread>
 

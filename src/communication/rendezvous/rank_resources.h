@@ -11,7 +11,10 @@
 #include <lockstep/comm/backend.h>
 
 #include "backends/backend_spec.h"
+#include "base/env.h"
+#include "node/node_group.h"
 
+// What a rank uses of its host: a device, cores.
 namespace lockstep::rendezvous {
 
 struct DeviceRequest {
@@ -48,5 +51,11 @@ DeviceAgreement check_devices(const std::vector<RankDevice>& devices, bool share
 // Exchanges the devices of all ranks through the store, in a few requests per rank. Returns whether some
 // ranks have the same device. A refusal is an ArgumentError on all ranks.
 bool agree_on_devices(c10d::Store& store, const World& world, const RankDevice& own, bool share);
+
+// Gives LibTorch's operators on this rank its share of the cores that the ranks of this host use together, as
+// a launcher does, and logs it on rank 0. Does nothing if OMP_NUM_THREADS or MKL_NUM_THREADS is set, if
+// at::set_num_threads() has set a number other than that of the cores, or if the share is not less.
+// `node`: of all ranks, or nullptr if they are on several hosts.
+void share_cores(const World& world, const node::NodeGroup* node, const Env& env);
 
 }  // namespace lockstep::rendezvous
