@@ -18,5 +18,14 @@ Finding check_open_files(const Limits& limits);
 Finding check_processes(const Limits& limits);
 Finding check_locked_memory(const Limits& limits);
 Finding check_core_files(const Limits& limits);
+// One for each limit, and for what limits of containers take away.
+Findings check_process_limits(const ProcessLimits& limits);
+
+// Whether the driver and nvidia-smi work and report the same GPUs.
+Finding check_gpu_driver(const GpuDriver& driver, const machine::Gpus& gpus);
+// One for each visible GPU.
+Findings check_gpus(const machine::Gpus& gpus);
+// Whether LibTorch can use the visible GPUs.
+Finding check_cuda(const LibTorch& libtorch, const machine::Gpus& gpus);
 
 }  // namespace lockstep::doctor

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "doctor/checks.h"
+#include "doctor/host_checks.h"
 #include "unit/doctor/findings.h"
 
 namespace lockstep::doctor {
