@@ -20,7 +20,7 @@
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/index_file.h"
-#include "data/python_order.h"
+#include "data/python_functions.h"
 
 namespace lockstep::data {
 namespace {

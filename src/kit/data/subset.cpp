@@ -14,7 +14,7 @@
 #include <lockstep/data/subset.h>
 
 #include "base/throw_error.h"
-#include "data/python_random.h"
+#include "data/python_functions.h"
 
 namespace lockstep::data {
 namespace {

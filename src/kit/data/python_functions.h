@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <string_view>
 #include <vector>
 
+// What functions of Python and NumPy return.
 namespace lockstep::data {
 
 // CPython's random.Random(seed), as far as splits draw from it.
@@ -36,5 +38,9 @@ class NumpyRandomState {
 
   std::mt19937 engine_;
 };
+
+// Whether Python's sorted() has `left` before `right`, names of files as os.listdir() gives them: by code
+// points, where a byte that is not UTF-8 counts as U+DC00 and its value (surrogateescape).
+bool before_in_python(std::string_view left, std::string_view right);
 
 }  // namespace lockstep::data
