@@ -326,3 +326,5 @@ int run(const std::vector<std::string>& arguments) {
 }
 
 }  // namespace lockstep::cli
+
+int main(int argc, char** argv) { return lockstep::cli::run({argv + 1, argv + argc}); }
