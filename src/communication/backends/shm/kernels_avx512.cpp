@@ -1,3 +1,0 @@
-// SPDX-License-Identifier: BSD-3-Clause
-#define LOCKSTEP_KERNELS kernels_avx512
-#include "backends/shm/kernels_impl.h"
