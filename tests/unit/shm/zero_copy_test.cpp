@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "backends/shm/zero_copy.h"
+#include "backends/shm/collective.h"
 
 #include <algorithm>
 #include <chrono>
