@@ -106,6 +106,9 @@ inline GroupState& state_of(const ProcessGroup& group) { return GroupState::of(g
 // A device for small tensors of Lockstep's own: the CPU if the group's backend supports it.
 c10::Device device_for_objects(const ProcessGroup& group);
 
+// Whether other ranks of the group may run PyTorch's torch.distributed (InitOptions::with_python).
+inline bool has_python_ranks(const ProcessGroup& group) { return state_of(group).info().with_python; }
+
 // Throws ArgumentError where other ranks may run Python: `what` is called differently there.
 void refuse_with_python(const GroupState& group, const std::string& what, const std::string& remedy);
 

@@ -106,10 +106,10 @@ class C10dOperation : public Operation {
 
 }  // namespace
 
-ToC10d::ToC10d(c10::intrusive_ptr<c10d::Backend> backend, BackendTraits traits, bool with_python)
+ToC10d::ToC10d(c10::intrusive_ptr<c10d::Backend> backend, BackendTraits traits, bool as_given)
     : backend_(std::move(backend)),
       traits_(std::move(traits)),
-      adapts_gloo_(!with_python && backend_->getBackendName() == "gloo") {}
+      adapts_gloo_(!as_given && backend_->getBackendName() == "gloo") {}
 
 // The call with integers in place of its numbers. wait() writes the numbers.
 OperationPtr ToC10d::start_ordered(const Call& call) const {
@@ -214,9 +214,9 @@ WorkPtr ToC10d::submit(const Call& call, c10d::ReduceOp op) const {
 }
 
 std::shared_ptr<CallBackend> calls_of(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                      const BackendTraits& traits, bool with_python) {
+                                      const BackendTraits& traits, bool as_given) {
   auto* calls = dynamic_cast<CallBackend*>(backend.get());
-  if (calls == nullptr) return std::make_shared<ToC10d>(backend, traits, with_python);
+  if (calls == nullptr) return std::make_shared<ToC10d>(backend, traits, as_given);
   return {calls, [backend](CallBackend*) {}};
 }
 

@@ -18,7 +18,7 @@ static_assert(static_cast<int>(ReduceOp::SUM) == c10d::ReduceOp::SUM &&
 // floating-point numbers over Gloo see Note [Minimum and maximum over Gloo].
 class ToC10d : public CallBackend {
  public:
-  ToC10d(c10::intrusive_ptr<c10d::Backend> backend, BackendTraits traits, bool with_python);
+  ToC10d(c10::intrusive_ptr<c10d::Backend> backend, BackendTraits traits, bool as_given);
 
   OperationPtr start(const Call& call, Report report) override;
 
@@ -30,12 +30,12 @@ class ToC10d : public CallBackend {
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   BackendTraits traits_;
-  bool adapts_gloo_;  // not with Python ranks, whose calls Gloo gets as they are
+  bool adapts_gloo_;
 };
 
 // The backend itself if it is a CallBackend, otherwise a ToC10d around it. Keeps the backend alive.
-// `with_python`: other ranks may make the calls through PyTorch.
+// `as_given`: Gloo gets the calls as they are, because other ranks may make them through PyTorch.
 std::shared_ptr<CallBackend> calls_of(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                      const BackendTraits& traits, bool with_python = false);
+                                      const BackendTraits& traits, bool as_given = false);
 
 }  // namespace lockstep::comm

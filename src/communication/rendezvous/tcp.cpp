@@ -276,11 +276,11 @@ c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string
 }
 
 c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size,
-                                           const Deadline& deadline, bool with_python) {
+                                           const Deadline& deadline, bool is_counted) {
   require_loopback(server.host, rank);
   await_store(server, rank, world_size, deadline);
   c10d::TCPStoreOptions options;
-  options.waitWorkers = with_python;
+  options.waitWorkers = is_counted;
   options.numWorkers = static_cast<std::size_t>(world_size);
   options.timeout = deadline.timeout();
   return make_store(server, options, fmt::format("rank {}", rank));

@@ -29,11 +29,11 @@ Listener listen_on(int port, const std::string& host);
 // The store of a run: rank 0 serves it on `listener`, the others connect. They wait for rank 0 to listen, and
 // throw RendezvousError at the deadline. Rank 0 raises its soft limit of file descriptors to the hard one if
 // it has too few for `world_size` connections, and throws RendezvousError if that is not enough.
-// `with_python`: a server of PyTorch's waits until it has counted them.
+// `is_counted`: the server counts this rank; PyTorch's waits for all of them.
 c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string& host, int world_size,
                                             const Deadline& deadline);
 c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size,
-                                           const Deadline& deadline, bool with_python = false);
+                                           const Deadline& deadline, bool is_counted = false);
 
 // The first line of what a server that is no store answers to an HTTP request, e.g. "SSH-2.0-OpenSSH_9.2".
 // Empty if it answers nothing within half a second: a store does not answer to such a request.

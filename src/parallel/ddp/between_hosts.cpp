@@ -160,7 +160,7 @@ CommHook between_hosts(CommHook hook, const std::optional<ProcessGroup>& process
   if (!hook) throw ArgumentError("between_hosts: the hook to wrap is empty");
   auto& run = runtime::require_run("between_hosts");
   auto whole = process_group.value_or(run.group());
-  ddp::check({ddp::Feature::between_hosts}, ddp::Feature::python_ranks, whole);
+  ddp::check_on(whole, ddp::Feature::between_hosts);
   const auto hosts = run.hosts_of(whole);
   if (std::ranges::count(hosts, hosts.front()) == whole.size()) return allreduce_hook;
   const auto state = std::make_shared<const BetweenHosts>(std::move(hook), std::move(whole));

@@ -250,7 +250,7 @@ void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters,
         {.name = fmt::format("parameter {}", &parameter - parameters.data()), .tensor = parameter});
   }
   // Python ranks make one call only.
-  if (!comm::state_of(group_).info().with_python) {
+  if (!comm::has_python_ranks(group_)) {
     modules::check_same_on_all_ranks(
         group_,
         {.user = "PeriodicModelAverager",

@@ -12,11 +12,11 @@
 #include "comm/announced_calls.h"
 #include "comm/call_site.h"
 #include "comm/group_state.h"
-#include "ddp/python_sync.h"
 #include "graphs/graph_phase.h"
 #include "intercept/storage_guard.h"
 #include "modules/agreement.h"
 #include "modules/broadcast.h"
+#include "modules/python_ranks.h"
 #include "optim/unaveraged.h"
 #include "runtime/run.h"
 
@@ -79,7 +79,7 @@ std::vector<TrainedParameter> DdpState::look_at_arguments() {
 std::vector<TrainedParameter> DdpState::look_at_module() {
   auto trained = tensors_.look();
   if (std::ranges::any_of(trained, &TrainedParameter::sparse))
-    check({Feature::sparse_gradient}, Feature::python_ranks, group_);
+    check_on(group_, Feature::sparse_gradient);
   return trained;
 }
 
@@ -88,10 +88,14 @@ void DdpState::start_equal(const std::vector<TrainedParameter>& trained) const {
   const bool with_buffers = options_.broadcast_buffers || options_.forward_sync_buffers.has_value();
   const auto sent =
       with_buffers || buffers_.is_on() ? joined(parameters(), tensors_.buffers()) : parameters();
-  const bool with_python = comm::state_of(group_).info().with_python;
   const bool syncs = options_.init_sync && group_.size() > 1;
-  if (syncs && with_python) verify_with_python(group_, trained, where_);
-  if (group_.size() > 1 && !with_python) modules::check_same_on_all_ranks(group_, tensors_.text(), where_);
+  if (!comm::has_python_ranks(group_)) {
+    if (group_.size() > 1) modules::check_same_on_all_ranks(group_, tensors_.text(), where_);
+  } else if (syncs) {
+    std::vector<modules::NamedTensor> named;
+    for (const auto& each : trained) named.push_back({each.name, each.tensor});
+    modules::verify_with_python(group_, named, where_);
+  }
   // All ranks throw: their modules are the same.
   modules::check_can_be_sent(group_, "DistributedDataParallel", sent, kOrIgnoreIt);
   if (!syncs) return;
@@ -133,7 +137,7 @@ void DdpState::prepare_for_forward(bool sync, bool in_join) {
 
 void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
   follow_changes(false);  // so that ranks without any data follow, too
-  check({Feature::join}, Feature::python_ranks, group_);
+  check_on(group_, Feature::join);
   check(features_, Feature::join, group_);
   has_synced_layers_ = false;
   synced_buffers_.clear();

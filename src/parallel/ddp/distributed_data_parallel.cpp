@@ -125,7 +125,7 @@ void DistributedDataParallelModule::trace(const std::string& path, int steps) {
   if (!state_->has_reducer()) {
     throw ArgumentError("trace: all parameters are delayed, so there are no buckets to trace");
   }
-  ddp::check({ddp::Feature::trace}, ddp::Feature::python_ranks, process_group());
+  ddp::check_on(process_group(), ddp::Feature::trace);
   state_->reducer().trace().begin(path, steps);
 }
 

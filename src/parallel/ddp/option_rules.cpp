@@ -61,7 +61,7 @@ Features features_of(const DistributedDataParallelOptions& options, const Proces
   using enum Feature;
   const bool skips = options.skip_all_reduce_unused_params;
   const bool delays = !options.delay_all_reduce_named_params.empty();
-  const bool with_python = comm::state_of(group).info().with_python;
+  const bool with_python = comm::has_python_ranks(group);
   Features used;
   for (const auto& [feature, is_used] :
        {std::pair{bucket_cap_mb, options.bucket_cap_mb.has_value()},
@@ -108,6 +108,8 @@ void check(const Features& used, Feature mode, const ProcessGroup& group) {
   if (mode == module_change)
     throw_error<ArgumentError>("With {} this cannot be followed; {}", name, found->remedy);
 }
+
+void check_on(const ProcessGroup& group, Feature used) { check({used}, Feature::python_ranks, group); }
 
 void check_options(const DistributedDataParallelOptions& options, const Features& used,
                    const ProcessGroup& group) {

@@ -127,6 +127,8 @@ Features features_of(const DistributedDataParallelOptions& options, const Proces
 const Exclusion* find_exclusion(const Features& used, Feature mode);
 // Throws the error of this mode if it excludes one of these features. `recovery` has none: FailedStep throws.
 void check(const Features& used, Feature mode, const ProcessGroup& group);
+// Throws ArgumentError if ranks of this group exclude `used`.
+void check_on(const ProcessGroup& group, Feature used);
 
 // Throws ArgumentError for values of options, and combinations, that are never allowed.
 void check_options(const DistributedDataParallelOptions& options, const Features& used,

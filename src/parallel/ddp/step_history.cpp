@@ -9,7 +9,7 @@
 #include "comm/call_site.h"
 #include "comm/group_state.h"
 #include "ddp/option_rules.h"
-#include "ddp/python_sync.h"
+#include "modules/python_ranks.h"
 
 namespace lockstep::ddp {
 
@@ -74,8 +74,9 @@ BucketPlan StepHistory::plan() const {
   const auto& parameters = buckets_.parameters();
   const auto limits = limits_of(options_).rebuilt;
   const auto device = buckets_.device();
-  if (comm::state_of(group_).info().with_python)
-    return plan_of_rank_0(group_, plan_by_order(parameters, ready_order_, limits), device, options_.where);
+  if (comm::has_python_ranks(group_))
+    return modules::plan_of_rank_0(group_, plan_by_order(parameters, ready_order_, limits), device,
+                                   options_.where);
   // Ranks may see their gradients in different orders; all must use one.
   const auto sent = at::tensor(ready_order_, at::TensorOptions().dtype(at::kLong)).to(device);
   const comm::CallSite site(options_.where, "order of the buckets");

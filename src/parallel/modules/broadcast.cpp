@@ -8,13 +8,13 @@
 #include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/memory_overlap.h"
+#include "modules/python_ranks.h"
 
 namespace lockstep::modules {
 
@@ -62,25 +62,6 @@ void broadcast_flattened(const ProcessGroup& group, int source, const std::vecto
   if (group.rank() != source) unflatten_into(tensors, flat);
 }
 
-// The calls of Python's DistributedDataParallel, for groups with Python ranks
-// (ProcessGroupInfo::with_python). PyTorch: `_broadcast_coalesced`.
-void broadcast_with_python(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,
-                           std::source_location where) {
-  const c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> all;
-  for (const auto& item : tensors) all.push_back(item.tensor.detach());
-  if (all.empty()) return;
-  const auto buckets =
-      std::get<0>(c10d::compute_bucket_assignment_by_size(all, {static_cast<std::size_t>(kFlattenedBytes)}));
-  for (const auto& bucket : buckets) {
-    std::vector<at::Tensor> together;
-    for (const auto index : bucket) together.push_back(all[index]);
-    const auto flat = flattened(together);
-    group.broadcast(flat, source, where);
-    if (group.rank() != source) unflatten_into(together, flat);
-  }
-}
-
 }  // namespace
 
 void check_can_be_sent(const ProcessGroup& group, const char* user, const std::vector<NamedTensor>& tensors,
@@ -116,7 +97,7 @@ void check_can_be_sent(const ProcessGroup& group, const char* user, const std::v
 
 void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,
                     std::source_location where) {
-  if (comm::state_of(group).info().with_python) {
+  if (comm::has_python_ranks(group)) {
     broadcast_with_python(group, source, tensors, where);
     return;
   }

@@ -133,7 +133,7 @@ class NcclPart final : public comm::FromC10d, public NcclStreams<Group> {
       : FromC10d(part->getRank(), part->getSize(), "nccl", nccl_traits(), timeout),
         NcclStreams<Group>(waits_on_host),
         part_(std::move(part)),
-        calls_(comm::calls_of(part_, nccl_traits(), /*with_python=*/true)) {}
+        calls_(comm::calls_of(part_, nccl_traits())) {}
 
   const std::string getBackendName() const override { return "nccl"; }
   void abort() override { part_->abort(); }

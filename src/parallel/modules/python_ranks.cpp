@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ddp/python_sync.h"
+#include "modules/python_ranks.h"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "modules/broadcast.h"
 
-namespace lockstep::ddp {
+namespace lockstep::modules {
 namespace {
+
+// Python's limit for flattened copies.
+constexpr std::size_t kCoalescedBytes = std::size_t{250} * 1024 * 1024;
 
 template <typename Integer>
 std::vector<Integer> values_in(const at::Tensor& tensor) {
@@ -43,12 +49,12 @@ std::vector<std::int64_t> layout_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-void verify_with_python(const ProcessGroup& group, const std::vector<TrainedParameter>& parameters,
+void verify_with_python(const ProcessGroup& group, const std::vector<NamedTensor>& trained,
                         std::source_location where) {
-  const auto device = parameters.front().tensor.device();
-  verify_count(group, parameters.size(), device, where);
+  const auto device = trained.front().tensor.device();
+  verify_count(group, trained.size(), device, where);
   std::vector<std::int64_t> own;
-  for (const auto& parameter : parameters) {
+  for (const auto& parameter : trained) {
     const auto layout = layout_of(parameter.tensor);
     own.insert(own.end(), layout.begin(), layout.end());
   }
@@ -56,7 +62,7 @@ void verify_with_python(const ProcessGroup& group, const std::vector<TrainedPara
   group.broadcast(sent, 0, where);
   const auto first = values_in<std::int64_t>(sent);
   auto at = first.begin();
-  for (const auto& parameter : parameters) {
+  for (const auto& parameter : trained) {
     const auto layout = layout_of(parameter.tensor);
     const std::vector<std::int64_t> expected(at, at + static_cast<std::ptrdiff_t>(layout.size()));
     at += static_cast<std::ptrdiff_t>(layout.size());
@@ -68,8 +74,26 @@ void verify_with_python(const ProcessGroup& group, const std::vector<TrainedPara
   }
 }
 
-BucketPlan plan_of_rank_0(const ProcessGroup& group, const BucketPlan& own, c10::Device device,
-                          std::source_location where) {
+void broadcast_with_python(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,
+                           std::source_location where) {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> all;
+  for (const auto& item : tensors) all.push_back(item.tensor.detach());
+  if (all.empty()) return;
+  const auto buckets =
+      std::get<0>(c10d::compute_bucket_assignment_by_size(all, {kCoalescedBytes}));
+  for (const auto& bucket : buckets) {
+    std::vector<at::Tensor> together;
+    for (const auto index : bucket) together.push_back(all[index]);
+    const auto flat = flattened(together);
+    group.broadcast(flat, source, where);
+    if (group.rank() != source) unflatten_into(together, flat);
+  }
+}
+
+std::vector<std::vector<std::size_t>> plan_of_rank_0(const ProcessGroup& group,
+                                                     const std::vector<std::vector<std::size_t>>& own,
+                                                     c10::Device device, std::source_location where) {
   std::vector<int> indices;
   std::vector<int> sizes;
   for (const auto& bucket : own) {
@@ -84,7 +108,7 @@ BucketPlan plan_of_rank_0(const ProcessGroup& group, const BucketPlan& own, c10:
   sizes.resize(static_cast<std::size_t>(indices.back()));
   const auto sent_sizes = at::tensor(sizes, ints).to(device);
   group.broadcast(sent_sizes, 0, where);
-  BucketPlan plan;
+  std::vector<std::vector<std::size_t>> plan;
   auto at = indices.begin();
   for (const auto size : values_in<int>(sent_sizes)) {
     plan.emplace_back(at, at + size);
@@ -93,4 +117,4 @@ BucketPlan plan_of_rank_0(const ProcessGroup& group, const BucketPlan& own, c10:
   return plan;
 }
 
-}  // namespace lockstep::ddp
+}  // namespace lockstep::modules
