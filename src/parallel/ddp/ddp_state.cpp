@@ -78,8 +78,7 @@ std::vector<TrainedParameter> DdpState::look_at_arguments() {
 
 std::vector<TrainedParameter> DdpState::look_at_module() {
   auto trained = tensors_.look();
-  if (std::ranges::any_of(trained, &TrainedParameter::sparse))
-    check_on(group_, Feature::sparse_gradient);
+  if (std::ranges::any_of(trained, &TrainedParameter::sparse)) check_on(group_, Feature::sparse_gradient);
   return trained;
 }
 

@@ -56,8 +56,7 @@ void ModuleChanges::agree_on(const std::vector<modules::ModuleChange>& changes, 
   if (group_.size() == 1) return;
   const auto change = text_of(changes);
   const bool in_capture = graph_phase() == GraphPhase::capture;
-  if (in_capture || comm::has_python_ranks(group_))
-    refuse_on_all_ranks(change, step.reducer, in_capture);
+  if (in_capture || comm::has_python_ranks(group_)) refuse_on_all_ranks(change, step.reducer, in_capture);
   using News = Reducer::ChangeNews;
   const auto news = step.reducer != nullptr && step.follows ? step.reducer->change_news() : News::by_a_call;
   std::vector<std::string> of_ranks;

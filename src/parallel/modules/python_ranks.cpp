@@ -80,8 +80,7 @@ void broadcast_with_python(const ProcessGroup& group, int source, const std::vec
   std::vector<at::Tensor> all;
   for (const auto& item : tensors) all.push_back(item.tensor.detach());
   if (all.empty()) return;
-  const auto buckets =
-      std::get<0>(c10d::compute_bucket_assignment_by_size(all, {kCoalescedBytes}));
+  const auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(all, {kCoalescedBytes}));
   for (const auto& bucket : buckets) {
     std::vector<at::Tensor> together;
     for (const auto index : bucket) together.push_back(all[index]);

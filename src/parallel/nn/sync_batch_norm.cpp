@@ -10,12 +10,12 @@
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/batch_norm_native.h>
 #include <ATen/ops/ones.h>
-#include <torch/library.h>
 
 #include <lockstep/nn/sync_batch_norm.h>
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "intercept/composite_kernels.h"
 #include "nn/synced_batch_norm.h"
 #include "runtime/run.h"
 
@@ -148,7 +148,7 @@ class Table {
   std::unordered_map<const void*, const Layer*> by_weight_;
 };
 
-// Never destroyed, like the kernels below.
+// Never destroyed, like the kernel below.
 Table& table() {
   static auto& layers = *new Table;
   return layers;
@@ -202,21 +202,7 @@ std::optional<Found> find_converted(const torch::nn::Module& module) {
   return converted;
 }
 
-// at::batch_norm is composite and has no kernels under these keys, which cover training and inference mode.
-// Registered before main(), because registration is not safe while other threads run operators.
-struct Registrations {
-  Registrations() {
-    using enum c10::DispatchKey;
-    for (const auto key : {AutogradCPU, AutogradCUDA, AutogradXPU, AutogradMPS, AutogradPrivateUse1, CPU,
-                           CUDA, XPU, MPS, PrivateUse1}) {
-      libraries.emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__)
-          .impl("batch_norm", batch_norm);
-    }
-  }
-  std::vector<torch::Library> libraries;
-};
-const auto& registrations =
-    *new Registrations;  // not destroyed: operators may run while statics are destroyed
+const auto& batch_norm_kernel = intercept::replace_composite("batch_norm", batch_norm);
 
 }  // namespace
 

@@ -11,7 +11,6 @@
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -19,10 +18,11 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <c10/core/GradMode.h>
-#include <torch/library.h>
 #include <torch/nn/modules/dropout.h>
 
 #include <lockstep/runtime/default_group.h>
+
+#include "intercept/composite_kernels.h"
 
 namespace lockstep::tensor_parallel {
 namespace {
@@ -135,22 +135,10 @@ Tensor attention_on_device(const Tensor& query, const Tensor& key, const Tensor&
                                                   scale, enable_gqa);
 }
 
-// The operators are composite and have no kernels under these keys, which cover training and inference mode.
-// Registered before main(), because registration is not safe while other threads run operators.
-struct DropoutKernels {
-  DropoutKernels() {
-    using enum c10::DispatchKey;
-    for (const auto key : {AutogradCPU, AutogradCUDA, AutogradXPU, AutogradMPS, AutogradPrivateUse1, CPU,
-                           CUDA, XPU, MPS, PrivateUse1}) {
-      auto& library = libraries.emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-      library.impl("dropout", dropout).impl("dropout_", dropout_in_place);
-      if (key != AutogradCPU && key != CPU) library.impl("scaled_dot_product_attention", attention_on_device);
-    }
-  }
-  std::vector<torch::Library> libraries;
-};
-const auto& dropout_kernels =
-    *new DropoutKernels;  // not destroyed: operators may run while statics are destroyed
+const auto& dropout_kernel = intercept::replace_composite("dropout", dropout);
+const auto& in_place_kernel = intercept::replace_composite("dropout_", dropout_in_place);
+const auto& attention_kernel = intercept::replace_composite(
+    "scaled_dot_product_attention", attention_on_device, intercept::Devices::accelerators);
 
 }  // namespace
 
