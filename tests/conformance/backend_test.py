@@ -3,9 +3,12 @@
 
 LOCKSTEP_FAULT_ROUNDS=200 repeats all of it under load."""
 
+import contextlib
+import ctypes
 import gc
 import importlib
 import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -366,6 +369,8 @@ def rank_with_leaks(rank, port, rounds):
 
 def rank_in_detail(rank, port):
     """TORCH_DISTRIBUTED_DEBUG=DETAIL compares the calls of the ranks before the backend gets them."""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
     for backend in ("shm", "cpu:shm"):
         join(rank, backend, port)
         check_sum()
@@ -411,16 +416,42 @@ def rank_main(rank, port):
         future.then(lambda done: done)
 
 
-def run(function, ranks, *arguments, limit):
-    """Runs function(rank, port of a store, *arguments)."""
+def serve_store(port):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = mp.spawn(function, (store.port, *arguments), nprocs=ranks, join=False)
-    end = time.monotonic() + limit
-    while not context.join(1):
-        assert time.monotonic() < end, "a rank does not end"
+    port.send(store.port)
+    signal.pause()
+
+
+@contextlib.contextmanager
+def store_process():
+    """The port of a store. A process serves it: this one stays without threads, so that ranks can be forks of it."""
+    ours, theirs = multiprocessing.Pipe()
+    server = multiprocessing.get_context("fork").Process(target=serve_store, args=(theirs,), daemon=True)
+    server.start()
+    try:
+        yield ours.recv()
+    finally:
+        server.kill()
+        server.join()
+
+
+def rank_process(rank, function, *arguments):
+    function(rank, *arguments)
+    ctypes.pythonapi.Py_Exit(0)  # as a program ends: the forks of multiprocessing skip the teardown of interpreter and libraries
+
+
+def run(function, ranks, *arguments, limit):
+    """Runs function(rank, port of a store, *arguments) in forks of this process, which has imported what takes seconds."""
+    with store_process() as port:
+        context = mp.start_processes(rank_process, (function, port, *arguments), nprocs=ranks, join=False, start_method="fork")
+        end = time.monotonic() + limit
+        while not context.join(1):
+            assert time.monotonic() < end, "a rank does not end"
 
 
 def main():
+    import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
+
     rounds = int(os.environ.get("LOCKSTEP_FAULT_ROUNDS", "1"))
     limit = 60 if rounds == 1 else 300
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() if rounds > 1 else 0)]
@@ -429,8 +460,7 @@ def main():
             run(rank_main, RANKS, limit=limit)
             if (i + 1) % 20 == 0:
                 print(f"{i + 1} of {rounds} rounds", flush=True)
-        with mock.patch.dict(os.environ, TORCH_DISTRIBUTED_DEBUG="DETAIL"):
-            run(rank_in_detail, RANKS, limit=limit)
+        run(rank_in_detail, RANKS, limit=limit)
         run(rank_with_leaks, RANKS, max(5, rounds), limit=limit)
     finally:
         for process in load:

@@ -91,4 +91,6 @@ def rank_of_four(rank, port):
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
+
     run(rank_of_four, 4, limit=90)

@@ -4,6 +4,7 @@
 PyTorch's functions for it came with 2.15. With an earlier release the test is that our groups promise nothing."""
 
 import itertools
+import multiprocessing
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from backend_test import check_error, is_shared, join
+from backend_test import check_error, is_shared, join, store_process
 
 RANKS = 4
 CPU = torch.device("cpu")
@@ -271,24 +272,21 @@ def mortal_rank(rank, port, backend):
 
 
 def run(function, backend):
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = mp.get_context("forkserver")  # forks of one process that has loaded torch, and _dynamo for DDP
-    context.set_forkserver_preload(["lockstep_torch", "backend_test", "torch._dynamo"])
+    with store_process() as port:
+        def start(rank):
+            process = multiprocessing.get_context("fork").Process(target=function, args=(rank, port, backend), daemon=True)
+            process.start()
+            return process
 
-    def start(rank):
-        process = context.Process(target=function, args=(rank, store.port, backend), daemon=True)
-        process.start()
-        return process
-
-    processes = [start(rank) for rank in range(RANKS)]
-    end = time.monotonic() + 90
-    while any(process.exitcode is None for process in processes):
-        assert time.monotonic() < end, f"{backend}: a rank does not end"
-        for rank, process in enumerate(processes):
-            process.join(0.05)
-            if function is mortal_rank and process.exitcode == -signal.SIGKILL:
-                processes[rank] = start(rank)
-    assert all(process.exitcode == 0 for process in processes), (backend, processes)
+        processes = [start(rank) for rank in range(RANKS)]
+        end = time.monotonic() + 90
+        while any(process.exitcode is None for process in processes):
+            assert time.monotonic() < end, f"{backend}: a rank does not end"
+            for rank, process in enumerate(processes):
+                process.join(0.05)
+                if function is mortal_rank and process.exitcode == -signal.SIGKILL:
+                    processes[rank] = start(rank)
+        assert all(process.exitcode == 0 for process in processes), (backend, processes)
 
 
 def rank_of_earlier_release(rank, port):
@@ -302,9 +300,11 @@ def rank_of_earlier_release(rank, port):
 
 def main():
     if not hasattr(dist, "_reconfigure"):
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        mp.spawn(rank_of_earlier_release, (store.port,), nprocs=2)
+        with store_process() as port:
+            mp.start_processes(rank_of_earlier_release, (port,), nprocs=2, start_method="fork")
         return
+    import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
+
     for backend in ("shm", "hierarchical"):
         run(living_rank, backend)
         run(mortal_rank, backend)
