@@ -326,5 +326,3 @@ int run(const std::vector<std::string>& arguments) {
 }
 
 }  // namespace lockstep::cli
-
-int main(int argc, char** argv) { return lockstep::cli::run({argv + 1, argv + argc}); }
