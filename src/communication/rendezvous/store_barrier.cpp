@@ -74,14 +74,14 @@ std::string_view value_of(std::string_view key, std::string_view text) {
   return "unknown";
 }
 
-// One line for each term and one for the rank, which all versions read.
+}  // namespace
+
 std::string to_text(const RankTerms& terms, int rank) {
   auto text = fmt::format("{} {}\n", kRank, rank);
   for (const auto& term : list_of(terms)) text += fmt::format("{} {}\n", term.key, term.value);
   return text;
 }
 
-// Why this rank cannot be in a run with the rank that has written `first`, with both values; empty if it can.
 std::string difference(const RankTerms& own, int rank, std::string_view first) {
   for (const auto& term : list_of(own)) {
     const auto other = value_of(term.key, first);
@@ -91,6 +91,8 @@ std::string difference(const RankTerms& own, int rank, std::string_view first) {
   }
   return "";
 }
+
+namespace {
 
 std::vector<std::string> keys_of(int begin, int end) {
   std::vector<std::string> keys;

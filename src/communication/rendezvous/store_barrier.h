@@ -50,6 +50,12 @@ struct RankTerms {
   std::string libtorch = TORCH_VERSION;
 };
 
+// One line for each term and one for the rank, which all versions read.
+std::string to_text(const RankTerms& terms, int rank);
+
+// Why this rank cannot be in a run with the rank that has written `first`, with both values; empty if it can.
+std::string difference(const RankTerms& own, int rank, std::string_view first);
+
 // In a run's store: the number of ranks that have left. Exists only when the run is ending.
 inline constexpr const char* kLeftKey = "left";
 // In a run's store: exists when the rank that serves the store is leaving. Other ranks may leave before it
