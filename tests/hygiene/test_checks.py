@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 
 import check_benchmarks
+import check_docs
 import check_format
 import check_includes
 import check_language
@@ -151,6 +152,26 @@ class Places(Tree):
 
     def test_refuses_a_line_of_the_library(self):
         self.assertEqual(len(self.problems("const auto where = std::source_location::current();")), 1)
+
+
+class Docs(Tree):
+    def setUp(self):
+        super().setUp()
+        self.write("src/parallel/ddp/reducer.cpp", SPDX + "// Note [The reducer]\nvoid Reducer::finish() {}\n")
+
+    def test_accepts_what_exists(self):
+        self.write("docs/internals/a.md", "Note [The reducer] in `ddp/reducer.cpp`: `Reducer::finish()`, `<name>.h`, `a + b`\n")
+        self.write("docs/ddp.md", "`ddp/lost.cpp`\n")
+        self.assertEqual(check_docs.problems(self.root), [])
+
+    def test_refuses_what_does_not(self):
+        for text in ("`ddp/lost.cpp`", "    lost.h  a class", "Note [Lost]", "`Reducer::lost()`", "`Lost`"):
+            for page in ("CONTRIBUTING.md", "docs/decisions/a.md", "src/parallel/README.md"):
+                with self.subTest(text=text, page=page):
+                    self.write(page, "good\n" + text + "\n")
+                    self.assertEqual(len(check_docs.problems(self.root)), 1)
+                    self.assertIn(page + ":2: there is no", check_docs.problems(self.root)[0])
+                    (self.root / page).unlink()
 
 
 class Language(Tree):
