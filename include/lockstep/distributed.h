@@ -13,6 +13,7 @@
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/spawn/spawn.h>
+#include <lockstep/version.h>
 
 // Process groups and collectives.
 #include <lockstep/backends/backends.h>

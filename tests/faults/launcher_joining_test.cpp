@@ -12,6 +12,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/version.h>
+
 #include "base/host.h"
 #include "base/sockets.h"
 #include "faults/launcher_nodes.h"
@@ -102,7 +104,7 @@ TEST(LauncherNodes, OfAnotherVersionAreRefused) {
   auto first = node(numbered(0, port), "true");
   wait_for_listener(port);
   const auto own = fmt::format(", but the node on {}, which coordinates the run, has Lockstep {}",
-                               host_name(), lockstep_version());
+                               host_name(), lockstep::version());
   const std::string remedy = "; install the same version on all nodes";
   std::vector<std::string> refusals;
   refusals.push_back(join_by_hand(port, [](auto& shared) { shared.lockstep = "99.1"; }));
@@ -114,7 +116,7 @@ TEST(LauncherNodes, OfAnotherVersionAreRefused) {
   EXPECT_EQ(refusals.back(), "the node on b has Lockstep 99.2" + own + remedy);
   refusals.push_back(join_by_hand(port, [](auto& shared) { shared.messages = 70; }));
   EXPECT_THAT(refusals.back(),
-              AllOf(HasSubstr(lockstep_version() + " with format 70 of messages, but"), HasSubstr(remedy)));
+              AllOf(HasSubstr(lockstep::version() + " with format 70 of messages, but"), HasSubstr(remedy)));
   first.send(SIGTERM);
   first.finish();
   for (const auto& refused : refusals) EXPECT_THAT(first.err(), HasSubstr("a node was refused: " + refused));

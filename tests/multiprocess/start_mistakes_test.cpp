@@ -12,9 +12,9 @@
 #include <torch/torch.h>
 
 #include <lockstep/lockstep.h>
+#include <lockstep/version.h>
 
 #include "base/host.h"
-#include "base/version.h"
 #include "multiprocess/mistakes.h"
 #include "rendezvous/session.h"
 
@@ -170,7 +170,7 @@ const Mistake different_backends(
 
 const Mistake different_versions("DifferentVersionsOfLockstep",
                                  {.on_all = {"different versions of Lockstep", "99.1 on rank 1",
-                                             lockstep_version() + " on rank 0", "the same version"},
+                                             lockstep::version() + " on rank 0", "the same version"},
                                   .place = Place::elsewhere},
                                  [] {
                                    rendezvous::SessionOptions options;

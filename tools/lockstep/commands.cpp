@@ -15,11 +15,11 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/log.h>
+#include <lockstep/version.h>
 
 #include "base/host.h"
 #include "base/limits.h"
 #include "base/throw_error.h"
-#include "base/version.h"
 #include "doctor/checks.h"
 #include "doctor/devices.h"
 #include "doctor/hosts.h"
@@ -281,7 +281,7 @@ namespace {
 
 int parse_and_run(const std::vector<std::string>& arguments) {
   CLI::App app("Distributed data-parallel training for LibTorch", "lockstep");
-  app.set_version_flag("--version", "lockstep " + lockstep_version());
+  app.set_version_flag("--version", "lockstep " + lockstep::version());
   const std::vector<Command> commands{
       run_command(app, arguments), node_command(app),   bench_command(app), ckpt_command(app),
       devices_command(app),        doctor_command(app), plan_command(app)};

@@ -56,7 +56,7 @@ Progress::Progress(std::string what, std::uint64_t total, std::function<std::uin
 
 Progress::~Progress() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     over_ = true;
   }
   over_changed_.notify_one();
@@ -66,8 +66,8 @@ Progress::~Progress() {
 
 void Progress::show_until_over() {
   auto wait = terminal_ ? std::chrono::milliseconds(500) : 5s;
-  std::unique_lock lock(mutex_);
-  while (!over_changed_.wait_for(lock, wait, [this] { return over_; })) {
+  const MutexLock lock(mutex_);
+  while (!over_changed_.wait_for(mutex_, wait, [this]() LOCKSTEP_REQUIRES(mutex_) { return over_; })) {
     show();
     if (terminal_) wait = 100ms;
   }

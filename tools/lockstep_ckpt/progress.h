@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
+
+#include <lockstep/base/mutex.h>
 
 namespace lockstep::ckpt {
 
@@ -24,16 +24,16 @@ class Progress {
 
  private:
   void show_until_over();
-  void show();
+  void show() LOCKSTEP_REQUIRES(mutex_);
 
   std::string what_;
   std::uint64_t total_;
   std::function<std::uint64_t()> done_;
   bool terminal_;
-  bool shown_ = false;
-  std::mutex mutex_;
-  std::condition_variable over_changed_;
-  bool over_ = false;
+  Mutex mutex_;
+  Condition over_changed_;
+  bool over_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool shown_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

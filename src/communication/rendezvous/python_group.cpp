@@ -11,11 +11,12 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <lockstep/version.h>
+
 #include "backends/group_membership.h"
 #include "backends/reconfigurable_backend.h"
 #include "base/deadline.h"
 #include "base/throw_error.h"
-#include "base/version.h"
 #include "comm/from_c10d.h"
 #include "device/libtorch_versions.h"
 #include "rendezvous/store_barrier.h"
@@ -72,7 +73,7 @@ c10::intrusive_ptr<c10d::Store> store_of_python(c10::intrusive_ptr<c10d::Store> 
 
 void agree_on_backend(c10d::Store& cpu_store, const std::string& backend, int rank, int size) {
   const bool is_ours = backend == "shm" || backend == "hierarchical";
-  const auto own = is_ours ? fmt::format("{} of Lockstep {}", backend, lockstep_version()) : backend;
+  const auto own = is_ours ? fmt::format("{} of Lockstep {}", backend, lockstep::version()) : backend;
   const auto theirs = cpu_store.compareSet("backend", "", own);
   if (theirs == own) return;
   throw_error<RendezvousError>(

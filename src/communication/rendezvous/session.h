@@ -4,19 +4,19 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/base/world.h>
 #include <lockstep/rendezvous/init.h>
+#include <lockstep/version.h>
 
 #include "backends/backend_spec.h"
 #include "backends/member_store.h"
 #include "backends/registry.h"
 #include "base/env.h"
-#include "base/version.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/store_barrier.h"
@@ -54,7 +54,7 @@ class ProcessScope {
 struct SessionOptions : InitOptions {
   // What tests replace: the environment variables, and the version of Lockstep for the other ranks.
   Env env = {};
-  std::string lockstep = lockstep_version();
+  std::string lockstep = lockstep::version();
 };
 
 // lockstep::init().
@@ -139,7 +139,7 @@ class Session : public runtime::Run {
   Config config_;
   int uncaught_at_start_;
   int groups_made_ = 0;
-  std::mutex reconfiguring_;
+  Mutex reconfiguring_;  // one reconfigure() at a time, during which nothing else may use the session
   c10::intrusive_ptr<backends::MemberStore> formed_store_;  // since the last reconfigure()
   std::optional<ProcessGroup> group_;
   std::vector<ProcessGroup> subgroups_;

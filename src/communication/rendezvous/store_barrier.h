@@ -10,6 +10,7 @@
 
 #include <lockstep/base/world.h>
 #include <lockstep/comm/backend.h>
+#include <lockstep/version.h>
 
 #include "base/deadline.h"
 #include "base/version.h"
@@ -46,7 +47,7 @@ class HostMap {
 struct RankTerms {
   int world_size = 1;
   std::string backend{};  // as requested
-  std::string lockstep = lockstep_version();
+  std::string lockstep = lockstep::version();
   std::string libtorch = TORCH_VERSION;
 };
 

@@ -8,7 +8,6 @@
 #include <limits>
 #include <linux/futex.h>
 #include <map>
-#include <mutex>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -19,6 +18,8 @@
 
 #include <climits>
 #include <fmt/format.h>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/host.h"
 #include "base/limits.h"
@@ -106,11 +107,12 @@ SharedMemory SharedMemory::map(UniqueFd fd) {
 }
 
 std::shared_ptr<const SharedMemory> SharedMemory::map_once(UniqueFd fd) {
-  static std::mutex mutex;
-  static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<const SharedMemory>> mappings;
+  static Mutex mutex;
+  static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<const SharedMemory>> mappings LOCKSTEP_GUARDED_BY(
+      mutex);
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) fail("fstat");
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   std::erase_if(mappings, [](const auto& entry) { return entry.second.expired(); });
   auto& entry = mappings[{status.st_dev, status.st_ino}];
   auto mapping = entry.lock();

@@ -10,7 +10,6 @@
 #include <fcntl.h>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <sys/file.h>
@@ -21,6 +20,8 @@
 #include <vector>
 
 #include <fmt/format.h>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/host.h"
 #include "base/limits.h"
@@ -143,7 +144,7 @@ Listing list_folder(const fs::path& folder) {
 class ListingPlan {
  public:
   bool is_due(const std::string& folder) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = saves_to_skip_.find(folder);
     if (found == saves_to_skip_.end()) return true;
     if (--found->second == 0) saves_to_skip_.erase(found);
@@ -152,13 +153,13 @@ class ListingPlan {
   void listed(const std::string& folder, std::size_t entries) {
     constexpr std::size_t many = 1000;
     if (entries < many) return;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     saves_to_skip_[folder] = entries / many;
   }
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, std::size_t> saves_to_skip_;
+  Mutex mutex_;
+  std::map<std::string, std::size_t> saves_to_skip_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 ListingPlan& listing_plan() {

@@ -3,15 +3,19 @@
 
 #include <fmt/format.h>
 
+#include <lockstep/version.h>
+
 namespace lockstep {
 
-std::string lockstep_version() { return LOCKSTEP_VERSION; }
+std::string version() {
+  return fmt::format("{}.{}.{}", LOCKSTEP_VERSION_MAJOR, LOCKSTEP_VERSION_MINOR, LOCKSTEP_VERSION_PATCH);
+}
 
 std::string reason_not_to_read(const Format& format, std::uint64_t found) {
   if (found <= format.number) return "";
   return fmt::format(
       "written by a later Lockstep in {} format {}; this version, {}, reads up to {}: update Lockstep",
-      format.name, found, lockstep_version(), format.number);
+      format.name, found, lockstep::version(), format.number);
 }
 
 }  // namespace lockstep

@@ -7,9 +7,6 @@
 
 namespace lockstep {
 
-// The version of this Lockstep, as in "0.1.0".
-std::string lockstep_version();
-
 // A format that other processes, or later versions of Lockstep, read. `number` grows with every change that a
 // reader of the number before would misread. Readers accept all numbers up to their own; processes that
 // exchange messages need the same number.

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <atomic>
-#include <mutex>
 #include <optional>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/process_state.h"
 
 namespace lockstep {
 namespace {
 
-std::mutex world_mutex;
-World process_world;
+Mutex world_mutex;
+World process_world LOCKSTEP_GUARDED_BY(world_mutex);
 std::atomic<bool> has_had_one{false};
 thread_local std::optional<World> thread_world;
 
@@ -17,13 +18,13 @@ thread_local std::optional<World> thread_world;
 
 World current_world() {
   if (thread_world) return *thread_world;
-  const std::lock_guard lock(world_mutex);
+  const MutexLock lock(world_mutex);
   return process_world;
 }
 
 void set_current_world(const World& world) {
   has_had_one = true;
-  const std::lock_guard lock(world_mutex);
+  const MutexLock lock(world_mutex);
   process_world = world;
 }
 

@@ -18,13 +18,13 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
+#include <lockstep/version.h>
 
 #include "base/env.h"
 #include "base/host.h"
 #include "base/limits.h"
 #include "base/shared_memory.h"
 #include "base/text.h"
-#include "base/version.h"
 #include "doctor/peers.h"
 #include "machine/command.h"
 
@@ -232,7 +232,7 @@ LibTorch try_libtorch() {
 
 Facts read_facts(std::optional<int> port) {
   auto network = std::async(read_network);
-  Facts facts{.version = lockstep_version(), .devices = read_devices()};
+  Facts facts{.version = lockstep::version(), .devices = read_devices()};
   facts.network = network.get();
   facts.ports = try_ports(facts.network, port);
   facts.shared_memory = try_shared_memory();

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <lockstep/version.h>
+
 #include "base/host.h"
 #include "base/sockets.h"
 #include "base/text.h"
@@ -42,11 +44,11 @@ void require_utf8(const std::string& text, const std::string& what) {
 // All formats of orders have these two fields; before format 2 there was no version.
 void check_version(const nlohmann::json& order) {
   const auto version = order.value("lockstep", "");
-  if (order.at("order") == formats::kNodeOrders.number && version == lockstep_version()) return;
+  if (order.at("order") == formats::kNodeOrders.number && version == lockstep::version()) return;
   throw_error<LaunchError>(
       "host {} has Lockstep {}, but the host on which `lockstep run --hosts` was started has {}; install the "
       "same version on all hosts",
-      host_name(), lockstep_version(), version.empty() ? "an earlier one" : version);
+      host_name(), lockstep::version(), version.empty() ? "an earlier one" : version);
 }
 
 }  // namespace
@@ -59,7 +61,7 @@ std::string encode(const NodeOrder& order) {
     require_utf8(name + value, fmt::format("the variable {}", quoted_text(name)));
   }
   return nlohmann::json{{"order", formats::kNodeOrders.number},
-                        {"lockstep", lockstep_version()},
+                        {"lockstep", lockstep::version()},
                         {"arguments", order.arguments},
                         {"environment", order.environment},
                         {"folder", order.folder}}

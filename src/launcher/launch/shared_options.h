@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include <lockstep/version.h>
+
 #include "base/version.h"
 
 namespace lockstep::launch {
@@ -10,7 +12,7 @@ namespace lockstep::launch {
 // What the launchers of all nodes of a run must have in common. A node may differ in everything else, such as
 // its number of ranks, its role, or its program.
 struct SharedOptions {
-  std::string lockstep = lockstep_version();
+  std::string lockstep = lockstep::version();
   std::uint64_t messages = formats::kLauncherMessages.number;
   std::string run_id = "none";
   int min_nodes = 1;

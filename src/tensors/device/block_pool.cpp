@@ -43,9 +43,9 @@ void* BlockPool::allocate(std::size_t bytes) noexcept {
     return nullptr;
   }
   auto node = own.extract(own.begin());
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   auto* start = allocate_idle(node);
-  if (start == nullptr) start = allocate_mapped(node.mapped().bytes, lock);
+  if (start == nullptr) start = allocate_mapped(node.mapped().bytes);
   if (start == nullptr) return nullptr;
   node.key() = start;
   in_use_.insert(std::move(node));
@@ -53,14 +53,13 @@ void* BlockPool::allocate(std::size_t bytes) noexcept {
 }
 
 // Unmaps idle blocks when memory is short.
-std::byte* BlockPool::allocate_mapped(std::size_t bytes, std::unique_lock<std::mutex>& lock) {
+std::byte* BlockPool::allocate_mapped(std::size_t bytes) {
   auto* start = map_aligned(bytes);
   while (start == nullptr && idle_bytes_ > 0) {
     const auto range = extract_excess(0);
-    lock.unlock();
+    const MutexUnlock unlocked(mutex_);
     unmap(range);
     start = map_aligned(bytes);
-    lock.lock();
   }
   return start;
 }
@@ -88,20 +87,19 @@ std::byte* BlockPool::allocate_idle(Blocks::node_type& own) {
 }
 
 bool BlockPool::owns(void* start) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return in_use_.contains(static_cast<std::byte*>(start));
 }
 
 void BlockPool::deallocate(void* start) noexcept {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = in_use_.find(static_cast<std::byte*>(start));
   if (found == in_use_.end()) return;
   insert_idle(in_use_.extract(found));
   while (idle_bytes_ > limit_) {
     const auto range = extract_excess(limit_);
-    lock.unlock();  // munmap is slow
+    const MutexUnlock unlocked(mutex_);  // munmap is slow
     unmap(range);
-    lock.lock();
   }
 }
 
@@ -137,14 +135,14 @@ BlockPool::Range BlockPool::extract_excess(std::size_t limit) {
 }
 
 bool BlockPool::unmap_idle() noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (idle_bytes_ == 0) return false;
   while (idle_bytes_ > 0) unmap(extract_excess(0));
   return true;
 }
 
 std::size_t BlockPool::idle_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return idle_bytes_;
 }
 

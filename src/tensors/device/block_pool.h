@@ -6,6 +6,8 @@
 #include <map>
 #include <mutex>
 
+#include <lockstep/base/mutex.h>
+
 namespace lockstep {
 
 // Caches large blocks of memory from the kernel, in huge pages where the host has them. A request is cut from
@@ -35,8 +37,8 @@ class BlockPool {
   bool unmap_idle() noexcept;
 
   // For fork(): the child must not inherit a mutex that another thread holds.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void lock() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS { mutex_.lock(); }
+  void unlock() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS { mutex_.unlock(); }
 
  private:
   struct Range {
@@ -49,17 +51,17 @@ class BlockPool {
   };
   using Blocks = std::map<std::byte*, Block>;
 
-  std::byte* allocate_idle(Blocks::node_type& own);
-  std::byte* allocate_mapped(std::size_t bytes, std::unique_lock<std::mutex>& lock);
-  void insert_idle(Blocks::node_type node);
-  Range extract_excess(std::size_t limit);
+  std::byte* allocate_idle(Blocks::node_type& own) LOCKSTEP_REQUIRES(mutex_);
+  std::byte* allocate_mapped(std::size_t bytes) LOCKSTEP_REQUIRES(mutex_);
+  void insert_idle(Blocks::node_type node) LOCKSTEP_REQUIRES(mutex_);
+  Range extract_excess(std::size_t limit) LOCKSTEP_REQUIRES(mutex_);
 
   std::size_t limit_;
-  mutable std::mutex mutex_;
-  Blocks idle_;
-  std::size_t idle_bytes_ = 0;
-  std::uint64_t ticks_ = 0;
-  Blocks in_use_;
+  mutable Mutex mutex_;
+  Blocks idle_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::size_t idle_bytes_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::uint64_t ticks_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  Blocks in_use_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep

@@ -23,7 +23,8 @@ const c10::DebugInfoKind kKind = libtorch::debug_info_kind(&kKindName);
 // Every call asks for the phase, and outside of a GraphedStep this is all that it costs.
 std::atomic<int> active_scopes{0};
 
-// A capture synchronizes the device before it starts, which would break another thread's capture.
+// A capture synchronizes the device before it starts, which would break another thread's capture. The lock guards
+// no data and waits for a limited time, so it is none of Note [Checked locks].
 std::unique_lock<std::timed_mutex> lock_capture() {
   static std::timed_mutex mutex;
   std::unique_lock lock(mutex, kCaptureTimeout);
@@ -64,8 +65,8 @@ void refuse_in_graph(std::string_view what, std::string_view remedy) {
 void add_replay_action(const void* owner, std::function<void()> action) {
   auto* context = graph_context();
   if (context == nullptr) return;
+  const MutexLock lock(context->mutex);
   auto& actions = context->replay_actions;
-  const std::lock_guard lock(context->mutex);
   if (std::ranges::any_of(actions, [&](const auto& other) { return other.first == owner; })) return;
   actions.emplace_back(owner, std::move(action));
 }
@@ -74,7 +75,7 @@ std::vector<std::function<void()>> take_replay_actions() {
   std::vector<std::function<void()>> taken;
   auto* context = graph_context();
   if (context == nullptr) return taken;
-  const std::lock_guard lock(context->mutex);
+  const MutexLock lock(context->mutex);
   for (auto& [owner, action] : context->replay_actions) taken.push_back(std::move(action));
   context->replay_actions.clear();
   return taken;

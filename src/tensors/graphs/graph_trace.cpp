@@ -17,7 +17,7 @@ namespace {
 std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& function) {
   auto* context = graph_context();
   if (context == nullptr) return nullptr;
-  const std::lock_guard lock(context->mutex);
+  const MutexLock lock(context->mutex);
   if (context->trace != nullptr) context->trace->add(function);
   return nullptr;
 }
@@ -25,7 +25,7 @@ std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& function)
 // Waits for threads that add an operator.
 void set_trace(OperatorTrace* trace) {
   auto& context = *graph_context();
-  const std::lock_guard lock(context.mutex);
+  const MutexLock lock(context.mutex);
   context.trace = trace;
 }
 
@@ -111,7 +111,7 @@ std::string OperatorTrace::arguments_of(const at::RecordFunction& function) {
 }
 
 void OperatorTrace::add(const at::RecordFunction& function) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (synchronizes_device(function.name())) {
     set_error(
         fmt::format("{} synchronizes with the device; return the tensor from the step and read it afterwards",
@@ -122,6 +122,8 @@ void OperatorTrace::add(const at::RecordFunction& function) {
 }
 
 std::string OperatorTrace::difference(const OperatorTrace& later) const {
+  const MutexLock lock(mutex_);
+  const MutexLock lock_of_later(later.mutex_);
   const auto [before, after] = std::ranges::mismatch(calls_, later.calls_);
   if (before == calls_.end() && after == later.calls_.end()) return "";
   const auto text = [](const auto& at, const auto& end) { return at == end ? "nothing" : *at; };

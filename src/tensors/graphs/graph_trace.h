@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <c10/core/Device.h>
+
+#include <lockstep/base/mutex.h>
 
 namespace lockstep::graphs {
 
@@ -21,21 +22,23 @@ class OperatorTrace {
   void add(const at::RecordFunction& function);
 
   // Why this run cannot be captured, e.g. "aten::item synchronizes with the device"; empty if it can.
-  const std::string& error() const { return error_; }
-  std::size_t size() const { return calls_.size(); }
+  std::string error() const {
+    const MutexLock lock(mutex_);
+    return error_;
+  }
   // Describes the first difference between this run and a later one; empty when they are equal.
   std::string difference(const OperatorTrace& later) const;
 
  private:
-  std::string arguments_of(const at::RecordFunction& function);
-  void add_argument(std::string& text, const c10::IValue& value, const char* name);
-  void add_tensor(std::string& text, const at::Tensor& tensor, const char* name);
-  void set_error(std::string text);
+  std::string arguments_of(const at::RecordFunction& function) LOCKSTEP_REQUIRES(mutex_);
+  void add_argument(std::string& text, const c10::IValue& value, const char* name) LOCKSTEP_REQUIRES(mutex_);
+  void add_tensor(std::string& text, const at::Tensor& tensor, const char* name) LOCKSTEP_REQUIRES(mutex_);
+  void set_error(std::string text) LOCKSTEP_REQUIRES(mutex_);
 
   c10::Device device_;
-  std::mutex mutex_;  // backward runs in autograd's threads
-  std::vector<std::string> calls_;
-  std::string error_;
+  mutable Mutex mutex_;  // backward runs in autograd's threads
+  std::vector<std::string> calls_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::string error_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // During its lifetime, adds the operators of this thread and of its backward passes to `trace`. Requires a

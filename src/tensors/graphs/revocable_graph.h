@@ -5,12 +5,12 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/graphs/graphed_step.h>
 
 #include "graphs/graph_phase.h"
@@ -23,26 +23,26 @@ class RevocableGraph {
  public:
   // Called once, after the capture. Destroys `graph` when this object was revoked meanwhile.
   void set(std::unique_ptr<DeviceGraph> graph) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!reason_) graph_ = std::move(graph);
   }
   // Queues the graph on the current stream. Throws the reason of revoke().
   void replay() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (reason_) std::rethrow_exception(reason_);
     graph_->replay();
   }
   // Destroys the graph, which waits for its last replay. The first reason stays.
   void revoke(std::exception_ptr reason) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!reason_) reason_ = std::move(reason);
     graph_.reset();
   }
 
  private:
-  std::mutex mutex_;
-  std::unique_ptr<DeviceGraph> graph_;
-  std::exception_ptr reason_;
+  Mutex mutex_;
+  std::unique_ptr<DeviceGraph> graph_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::exception_ptr reason_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // The graph that the calling thread captures; null when it captures none.
@@ -62,9 +62,9 @@ struct GraphContext : c10::DebugInfoBase {
 
   std::atomic<GraphPhase> phase;  // none after the scope, for threads that keep the ThreadLocalState
   const std::shared_ptr<RevocableGraph> graph;  // null unless capturing
-  std::mutex mutex;
-  OperatorTrace* trace = nullptr;  // guarded by mutex
-  std::vector<std::pair<const void*, std::function<void()>>> replay_actions;
+  Mutex mutex;
+  OperatorTrace* trace LOCKSTEP_GUARDED_BY(mutex) = nullptr;
+  std::vector<std::pair<const void*, std::function<void()>>> replay_actions LOCKSTEP_GUARDED_BY(mutex);
 };
 
 // The calling thread's, or null.

@@ -2,9 +2,10 @@
 #include "optim/schedule.h"
 
 #include <cmath>
-#include <mutex>
 
 #include <c10/util/ScopeExit.h>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/throw_error.h"
 
@@ -16,8 +17,9 @@ namespace {
 // those that the user gave. No scheduler outlives its optimizer, so the address identifies it as long as
 // entries live.
 struct KnownEntries {
-  std::mutex mutex;
-  std::map<const torch::optim::Optimizer*, std::weak_ptr<GroupEntries>> by_optimizer;
+  Mutex mutex;
+  std::map<const torch::optim::Optimizer*, std::weak_ptr<GroupEntries>> by_optimizer
+      LOCKSTEP_GUARDED_BY(mutex);
 };
 
 KnownEntries& known_entries() {
@@ -27,7 +29,7 @@ KnownEntries& known_entries() {
 
 std::shared_ptr<GroupEntries> existing_entries(const torch::optim::Optimizer& optimizer) {
   auto& known = known_entries();
-  const std::lock_guard lock(known.mutex);
+  const MutexLock lock(known.mutex);
   const auto found = known.by_optimizer.find(&optimizer);
   return found == known.by_optimizer.end() ? nullptr : found->second.lock();
 }
@@ -38,13 +40,13 @@ constexpr auto kEntryNames = {"initial_lr", "max_lr", "min_lr", "max_momentum", 
 
 std::shared_ptr<GroupEntries> shared_entries(const torch::optim::Optimizer& optimizer) {
   auto& known = known_entries();
-  const std::lock_guard lock(known.mutex);
+  const MutexLock lock(known.mutex);
   auto& kept = known.by_optimizer[&optimizer];
   if (auto entries = kept.lock()) return entries;
   const auto forget = [&optimizer](GroupEntries* entries) {
     delete entries;
     auto& all = known_entries();
-    const std::lock_guard locked(all.mutex);
+    const MutexLock locked(all.mutex);
     const auto found = all.by_optimizer.find(&optimizer);
     if (found != all.by_optimizer.end() && found->second.expired()) all.by_optimizer.erase(found);
   };

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <list>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 
@@ -12,6 +11,8 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/throw_error.h"
 
@@ -28,15 +29,14 @@ struct Mark {
 
 struct Marks {
   std::atomic<bool> any{false};
-  std::mutex mutex;
-  std::unordered_map<const c10::TensorImpl*, Mark> all;
+  Mutex mutex;
+  std::unordered_map<const c10::TensorImpl*, Mark> all LOCKSTEP_GUARDED_BY(mutex);
 
-  // Under the mutex.
-  Mark* find(const at::Tensor& parameter) {
+  Mark* find(const at::Tensor& parameter) LOCKSTEP_REQUIRES(mutex) {
     const auto found = all.find(parameter.unsafeGetTensorImpl());
     return found == all.end() ? nullptr : &found->second;
   }
-  void erase(const at::Tensor& parameter) {
+  void erase(const at::Tensor& parameter) LOCKSTEP_REQUIRES(mutex) {
     all.erase(parameter.unsafeGetTensorImpl());
     any = !all.empty();
   }
@@ -54,8 +54,8 @@ struct Watch {
 
 struct Watches {
   std::atomic<bool> any{false};
-  std::mutex mutex;
-  std::list<Watch> all;
+  Mutex mutex;
+  std::list<Watch> all LOCKSTEP_GUARDED_BY(mutex);
 };
 
 Watches& watches() {
@@ -84,7 +84,8 @@ bool has_gradient(const at::Tensor& parameter) {
 
 enum class Use { step, save };
 
-void refuse_marked(std::string_view user, Use use, const at::Tensor& parameter) {
+void refuse_marked(std::string_view user, Use use, const at::Tensor& parameter)
+    LOCKSTEP_REQUIRES(marks().mutex) {
   const auto* const mark = marks().find(parameter);
   if (mark == nullptr) return;
   const bool has = has_gradient(parameter);
@@ -101,7 +102,7 @@ bool is_unwatched(const at::Tensor& parameter) {
 }
 
 void refuse_unwatched(std::string_view user, const std::vector<at::Tensor>& parameters) {
-  const std::lock_guard lock(watches().mutex);
+  const MutexLock lock(watches().mutex);
   for (const auto& watch : watches().all) {
     if (watch.thread != std::this_thread::get_id()) continue;
     if (const auto why = watch.why(parameters); !why.empty()) throw_error<Error>("{}: {}", user, why);
@@ -116,14 +117,14 @@ void refuse(std::string_view user, Use use, const std::vector<at::Tensor>& param
     if (!unwatched.empty()) refuse_unwatched(user, unwatched);
   }
   if (!marks().any.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(marks().mutex);
+  const MutexLock lock(marks().mutex);
   for (const auto& each : parameters) refuse_marked(user, use, each);
 }
 
 }  // namespace
 
 bool mark_unaveraged(const at::Tensor& parameter, std::shared_ptr<const std::string> why) {
-  const std::lock_guard lock(marks().mutex);
+  const MutexLock lock(marks().mutex);
   if (const auto* const mark = marks().find(parameter))
     return mark->of_other_wrapper && has_changed(parameter, *mark);
   std::erase_if(marks().all, [](const auto& each) { return each.second.tensor.expired(); });
@@ -135,23 +136,23 @@ bool mark_unaveraged(const at::Tensor& parameter, std::shared_ptr<const std::str
 }
 
 void confirm_unaveraged(const at::Tensor& parameter) {
-  const std::lock_guard lock(marks().mutex);
+  const MutexLock lock(marks().mutex);
   if (auto* const mark = marks().find(parameter)) mark->of_other_wrapper = false;
 }
 
 void unmark_unaveraged(const at::Tensor& parameter) {
-  const std::lock_guard lock(marks().mutex);
+  const MutexLock lock(marks().mutex);
   marks().erase(parameter);
 }
 
 void unmark_unless_changed(const at::Tensor& parameter) {
-  const std::lock_guard lock(marks().mutex);
+  const MutexLock lock(marks().mutex);
   const auto* const mark = marks().find(parameter);
   if (mark != nullptr && (mark->of_other_wrapper || !has_changed(parameter, *mark))) marks().erase(parameter);
 }
 
 void forget_changes(const at::Tensor& parameter) {
-  const std::lock_guard lock(marks().mutex);
+  const MutexLock lock(marks().mutex);
   auto* const mark = marks().find(parameter);
   if (mark == nullptr) return;
   mark->dtype = parameter.scalar_type();
@@ -159,11 +160,11 @@ void forget_changes(const at::Tensor& parameter) {
 }
 
 std::shared_ptr<void> watch_use(std::function<std::string(const std::vector<at::Tensor>&)> why) {
-  const std::lock_guard lock(watches().mutex);
+  const MutexLock lock(watches().mutex);
   const auto place = watches().all.insert(watches().all.end(), Watch{std::move(why)});
   watches().any = true;
   return {nullptr, [place](void*) {
-            const std::lock_guard unlisting(watches().mutex);
+            const MutexLock unlisting(watches().mutex);
             watches().all.erase(place);
             watches().any = !watches().all.empty();
           }};

@@ -11,8 +11,8 @@
 #include <torch/torch.h>
 
 #include <lockstep/lockstep.h>
+#include <lockstep/version.h>
 
-#include "base/version.h"
 #include "checkpoint/write_metadata.h"
 #include "serialize/torch_format.h"
 #include "serialize/zip.h"
@@ -169,7 +169,7 @@ class NewerCheckpoint : public DamagedCheckpoint {
   std::string refusal(const std::string& file, int format) const {
     return fmt::format(
         "{}: written by a later Lockstep in checkpoint format {}; this version, {}, reads up to 1: update Lockstep",
-        (folder_ / file).string(), format, lockstep_version());
+        (folder_ / file).string(), format, lockstep::version());
   }
 
   std::optional<CheckpointManager> manager_;

@@ -336,7 +336,7 @@ TEST(Coordinator, RefusesOptionsThatDifferWithBothValuesAndHosts) {
             begin + "--rdzv-id 8 and --max-restarts 3" + middle + "--rdzv-id 7 and --max-restarts 0" + same);
   const std::string install = "; install the same version on all nodes";
   EXPECT_EQ(refusal([](auto& own) { own.lockstep = "99.1"; }),
-            begin + "Lockstep 99.1" + middle + "Lockstep " + lockstep_version() + install);
+            begin + "Lockstep 99.1" + middle + "Lockstep " + lockstep::version() + install);
   EXPECT_THAT(refusal([](auto& own) { ++own.messages; }), HasSubstr(" with format 7 of messages, but"));
   EXPECT_THAT(run.told<Reserve>(), IsEmpty());
   EXPECT_EQ(run.join(2), "");

@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/version.h>
 
 #include "base/unique_fd.h"
-#include "base/version.h"
 #include "launch/hosts.h"
 
 namespace lockstep::launch {
@@ -84,7 +84,7 @@ TEST_F(HostControlStream, RefusesWhatIsNotAnOrder) {
     write(fmt::format("{}\n", order));
     EXPECT_THAT([&] { read_node_order(in_.get(), Deadline(milliseconds(1000))); },
                 ::testing::ThrowsMessage<LaunchError>(
-                    AllOf(HasSubstr("has Lockstep " + lockstep_version()),
+                    AllOf(HasSubstr("has Lockstep " + lockstep::version()),
                           HasSubstr(std::string_view(order).find("99.1") != std::string_view::npos
                                         ? "has 99.1"
                                         : "has an earlier one"))));

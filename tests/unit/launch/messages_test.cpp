@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/version.h>
 
 #include "launch/options.h"
 
@@ -21,7 +22,7 @@ TEST(Messages, TravelBothWays) {
                                                         .grace_period_ms = 70}}));
   EXPECT_EQ(hello.node.shared.run_id, "r \"1\"");
   EXPECT_EQ(hello.node.shared.max_nodes, 3);
-  EXPECT_EQ(hello.node.shared.lockstep, lockstep_version());
+  EXPECT_EQ(hello.node.shared.lockstep, lockstep::version());
   EXPECT_EQ(hello.node.node_rank, 2);
   EXPECT_EQ(hello.node.ranks, 4);
   EXPECT_EQ(hello.node.grace_period_ms, 70);

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <lockstep/base/error.h>
+#include <lockstep/version.h>
 
 #include "base/host.h"
 #include "support/error_of.h"
@@ -167,7 +168,7 @@ TEST(Arrival, DifferentVersionsAndBackendsAreNamedOnAllRanksAtOnce) {
   other.lockstep = "99.1";
   EXPECT_EQ(error_of_different(own, other),
             "rank 1 of 2: the ranks run different versions of Lockstep: Lockstep is 99.1 on rank 1 and " +
-                lockstep_version() + " on rank 0; build all programs of the run with the same version");
+                lockstep::version() + " on rank 0; build all programs of the run with the same version");
 }
 
 // Later versions may have more terms or fewer.
@@ -176,7 +177,7 @@ TEST(RankTerms, OfAnotherVersionAreRead) {
             fmt::format(
                 "the ranks run different versions of Lockstep: Lockstep is {} on rank 3 and 99.1 on rank 7; "
                 "build all programs of the run with the same version",
-                lockstep_version()));
+                lockstep::version()));
   EXPECT_THAT(difference({}, 3, ""), HasSubstr("and unknown on rank unknown"));
   EXPECT_EQ(difference({.world_size = 4}, 3, to_text({.world_size = 4}, 1)), "");
 }
