@@ -258,6 +258,29 @@ TEST(ShardedMisuse, ARefusedCallLeavesShardedChildrenAsTheyWere) {
   expect_all_passed(run_ranks(refused_around_children));
 }
 
+// The first parameters have no memory of their own any more when the last one fails.
+const Scenario failed_half_way("fsdp failed half way", [] {
+  const auto context = init({.backend = "shm"});
+  for (const bool shared : {true, false}) {
+    for (const bool has_sharded_child : {true, false}) {
+      auto net = three_layers();
+      const FullyShardOptions options{.share_memory = shared};
+      if (has_sharded_child) fully_shard(*net[0], options);
+      net->parameters()
+          .back()
+          .storage()
+          .unsafeGetStorageImpl()
+          ->release_data_and_set_meta_custom_data_ptr_error_msg_("this bias is not there");
+      EXPECT_THAT(error_of<std::exception>([&] { fully_shard(*net, options); }), HasSubstr("is not there"));
+      EXPECT_THAT(error_of([&] { net->forward(input_of(0, context.rank())); }),
+                  AllOf(HasSubstr("sharded_misuse_test.cpp:"), HasSubstr("fully_shard() failed"),
+                        HasSubstr("is not there")))
+          << shared << has_sharded_child;
+    }
+  }
+});
+TEST(ShardedMisuse, AnErrorSaysThatShardingFailed) { expect_all_passed(run_ranks(failed_half_way)); }
+
 const Scenario called_twice("fsdp called twice", [] {
   const auto context = init({.backend = "shm"});
   auto net = three_layers();

@@ -172,6 +172,7 @@ Parts parts_of(const torch::nn::Module& module, const std::vector<at::Tensor>& i
   for (const auto& each : ordered) {
     const auto is_same = [&](const auto& tensor) { return tensor.is_same(each.tensor); };
     if (const auto earlier = group_of(each.tensor)) {
+      earlier->tree()->check();
       if (earlier->module() == &module) {
         throw_error<ArgumentError>("{}: the module is already sharded; keep the FSDPModule of the first call",
                                    call_text(options.where));
@@ -203,10 +204,7 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
   for (const auto& each : parts.earlier) tree->adopt(each->tree());
   FSDPModule result;
   result.own_ = std::move(parts.own);
-  if (result.own_) {
-    result.own_->distribute();
-    tree->add_outermost(result.own_);
-  }
+  if (result.own_) tree->distribute_outermost(result.own_);
   result.set_entries(module);
   result.forward_ = std::make_shared<fsdp::ForwardPolicy>(
       &module, options.mp_policy, fmt::format("{}: {}", call_text(where), module.name()));

@@ -39,6 +39,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/limits.h"
+#include "base/text.h"
 #include "fsdp/parameter_group.h"
 #include "intercept/nested_backward.h"
 #include "modules/agreement.h"
@@ -83,10 +85,20 @@ void Tree::adopt(std::shared_ptr<Tree> earlier) {  // NOLINT(performance-unneces
   calls_.adopt(earlier->calls_);
 }
 
-void Tree::add_outermost(const std::shared_ptr<ParameterGroup>& group) {
-  const Lock lock(mutex_);
-  insert(group);
-  outermost_ = group.get();
+void Tree::distribute_outermost(const std::shared_ptr<ParameterGroup>& group) {
+  {
+    const Lock lock(mutex_);
+    insert(group);
+    outermost_ = group.get();
+  }
+  try {
+    group->distribute();
+  } catch (const std::exception& error) {
+    const Lock lock(mutex_);
+    failure_ = fmt::format("{} failed: {}; some parameters have no values any more, so build the module anew",
+                           call_text(group->where()), first_line_of(exception_text(error)));
+    throw;
+  }
 }
 
 void Tree::insert(const std::shared_ptr<ParameterGroup>& group) {

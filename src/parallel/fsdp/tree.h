@@ -27,8 +27,9 @@ class Tree : public std::enable_shared_from_this<Tree> {
 
   // The groups of `earlier`, in the order of the calls of fully_shard(). It has none from then on.
   void adopt(std::shared_ptr<Tree> earlier);
-  // The group of the outermost module, after those of adopt().
-  void add_outermost(const std::shared_ptr<ParameterGroup>& group);
+  // Distributes the group of the outermost module, which follows those of adopt(). After an error, every use
+  // of a parameter of the tree throws. Collective.
+  void distribute_outermost(const std::shared_ptr<ParameterGroup>& group);
   // From now on the module has to keep its parameters. `caller`: "net.cpp:7: fully_shard()". Collective.
   void watch(const torch::nn::Module& module, const std::string& caller,
              const std::vector<ProcessGroup>& ranks);
@@ -53,7 +54,7 @@ class Tree : public std::enable_shared_from_this<Tree> {
   void hold(ParameterGroup& group);
   void prefetch(ParameterGroup& group);
   void reshard(ParameterGroup& group);
-  // Throws if an earlier failure left parameters of two steps.
+  // Throws if an earlier failure left parameters of two steps, or without values.
   void check() const;
   // Throws ArgumentError if the module's parameters are not those that the groups have. The other ranks' next
   // calls in run() fail then.
