@@ -20,7 +20,6 @@
 #include "modules/change_agreement.h"
 #include "optim/optimizer_kind.h"
 #include "optim/optimizer_states.h"
-#include "optim/parameter_rows.h"
 #include "optim/unaveraged.h"
 #include "runtime/run.h"
 

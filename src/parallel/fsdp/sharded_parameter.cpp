@@ -8,7 +8,7 @@
 
 #include "comm/mapped_memory.h"
 #include "device/libtorch_versions.h"
-#include "optim/parameter_rows.h"
+#include "optim/optimizer_states.h"
 
 namespace lockstep::fsdp {
 namespace {

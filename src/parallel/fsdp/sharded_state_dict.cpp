@@ -17,7 +17,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
-#include "optim/parameter_rows.h"
+#include "optim/optimizer_states.h"
 #include "optim/unaveraged.h"
 #include "state/optimizer_state.h"
 

@@ -13,7 +13,7 @@
 
 #include "base/throw_error.h"
 #include "optim/fields.h"
-#include "optim/parameter_rows.h"
+#include "optim/optimizer_states.h"
 
 namespace lockstep::optim {
 

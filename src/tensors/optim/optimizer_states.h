@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/serialize/value.h>
@@ -20,5 +23,19 @@ void load_states(torch::optim::Optimizer& optimizer, const Dict& state_dict);
 // For ranks with the same parameters: the states of this rank, and what adds them to those of another.
 std::string packed_states(const torch::optim::Optimizer& optimizer);
 void add_states(torch::optim::Optimizer& optimizer, const std::string& packed);
+
+// The parameter of an optimizer may be a part of a larger tensor, as those of fully_shard() are.
+struct ParameterRows {
+  std::vector<std::int64_t> sizes;    // of the whole tensor
+  std::vector<std::int64_t> offsets;  // of the part in it
+};
+
+// The part of a whole tensor.
+at::Tensor narrow_to_part(const at::Tensor& whole, at::IntArrayRef offsets, at::IntArrayRef sizes);
+
+// The note lives as long as the tensor.
+void note_rows(const at::Tensor& parameter, ParameterRows rows);
+// nullptr: the parameter is whole.
+const ParameterRows* rows_of(const at::Tensor& parameter);
 
 }  // namespace lockstep::optim

@@ -16,7 +16,6 @@
 
 #include "base/throw_error.h"
 #include "optim/optimizer_states.h"
-#include "optim/parameter_rows.h"
 
 namespace lockstep::state {
 namespace {
