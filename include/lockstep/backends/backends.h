@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/comm/backend.h>
 
 namespace lockstep {
@@ -84,9 +84,9 @@ class FakeBackend : public c10d::Backend {
  private:
   WorkPtr record(c10d::OpType op, const at::Tensor& tensor);
 
-  mutable std::mutex mutex_;
-  std::vector<Call> calls_;
-  std::exception_ptr next_failure_;
+  mutable Mutex mutex_;
+  std::vector<Call> calls_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::exception_ptr next_failure_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace backends

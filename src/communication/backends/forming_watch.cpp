@@ -26,13 +26,13 @@ FormingWatch::FormingWatch(std::vector<node::ProcessIdentity> members, c10::intr
     : members_(std::move(members)), store_(std::move(store)), threads_(std::move(threads)) {}
 
 std::string FormingWatch::find_lost() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return lost_.empty() && check_.is_due() ? poll(kProcessesOfAPoll) : lost_;
 }
 
 std::string FormingWatch::find_cause() noexcept {
   try {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const Deadline deadline(kWaitForReports);
     while (poll(static_cast<int>(members_.size())).empty() && !deadline.expired())
       std::this_thread::sleep_for(1ms);

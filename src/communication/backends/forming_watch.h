@@ -2,11 +2,12 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <lockstep/base/mutex.h>
 
 #include "comm/peer_check.h"
 #include "node/liveness.h"
@@ -32,16 +33,16 @@ class FormingWatch {
   void report(const std::string& text) noexcept;
 
  private:
-  std::string poll(int most);
-  std::string find_dead(int most);
+  std::string poll(int most) LOCKSTEP_REQUIRES(mutex_);
+  std::string find_dead(int most) LOCKSTEP_REQUIRES(mutex_);
 
   std::vector<node::ProcessIdentity> members_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<node::ThreadExchange> threads_;
-  std::mutex mutex_;
-  comm::PeerCheckTimer check_;
-  std::size_t next_member_ = 0;
-  std::string lost_;
+  Mutex mutex_;
+  comm::PeerCheckTimer check_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::size_t next_member_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::string lost_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::backends

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <random>
 #include <set>
 #include <sstream>
@@ -13,6 +12,8 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include <lockstep/base/mutex.h>
 
 #include "backends/forming_watch.h"
 #include "backends/member_store.h"
@@ -123,17 +124,17 @@ class GroupMembership final : public comm::Membership {
   }
 
   std::string handle() const override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return self_.text();
   }
   std::vector<int> hosts() const override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return hosts_;
   }
 
   BackendHandle form(const ReconfigureOptions& options, milliseconds timeout,
                      const std::function<void()>& leave) override {
-    const std::lock_guard lock(forming_);
+    const MutexLock lock(forming_);
     const Deadline deadline(options.timeout.value_or(timeout));
     const auto handles = in_rank_order(options);
     auto request = request_for(handles, deadline);
@@ -149,7 +150,7 @@ class GroupMembership final : public comm::Membership {
     group.backend->setTimeout(timeout);
     // The groups before are left, and no member that they still have connects to this one.
     for (; stores_.size() > 1; stores_.erase(stores_.begin())) stores_.front()->delete_own_keys();
-    const std::lock_guard change(mutex_);
+    const MutexLock change(mutex_);
     self_.rank = request.rank;
     self_.formation = options.uuid;
     hosts_ = request.hosts;
@@ -173,7 +174,7 @@ class GroupMembership final : public comm::Membership {
 
   // Checks the options.
   BackendRequest request_for(const std::vector<std::string>& handles, const Deadline& deadline) const {
-    const auto own = std::ranges::find(handles, self_.text());
+    const auto own = std::ranges::find(handles, handle());
     const auto refuse = [&](const std::string& complaint) {
       throw_error<ArgumentError>("reconfigure of group {}: {}", request_.group_name, complaint);
     };
@@ -267,12 +268,13 @@ class GroupMembership final : public comm::Membership {
 
   Factory connect_;
   BackendRequest request_;
-  std::mutex forming_;
-  std::set<std::int64_t> used_;                          // uuids
-  std::vector<c10::intrusive_ptr<MemberStore>> stores_;  // of the group, and of attempts after it
-  mutable std::mutex mutex_;
-  Member self_;
-  std::vector<int> hosts_;
+  Mutex forming_;
+  std::set<std::int64_t> used_ LOCKSTEP_GUARDED_BY(forming_);  // uuids
+  // Stores of the group and of attempts after it.
+  std::vector<c10::intrusive_ptr<MemberStore>> stores_ LOCKSTEP_GUARDED_BY(forming_);
+  mutable Mutex mutex_;
+  Member self_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<int> hosts_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -23,18 +23,18 @@ constexpr microseconds kLongestPause{10'000};
 }  // namespace
 
 void MemberStore::watch(std::function<std::string()> find_lost) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   find_lost_ = std::move(find_lost);
 }
 
 void MemberStore::remember(const std::string& key) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   own_keys_.insert(key);
 }
 
 void MemberStore::delete_own_keys() noexcept {
   try {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& key : std::exchange(own_keys_, {})) (void)deleteKey(key);
   } catch (const std::exception&) {
     // The store is gone, or cannot delete keys.
@@ -81,7 +81,7 @@ void MemberStore::wait(const std::vector<std::string>& keys, const std::chrono::
   const Deadline deadline(timeout);
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     const auto find_lost = [&] {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       return find_lost_;
     }();
     if (!find_lost) return PrefixStore::wait(keys, timeout);

@@ -3,12 +3,13 @@
 
 #include <chrono>
 #include <functional>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <lockstep/base/mutex.h>
 
 namespace lockstep::backends {
 
@@ -40,9 +41,9 @@ class MemberStore final : public c10d::PrefixStore {
  private:
   void remember(const std::string& key);
 
-  std::mutex mutex_;
-  std::set<std::string> own_keys_;
-  std::function<std::string()> find_lost_;
+  Mutex mutex_;
+  std::set<std::string> own_keys_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::function<std::string()> find_lost_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::backends

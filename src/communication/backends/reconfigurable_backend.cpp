@@ -27,7 +27,7 @@ ReconfigurableBackend::ReconfigurableBackend(std::string name, int rank, int siz
       inner_(ours(handle.backend)) {}
 
 ReconfigurableBackend::Inner ReconfigurableBackend::find() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return inner_;
 }
 
@@ -79,7 +79,7 @@ ReconfigurableBackend::WorkPtr ReconfigurableBackend::reconfigure(
   });
   auto inner = ours(group.backend);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::swap(inner_, inner);
   }
   change_members(group.backend->getRank(), group.backend->getSize(), group.traits);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <mutex>
 #include <string>
+
+#include <lockstep/base/mutex.h>
 
 #include "backends/registry.h"
 #include "comm/from_c10d.h"
@@ -39,8 +40,8 @@ class ReconfigurableBackend final : public comm::FromC10d {
 
   std::string name_;
   std::shared_ptr<comm::Membership> membership_;
-  mutable std::mutex mutex_;
-  Inner inner_;
+  mutable Mutex mutex_;
+  Inner inner_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // For a rank that waits for its first reconfigure().

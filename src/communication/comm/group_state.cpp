@@ -2,6 +2,7 @@
 #include "comm/group_state.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -49,13 +50,17 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       calls_(calls_of(backend, info_.traits, info_.with_python)),
       log_(info_.node_group ? &info_.node_group->own_status() : nullptr),
       closed_(kClosed),
-      backend_(std::move(backend)) {
+      backend_(std::move(backend)),
+      node_group_(std::exchange(info_.node_group, nullptr)),
+      membership_(std::exchange(info_.membership, nullptr)) {
   if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {
     throw_error<ArgumentError>("{}: ProcessGroupInfo::global_ranks has {} entries", whoami(),
                                info_.global_ranks.size());
   }
   if (const auto* streams = dynamic_cast<const StreamBackend*>(backend_.get())) {
-    watch_ = std::make_shared<StreamWatch>(*this, *streams, [this] { abort_backend(); });
+    watch_ = std::make_shared<StreamWatch>(*this, *streams, [this] {
+      if (const auto open = locked_backend()) abort(*open);
+    });
     watched_ = true;
   }
 }
@@ -63,8 +68,12 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
 GroupState::~GroupState() { close(); }
 
 c10::intrusive_ptr<c10d::Backend> GroupState::backend() const {
-  const std::lock_guard lock(mutex_);
-  if (!backend_) throw_error<Error>("{}: {}", whoami(), closed_.load());
+  if (auto open = locked_backend()) return open;
+  throw_error<Error>("{}: {}", whoami(), closed_.load());
+}
+
+c10::intrusive_ptr<c10d::Backend> GroupState::locked_backend() const {
+  const MutexLock lock(mutex_);
   return backend_;
 }
 
@@ -73,17 +82,17 @@ void GroupState::throw_closed(const CallRecord& call) const {
 }
 
 std::shared_ptr<node::NodeGroup> GroupState::node_group() const {
-  const std::lock_guard lock(mutex_);
-  return info_.node_group;
+  const MutexLock lock(mutex_);
+  return node_group_;
 }
 
 std::shared_ptr<StreamWatch> GroupState::locked_watch() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return watch_;
 }
 
 void GroupState::remember(const OperationPtr& operation) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   while (!under_way_.empty() && finished(under_way_.front())) under_way_.pop_front();
   under_way_.emplace_back(operation);
 }
@@ -110,14 +119,14 @@ bool GroupState::end_watch() {
       watch->drain(std::uncaught_exceptions() > 0 ? std::chrono::milliseconds(0) : info_.timeout);
   watch->stop();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     watch_.reset();
   }
   const auto closed = std::make_exception_ptr(
       Error(fmt::format("{}: GraphedStep: the graph holds calls of this group, which is closed", whoami())));
   if (drained) {
     watch->revoke_graphs(closed);
-    shut_down_backend();
+    if (const auto open = locked_backend()) shut_down(*open);
   } else {
     // Waits until aborting has freed the device.
     revoking_ = std::jthread([watch, closed] { watch->revoke_graphs(closed); });
@@ -135,18 +144,18 @@ void GroupState::close() {
     const node::FlightRecorder::RecorderLock lock(log_);  // no call starts after it
     calls_.reset();
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!backend_) return;
   if (broken_off || has_calls_under_way()) {
-    abort_backend();
+    abort(*backend_);
     if (!calls_end_soon()) (void)backend_.release();
   }
   revoking_ = {};
   backend_.reset();
   under_way_.clear();  // a weak reference keeps what an operation holds
   log_.detach_status();
-  info_.node_group.reset();
-  info_.membership.reset();  // has the memory of tensors
+  node_group_.reset();
+  membership_.reset();  // has the memory of tensors
 }
 
 void GroupState::break_off() {
@@ -161,8 +170,8 @@ void GroupState::break_off() {
 }
 
 std::shared_ptr<Membership> GroupState::membership() const {
-  const std::lock_guard lock(mutex_);
-  return info_.membership;
+  const MutexLock lock(mutex_);
+  return membership_;
 }
 
 std::shared_ptr<Membership> GroupState::required_membership() const {
@@ -184,23 +193,24 @@ ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
   info.traits = handle.traits;
   info.check_calls = info_.check_calls && !handle.traits.compares_calls;
   info.node_group = handle.node_group;
+  info.membership = own;
   closed_ = kFormedAgain;
   close();
   return {handle.backend, std::move(info)};
 }
 
-void GroupState::shut_down_backend() noexcept {
+void GroupState::shut_down(c10d::Backend& backend) const noexcept {
   try {
-    backend_->shutdown();
+    backend.shutdown();
   } catch (const std::exception& error) {
     lockstep::log(LogLevel::warning, fmt::format("{}: leaving the group failed: {}", whoami(), error.what()));
   }
 }
 
 // Also runs in a destructor, so a backend that cannot abort must not end the program.
-void GroupState::abort_backend() noexcept {
+void GroupState::abort(c10d::Backend& backend) const noexcept {
   try {
-    backend_->abort();
+    backend.abort();
   } catch (const std::exception& error) {
     lockstep::log(LogLevel::warning,
                   fmt::format("{}: unfinished calls could not be ended: {}", whoami(), error.what()));

@@ -4,11 +4,11 @@
 #include <atomic>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/comm/backend.h>
 #include <lockstep/comm/process_group.h>
 
@@ -32,6 +32,7 @@ class GroupState {
   // Throws Error when the group is closed.
   c10::intrusive_ptr<c10d::Backend> backend() const;
   [[noreturn]] void throw_closed(const CallRecord& call) const;
+  // Without node group and membership, which are below.
   const ProcessGroupInfo& info() const { return info_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -75,11 +76,12 @@ class GroupState {
 
  private:
   std::shared_ptr<StreamWatch> locked_watch() const;
-  bool has_calls_under_way();
-  bool calls_end_soon();
+  bool has_calls_under_way() LOCKSTEP_REQUIRES(mutex_);
+  bool calls_end_soon() LOCKSTEP_REQUIRES(mutex_);
   bool end_watch();
-  void shut_down_backend() noexcept;
-  void abort_backend() noexcept;
+  c10::intrusive_ptr<c10d::Backend> locked_backend() const;
+  void shut_down(c10d::Backend& backend) const noexcept;
+  void abort(c10d::Backend& backend) const noexcept;
 
   ProcessGroupInfo info_;
   int rank_ = 0;
@@ -88,16 +90,18 @@ class GroupState {
   std::string whoami_;
   std::weak_ptr<node::NodeGroup> job_;
   CallRules rules_;
-  std::shared_ptr<CallBackend> calls_;  // changes only under the lock of the flight recorder
+  std::shared_ptr<CallBackend> calls_;  // under the lock of the flight recorder, as RecorderLock shows
   node::FlightRecorder log_;
   std::atomic<std::uint64_t> scopes_{0};
   std::atomic<const char*> closed_;  // what errors of later calls say
   std::optional<c10::Device> announces_on_;
-  mutable std::mutex mutex_;
-  c10::intrusive_ptr<c10d::Backend> backend_;
-  std::deque<std::weak_ptr<Operation>> under_way_;
+  mutable Mutex mutex_;
+  c10::intrusive_ptr<c10d::Backend> backend_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::shared_ptr<node::NodeGroup> node_group_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::shared_ptr<Membership> membership_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::deque<std::weak_ptr<Operation>> under_way_ LOCKSTEP_GUARDED_BY(mutex_);
   bool watched_ = false;  // whether there was a watch when the group was created
-  std::shared_ptr<StreamWatch> watch_;
+  std::shared_ptr<StreamWatch> watch_ LOCKSTEP_GUARDED_BY(mutex_);
   std::jthread revoking_;  // graphs, while the backend is aborted
 };
 

@@ -55,7 +55,7 @@ OperationFutures::~OperationFutures() {
     new std::shared_ptr(std::move(queue_));
     return;
   }
-  const std::lock_guard lock(queue_->mutex);
+  const MutexLock lock(queue_->mutex);
   queue_->stop = true;
   queue_->changed.notify_all();
 }
@@ -71,7 +71,7 @@ c10::intrusive_ptr<Future> OperationFutures::future_of(OperationPtr operation,
     return future;
   }
   {
-    const std::lock_guard lock(queue_->mutex);
+    const MutexLock lock(queue_->mutex);
     queue_->entries.push_back(std::move(entry));
     if (queue_->thread == 0 || served == queue_.get()) start_thread();
   }
@@ -79,7 +79,7 @@ c10::intrusive_ptr<Future> OperationFutures::future_of(OperationPtr operation,
   return future;
 }
 
-// Takes the place of the thread before, which ends after its callbacks. Call it under the queue's mutex.
+// Takes the place of the thread before, which ends after its callbacks.
 void OperationFutures::start_thread() {
   lockstep::start_thread<std::thread>("the futures of a group", [queue = queue_, number = ++queue_->thread] {
     queue->run(number);
@@ -87,16 +87,17 @@ void OperationFutures::start_thread() {
 }
 
 // After the stop every operation is taken: its backend has left the group.
-std::vector<OperationFutures::Entry> OperationFutures::Queue::take_completed(
-    std::unique_lock<std::mutex>& lock) {
+std::vector<OperationFutures::Entry> OperationFutures::Queue::take_completed() {
   auto taken = std::exchange(entries, {});
   const bool all = stop;
-  lock.unlock();
-  const auto pending =
-      std::ranges::stable_partition(taken, [all](const Entry& entry) { return all || entry.is_due(); });
-  std::vector<Entry> completed(std::make_move_iterator(taken.begin()),
-                               std::make_move_iterator(pending.begin()));
-  lock.lock();
+  std::vector<Entry> completed;
+  auto pending = std::ranges::subrange(taken);
+  {
+    const MutexUnlock unlocked(mutex);
+    pending =
+        std::ranges::stable_partition(taken, [all](const Entry& entry) { return all || entry.is_due(); });
+    completed.assign(std::make_move_iterator(taken.begin()), std::make_move_iterator(pending.begin()));
+  }
   entries.insert(entries.begin(), std::make_move_iterator(pending.begin()),
                  std::make_move_iterator(pending.end()));
   return completed;
@@ -105,15 +106,15 @@ std::vector<OperationFutures::Entry> OperationFutures::Queue::take_completed(
 void OperationFutures::Queue::run(std::uint64_t number) {
   served = this;
   ::prctl(PR_SET_TIMERSLACK, 1UL);  // the kernel lengthens a thread's sleeps by 50 us otherwise
-  std::unique_lock lock(mutex);
+  MutexLock lock(mutex);
   int idle = 0;
   while (number == thread && (!stop || !entries.empty())) {
     if (entries.empty()) {
-      changed.wait(lock);
+      changed.wait(mutex);
       idle = 0;
       continue;
     }
-    auto completed = take_completed(lock);
+    auto completed = take_completed();
     lock.unlock();
     const bool progress = !completed.empty();
     {

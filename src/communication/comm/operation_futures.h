@@ -2,13 +2,13 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/fork_mark.h"
 #include "comm/call.h"
@@ -56,17 +56,18 @@ class OperationFutures {
   };
 
   struct Queue {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::vector<Entry> entries;
-    std::uint64_t thread = 0;  // the number of the thread that completes the futures: 1, 2, ...; 0: none
-    bool stop = false;
+    Mutex mutex;
+    Condition changed;
+    std::vector<Entry> entries LOCKSTEP_GUARDED_BY(mutex);
+    // The number of the thread that completes the futures: 1, 2, ...; 0: none.
+    std::uint64_t thread LOCKSTEP_GUARDED_BY(mutex) = 0;
+    bool stop LOCKSTEP_GUARDED_BY(mutex) = false;
 
     void run(std::uint64_t number);
-    std::vector<Entry> take_completed(std::unique_lock<std::mutex>& lock);
+    std::vector<Entry> take_completed() LOCKSTEP_REQUIRES(mutex);
   };
 
-  void start_thread();
+  void start_thread() LOCKSTEP_REQUIRES(queue_->mutex);
 
   std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
   ForkMark mark_;

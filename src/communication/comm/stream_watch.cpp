@@ -46,7 +46,7 @@ StreamWatch::~StreamWatch() { stop(); }
 
 void StreamWatch::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   changed_.notify_all();
@@ -68,7 +68,7 @@ bool StreamWatch::add(const CallRecord& record, const c10::intrusive_ptr<c10d::W
 
 void StreamWatch::keep(const std::shared_ptr<RevocableGraph>& graph) {
   if (!graph) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(graphs_, [](const auto& other) { return other.expired(); });
   if (std::ranges::none_of(graphs_, [&](const auto& other) { return other.lock() == graph; })) {
     graphs_.push_back(graph);
@@ -78,7 +78,7 @@ void StreamWatch::keep(const std::shared_ptr<RevocableGraph>& graph) {
 void StreamWatch::revoke_graphs(const std::exception_ptr& reason) {
   std::vector<std::weak_ptr<RevocableGraph>> graphs;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     graphs.swap(graphs_);
   }
   for (const auto& weak : graphs) {
@@ -90,7 +90,7 @@ void StreamWatch::revoke_graphs(const std::exception_ptr& reason) {
 void StreamWatch::watch_replay(CallRecord record) {
   throw_if_failed();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (stop_) return;
   }
   record.issued_at = std::chrono::steady_clock::now();
@@ -99,20 +99,21 @@ void StreamWatch::watch_replay(CallRecord record) {
 
 void StreamWatch::watch(const CallRecord& record, c10::intrusive_ptr<c10d::Work> observer) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     under_way_.push_back(std::make_shared<const Entry>(++last_id_, record, std::move(observer)));
   }
   changed_.notify_all();
 }
 
 void StreamWatch::throw_if_failed() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
 }
 
 bool StreamWatch::drain(std::chrono::milliseconds limit) {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, limit, [&] { return under_way_.empty() || failure_; });
+  const MutexLock lock(mutex_);
+  changed_.wait_for(mutex_, limit,
+                    [this]() LOCKSTEP_REQUIRES(mutex_) { return under_way_.empty() || failure_; });
   return under_way_.empty() && !failure_;
 }
 
@@ -122,15 +123,16 @@ void StreamWatch::run() {
   } catch (const std::exception& error) {
     lockstep::log(LogLevel::warning, fmt::format("{}: {}", group_.whoami(), error.what()));
   }
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stop_) {
     if (under_way_.empty() || failure_) {
-      changed_.wait(lock, [&] { return stop_ || (!under_way_.empty() && !failure_); });
+      changed_.wait(
+          mutex_, [this]() LOCKSTEP_REQUIRES(mutex_) { return stop_ || (!under_way_.empty() && !failure_); });
     } else {
       lock.unlock();
       look();
       lock.lock();
-      changed_.wait_for(lock, kPeerCheckPeriod, [&] { return stop_; });
+      changed_.wait_for(mutex_, kPeerCheckPeriod, [this]() LOCKSTEP_REQUIRES(mutex_) { return stop_; });
     }
   }
 }
@@ -151,7 +153,7 @@ void StreamWatch::look_once() {
 
 // nullptr if no call is in progress any more.
 std::shared_ptr<const StreamWatch::Entry> StreamWatch::oldest() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return under_way_.empty() || failure_ ? nullptr : under_way_.front();
 }
 
@@ -160,7 +162,7 @@ std::shared_ptr<const StreamWatch::Entry> StreamWatch::oldest() const {
 void StreamWatch::drop_ended() {
   std::vector<std::shared_ptr<const Entry>> entries;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     entries.assign(under_way_.begin(), under_way_.end());
   }
   std::vector<std::uint64_t> ended;
@@ -171,7 +173,7 @@ void StreamWatch::drop_ended() {
     ended.push_back(entry->id);
   }
   if (ended.empty()) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(under_way_, [&](const auto& each) { return std::ranges::binary_search(ended, each->id); });
   if (under_way_.empty()) changed_.notify_all();
 }
@@ -189,21 +191,21 @@ void StreamWatch::fail(const Entry& entry, const std::exception_ptr& cause) {
   group_.log().set_state(entry.record.number, CallState::failed);
   const auto failure = as_ours(cause, group_, entry.record);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     failure_ = failure;
   }
   // The host may be waiting for the device, and detects the failure only when the wait returns.
   lockstep::log(LogLevel::error, text_of(failure));
-  end_everything();
+  end_everything(failure);
   changed_.notify_all();
 }
 
 // Aborting waits until no graph holds a call. Destroying a graph waits until its last replay has ended, which
 // aborting causes. Both may wait for a device that does not respond any more.
-void StreamWatch::end_everything() {
+void StreamWatch::end_everything(const std::exception_ptr& reason) {
   const auto deadline = std::chrono::steady_clock::now() + kAbortLimit;
   std::packaged_task<void()> abort(abort_);
-  std::packaged_task<void()> revoke([this, reason = failure_] { revoke_graphs(reason); });
+  std::packaged_task<void()> revoke([this, reason] { revoke_graphs(reason); });
   auto aborted = abort.get_future();
   auto revoked = revoke.get_future();
   std::thread aborting(std::move(abort));

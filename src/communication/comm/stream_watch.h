@@ -2,15 +2,14 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/comm/backend.h>
 #include <lockstep/node/call_record.h>
 
@@ -84,18 +83,18 @@ class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
   std::shared_ptr<const Entry> oldest() const;
   void fail(const Entry& entry, const std::exception_ptr& cause);
   void keep(const std::shared_ptr<RevocableGraph>& graph);
-  void end_everything();
+  void end_everything(const std::exception_ptr& reason);
 
   GroupState& group_;
   const StreamBackend& backend_;
   std::function<void()> abort_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::shared_ptr<const Entry>> under_way_;  // by id
-  std::uint64_t last_id_ = 0;
-  std::vector<std::weak_ptr<RevocableGraph>> graphs_;  // that hold calls
-  std::exception_ptr failure_;
-  bool stop_ = false;
+  mutable Mutex mutex_;
+  Condition changed_;
+  std::deque<std::shared_ptr<const Entry>> under_way_ LOCKSTEP_GUARDED_BY(mutex_);  // by id
+  std::uint64_t last_id_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::vector<std::weak_ptr<RevocableGraph>> graphs_ LOCKSTEP_GUARDED_BY(mutex_);  // that hold calls
+  std::exception_ptr failure_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool stop_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

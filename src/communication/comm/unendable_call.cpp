@@ -5,13 +5,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
-#include <mutex>
 #include <thread>
 #include <unistd.h>
 #include <vector>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/base/mutex.h>
 
 #include "base/limits.h"
 #include "comm/peer_check.h"
@@ -46,11 +46,11 @@ class Watch {
   }
 
   void add(const UnendableCall* call) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     calls_.push_back(call);
   }
   void remove(const UnendableCall* call) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     calls_.erase(std::ranges::find(calls_, call));
   }
 
@@ -77,8 +77,8 @@ class Watch {
   }
 
   static void sleep(const std::stop_token& stop, std::chrono::milliseconds time) {
-    std::mutex mutex;
-    std::unique_lock lock(mutex);
+    Mutex mutex;
+    MutexLock lock(mutex);
     std::condition_variable_any().wait_for(lock, stop, time, [] { return false; });
   }
 
@@ -86,7 +86,7 @@ class Watch {
     const bool ends = terminated;
     {
       // The calls cannot return meanwhile, so what they refer to stays.
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       try {
         for (const auto* call : calls_) call->check();
       } catch (const std::exception& error) {
@@ -105,8 +105,8 @@ class Watch {
     ::_exit(kLostExitCode);
   }
 
-  std::mutex mutex_;
-  std::vector<const UnendableCall*> calls_;
+  Mutex mutex_;
+  std::vector<const UnendableCall*> calls_ LOCKSTEP_GUARDED_BY(mutex_);
   std::jthread thread_;
 };
 

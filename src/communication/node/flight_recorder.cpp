@@ -69,7 +69,7 @@ Clock::time_point issue_time_of(CallKind kind) {
 }  // namespace
 
 CallRecord FlightRecorder::add(CallRecord record) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   record.number = ++last_number_;
   note(record);
   ring_[record.number % kKept] = record;
@@ -89,7 +89,7 @@ void FlightRecorder::note_completed(std::uint64_t number) {
 }
 
 void FlightRecorder::set_state(std::uint64_t number, CallState state) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto& record = ring_[number % kKept];
   if (record.number == number) record.state = state;
   if (state == CallState::completed) note_completed(number);
@@ -131,22 +131,22 @@ void FlightRecorder::RecorderLock::complete(std::uint64_t number) {
 }
 
 std::uint64_t FlightRecorder::last_number() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return last_number_;
 }
 
 void FlightRecorder::detach_status() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   status_ = nullptr;
 }
 
 void FlightRecorder::set_awaited(std::uint64_t number) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (status_ != nullptr) status_->awaited.store(number, std::memory_order_release);
 }
 
 std::vector<CallRecord> FlightRecorder::recent() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<CallRecord> calls;
   const auto first = last_number_ > kKept ? last_number_ - kKept + 1 : 1;
   for (auto number = first; number <= last_number_; ++number) calls.push_back(ring_[number % kKept]);

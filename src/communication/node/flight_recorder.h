@@ -7,6 +7,7 @@
 
 #include <c10/util/ArrayRef.h>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/node/call_record.h>
 
 #include "node/rank_status.h"
@@ -45,21 +46,24 @@ class FlightRecorder {
   // Oldest first.
   std::vector<CallRecord> recent() const;
 
-  // Records a call that usually completes immediately, and locks the recorder only once.
+  // Records a call that usually completes immediately, and locks the recorder only once. Clang does not follow the
+  // pauses: whoever uses the lock calls only pause(), resume() and end() during one.
   class RecorderLock {
    public:
     explicit RecorderLock(FlightRecorder& log) : log_(log), lock_(log.mutex_) {}
 
     // Takes the call's number. note() writes its record without allocating memory.
-    std::uint64_t begin(const CallDraft& draft);
+    std::uint64_t begin(const CallDraft& draft) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
     // Writes the record and the rank status, with the current time as the time of the call. Call it before
     // the first pause.
-    void note(std::uint64_t number, const CallDraft& draft);
+    void note(std::uint64_t number, const CallDraft& draft) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
     // Shows the other ranks that this rank waits for the call, until it is complete.
-    void await(std::uint64_t number);
-    void complete(std::uint64_t number);
+    void await(std::uint64_t number) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
+    void complete(std::uint64_t number) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
     // The record of a call that note() wrote under this lock. Before the first pause.
-    CallRecord record(std::uint64_t number) const { return log_.ring_[number % kKept]; }
+    CallRecord record(std::uint64_t number) const LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS {
+      return log_.ring_[number % kKept];
+    }
     // Between the two, other threads may use the recorder.
     void pause() {
       if (lock_.owns_lock()) lock_.unlock();
@@ -72,18 +76,18 @@ class FlightRecorder {
 
    private:
     FlightRecorder& log_;
-    std::unique_lock<std::mutex> lock_;
+    std::unique_lock<Mutex> lock_;
   };
 
  private:
-  void note(CallRecord& record);
-  void note_completed(std::uint64_t number);
+  void note(CallRecord& record) LOCKSTEP_REQUIRES(mutex_);
+  void note_completed(std::uint64_t number) LOCKSTEP_REQUIRES(mutex_);
 
-  RankStatus* status_;
-  FileName file_;
-  mutable std::mutex mutex_;
-  std::uint64_t last_number_ = 0;
-  std::array<CallRecord, kKept> ring_{};
+  mutable Mutex mutex_;
+  RankStatus* status_ LOCKSTEP_GUARDED_BY(mutex_);
+  FileName file_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::uint64_t last_number_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::array<CallRecord, kKept> ring_ LOCKSTEP_GUARDED_BY(mutex_){};
 };
 
 }  // namespace lockstep::node

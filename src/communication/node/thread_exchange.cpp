@@ -23,7 +23,7 @@ std::vector<int> ranks_missing(const std::vector<RankMemory>& members) {
 
 std::vector<RankMemory> ThreadExchange::exchange(const std::string& group, int rank, int size, RankMemory own,
                                                  const Deadline& deadline) {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   auto& table = tables_[group];
   table.members.resize(static_cast<std::size_t>(size));
   table.members[static_cast<std::size_t>(rank)] = std::move(own);
@@ -31,7 +31,8 @@ std::vector<RankMemory> ThreadExchange::exchange(const std::string& group, int r
   const auto complete = [&] {
     return std::ranges::all_of(table.members, [](const auto& memory) { return memory.segment != nullptr; });
   };
-  changed_.wait_for(lock, deadline.remaining(), [&] { return given_up_ || complete(); });
+  changed_.wait_for(mutex_, deadline.remaining(),
+                    [&]() LOCKSTEP_REQUIRES(mutex_) { return given_up_ || complete(); });
   if (!complete()) {
     throw_error<RendezvousError>(
         "rank {} of {}: threads of ranks {} {}", rank, size, fmt::join(ranks_missing(table.members), ", "),
@@ -43,13 +44,13 @@ std::vector<RankMemory> ThreadExchange::exchange(const std::string& group, int r
 }
 
 void ThreadExchange::give_up() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   given_up_ = true;
   changed_.notify_all();
 }
 
 bool ThreadExchange::given_up() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return given_up_;
 }
 

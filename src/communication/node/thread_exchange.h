@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/deadline.h"
 #include "base/shared_memory.h"
@@ -38,10 +38,10 @@ class ThreadExchange {
     int seen = 0;  // ranks that have received the memory
   };
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, Table> tables_;
-  bool given_up_ = false;
+  mutable Mutex mutex_;
+  Condition changed_;
+  std::map<std::string, Table> tables_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool given_up_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::node

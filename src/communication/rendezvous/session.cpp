@@ -245,7 +245,7 @@ std::optional<ProcessGroup> Session::connect_subgroup(const GroupRecipe& recipe,
 // The groups of the members before are gone, and their keys must not meet those of the groups to come.
 void Session::reconfigure(const ReconfigureOptions& options) {
   const QuietC10d quiet;
-  const std::lock_guard lock(reconfiguring_);
+  const MutexLock lock(reconfiguring_);
   const auto recipe = recipes_.at(&comm::state_of(*group_));
   group_ = group_->reconfigure(options);
   for (const auto& group : subgroups_) group.close();

@@ -7,7 +7,6 @@
 #include <cctype>
 #include <cerrno>
 #include <cstdlib>
-#include <mutex>
 #include <optional>
 #include <string_view>
 #include <sys/resource.h>
@@ -20,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <lockstep/base/log.h>
+#include <lockstep/base/mutex.h>
 
 #include "base/limits.h"
 #include "base/process_state.h"
@@ -304,9 +304,9 @@ constexpr int kFatal = 3;
 
 // LibTorch's level is one for the process.
 struct Silence {
-  std::mutex mutex;
-  int uses = 0;
-  int former_level = 0;
+  Mutex mutex;
+  int uses LOCKSTEP_GUARDED_BY(mutex) = 0;
+  int former_level LOCKSTEP_GUARDED_BY(mutex) = 0;
 };
 
 Silence& silence() {
@@ -319,13 +319,13 @@ Silence& silence() {
 QuietC10d::QuietC10d()
     : is_on_(!is_logged(LogLevel::debug) && std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
   if (!is_on_) return;
-  const std::lock_guard lock(silence().mutex);
+  const MutexLock lock(silence().mutex);
   if (silence().uses++ == 0) silence().former_level = std::exchange(FLAGS_caffe2_log_level, kFatal);
 }
 
 QuietC10d::~QuietC10d() {
   if (!is_on_) return;
-  const std::lock_guard lock(silence().mutex);
+  const MutexLock lock(silence().mutex);
   if (--silence().uses == 0) FLAGS_caffe2_log_level = silence().former_level;
 }
 

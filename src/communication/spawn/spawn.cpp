@@ -2,7 +2,6 @@
 #include <cerrno>
 #include <exception>
 #include <future>
-#include <mutex>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <system_error>
@@ -12,6 +11,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/device/device.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/spawn/spawn.h>
@@ -231,13 +231,14 @@ void ThreadStore::wait(const std::vector<std::string>& keys, const std::chrono::
 class FirstFailure {
  public:
   void set(int rank, std::exception_ptr error) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (error_) return;
     rank_ = rank;
     error_ = std::move(error);
   }
 
   void rethrow(int world_size) const {
+    const MutexLock lock(mutex_);
     if (!error_) return;
     try {
       std::rethrow_exception(error_);
@@ -251,9 +252,9 @@ class FirstFailure {
   }
 
  private:
-  std::mutex mutex_;
-  int rank_ = 0;
-  std::exception_ptr error_;
+  mutable Mutex mutex_;
+  int rank_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::exception_ptr error_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // Shared by the ranks of one run.

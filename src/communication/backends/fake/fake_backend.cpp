@@ -25,17 +25,17 @@ void copy_to_all(const std::vector<at::Tensor>& outputs, const at::Tensor& input
 }  // namespace
 
 std::vector<FakeBackend::Call> FakeBackend::calls() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return calls_;
 }
 
 void FakeBackend::clear_calls() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   calls_.clear();
 }
 
 void FakeBackend::fail_next_call(std::exception_ptr failure) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   next_failure_ = std::move(failure);
 }
 
@@ -44,7 +44,7 @@ BackendTraits FakeBackend::traits() {
 }
 
 FakeBackend::WorkPtr FakeBackend::record(c10d::OpType op, const at::Tensor& tensor) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   calls_.push_back({op, tensor.defined() ? tensor.numel() : 0, tensor});
   return c10::make_intrusive<FakeWork>(getRank(), op, std::exchange(next_failure_, nullptr));
 }

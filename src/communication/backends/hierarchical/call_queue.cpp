@@ -34,7 +34,7 @@ void QueuedCall::run() {
   } catch (...) {
     failure = std::current_exception();
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   failure_ = failure;
   is_done_ = true;
   done_.notify_all();
@@ -42,17 +42,17 @@ void QueuedCall::run() {
 
 bool QueuedCall::is_completed() {
   if (mark_.is_in_child()) return true;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return is_done_;
 }
 
 void QueuedCall::await_run(std::chrono::milliseconds rest, std::chrono::milliseconds whole) {
   mark_.refuse_wait_in_child();
   const Deadline deadline(rest);
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!done_.wait_for(
-      lock, whole == kNoTimeout ? kQueuePollPeriod : std::min(kQueuePollPeriod, deadline.remaining()),
-      [this] { return is_done_; })) {
+      mutex_, whole == kNoTimeout ? kQueuePollPeriod : std::min(kQueuePollPeriod, deadline.remaining()),
+      [this]() LOCKSTEP_REQUIRES(mutex_) { return is_done_; })) {
     if (whole != kNoTimeout && deadline.expired())
       throw_error<TimeoutError>("it is in progress after {} ms", whole.count());
     lock.unlock();
@@ -63,7 +63,7 @@ void QueuedCall::await_run(std::chrono::milliseconds rest, std::chrono::millisec
 }
 
 void CallQueue::add(const std::shared_ptr<CallQueue>& queue, std::shared_ptr<QueuedCall> call) {
-  const std::lock_guard lock(queue->mutex_);
+  const MutexLock lock(queue->mutex_);
   if (!queue->thread_.joinable()) {
     queue->thread_ =
         start_thread<std::thread>("asynchronous calls of hierarchical", [queue] { queue->serve(); });
@@ -73,37 +73,41 @@ void CallQueue::add(const std::shared_ptr<CallQueue>& queue, std::shared_ptr<Que
 }
 
 void CallQueue::end() {
-  std::unique_lock lock(mutex_);
-  ends_ = true;
-  changed_.notify_all();
-  if (!thread_.joinable()) return;
-  const bool is_over = is_idle_ && calls_.empty();
-  lock.unlock();
-  is_over ? thread_.join() : thread_.detach();
+  std::thread thread;
+  bool is_over = false;
+  {
+    const MutexLock lock(mutex_);
+    ends_ = true;
+    changed_.notify_all();
+    is_over = is_idle_ && calls_.empty();
+    thread.swap(thread_);
+  }
+  if (thread.joinable()) is_over ? thread.join() : thread.detach();
 }
 
 CallQueue::QueuePlace::QueuePlace(CallQueue& queue) : queue_(queue) {
-  const std::lock_guard lock(queue.mutex_);
+  const MutexLock lock(queue.mutex_);
   place_ = &queue.calls_.emplace_back();
 }
 
 CallQueue::QueuePlace::~QueuePlace() {
   await();
-  const std::lock_guard lock(queue_.mutex_);
+  const MutexLock lock(queue_.mutex_);
   queue_.calls_.pop_front();
   queue_.changed_.notify_all();
 }
 
 void CallQueue::QueuePlace::await() {
-  std::unique_lock lock(queue_.mutex_);
-  queue_.changed_.wait(lock, [this] { return &queue_.calls_.front() == place_; });
+  const MutexLock lock(queue_.mutex_);
+  queue_.changed_.wait(
+      queue_.mutex_, [this]() LOCKSTEP_REQUIRES(queue_.mutex_) { return &queue_.calls_.front() == place_; });
 }
 
 void CallQueue::serve() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
     is_idle_ = true;
-    changed_.wait(lock, [this] { return ends_ || has_call(); });
+    changed_.wait(mutex_, [this]() LOCKSTEP_REQUIRES(mutex_) { return ends_ || has_call(); });
     if (!has_call()) return;
     is_idle_ = false;
     auto call = calls_.front();

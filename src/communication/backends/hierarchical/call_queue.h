@@ -2,13 +2,13 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/fork_mark.h"
 #include "comm/call.h"
@@ -61,10 +61,10 @@ class QueuedCall : public comm::Operation {
   KeptCall kept_;
   comm::ProfilerEvent event_;
   ForkMark mark_;
-  std::mutex mutex_;
-  std::condition_variable done_;
-  bool is_done_ = false;
-  std::exception_ptr failure_;
+  Mutex mutex_;
+  Condition done_;
+  bool is_done_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::exception_ptr failure_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // Makes calls one after another, in the order of add() and QueuePlace(): those of add() on a thread, so that
@@ -82,7 +82,7 @@ class CallQueue {
 
   // Whether all calls have ended.
   bool is_empty() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return calls_.empty();
   }
 
@@ -104,15 +104,15 @@ class CallQueue {
 
  private:
   void serve();
-  bool has_call() const { return !calls_.empty() && calls_.front(); }
+  bool has_call() const LOCKSTEP_REQUIRES(mutex_) { return !calls_.empty() && calls_.front(); }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  Condition changed_;
   // The first one is being made; null: by the caller's thread.
-  std::deque<std::shared_ptr<QueuedCall>> calls_;
-  std::thread thread_;  // started by the first asynchronous call
-  bool is_idle_ = false;
-  bool ends_ = false;
+  std::deque<std::shared_ptr<QueuedCall>> calls_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::thread thread_ LOCKSTEP_GUARDED_BY(mutex_);  // started by the first asynchronous call
+  bool is_idle_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool ends_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::backends

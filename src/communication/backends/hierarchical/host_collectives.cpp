@@ -243,10 +243,11 @@ std::vector<Tensor> HostCollectives::all_gather(const Tensor& input, const Hiera
 
 void HostCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs,
                                  const HierarchicalCall& call) {
-  if (!all_) {
-    auto all = connect_all_();
-    const std::lock_guard lock(all_mutex_);
-    all_ = std::move(all);
+  auto all = all_to_all_leg();
+  if (!all) {
+    all = connect_all_();
+    const MutexLock lock(all_mutex_);
+    all_ = all;
   }
   Tensors sent, to_host, from_host;
   std::vector<std::int64_t> to(inputs.size()), from(outputs.size());
@@ -263,11 +264,11 @@ void HostCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs,
   const auto sent_row = at::cat(sent);
   const auto received =
       at::empty({std::accumulate(from.begin(), from.end(), std::int64_t{0})}, sent_row.options());
-  auto work = call.start(all_, {.kind = CallKind::all_to_all_single,
-                                .inputs = sent_row,
-                                .outputs = received,
-                                .output_splits = from,
-                                .input_splits = to});
+  auto work = call.start(all, {.kind = CallKind::all_to_all_single,
+                               .inputs = sent_row,
+                               .outputs = received,
+                               .output_splits = from,
+                               .input_splits = to});
   call.run(group_.host, {.kind = CallKind::all_to_all, .inputs = to_host, .outputs = from_host});
   call.wait(work);
   const auto parts = received.split_with_sizes(from);

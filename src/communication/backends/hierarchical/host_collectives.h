@@ -2,9 +2,10 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include <lockstep/base/mutex.h>
 
 #include "backends/hierarchical/chunks.h"
 #include "comm/call.h"
@@ -54,7 +55,7 @@ class HostCollectives {
   void run(const comm::Call& call);
   // That of the first all_to_all on; before it nullptr. Any thread.
   Leg all_to_all_leg() const {
-    const std::lock_guard lock(all_mutex_);
+    const MutexLock lock(all_mutex_);
     return all_;
   }
 
@@ -80,8 +81,8 @@ class HostCollectives {
   HostAndLanes group_;
   std::function<Leg()> connect_all_;
   Peers peers_;
-  mutable std::mutex all_mutex_;
-  Leg all_;
+  mutable Mutex all_mutex_;
+  Leg all_ LOCKSTEP_GUARDED_BY(all_mutex_);
   bool has_failed_ = false;
   std::jthread closing_;
 };

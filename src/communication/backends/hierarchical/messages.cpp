@@ -78,12 +78,12 @@ class Messages::Message final : public QueuedCall {
 };
 
 Messages::Messages(std::shared_ptr<comm::CallBackend> network, int rank, int size)
-    : network_(std::move(network)), rank_(rank), channels_(static_cast<std::size_t>(size) + 1) {
+    : network_(std::move(network)), rank_(rank), size_(size), channels_(static_cast<std::size_t>(size) + 1) {
   *channels_.back().is_connected = true;  // a receive from any rank does not wait for connections
 }
 
 OperationPtr Messages::start(const Call& call) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   end_idle_queues();
   auto& channel =
       call.peer == comm::kAnyRank ? channels_.back() : channels_[static_cast<std::size_t>(call.peer)];
@@ -119,7 +119,7 @@ void Messages::end_idle_queues() {
 }
 
 void Messages::end() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto* channel : waiting_) std::exchange(channel->queue, nullptr)->end();
   waiting_.clear();
 }
@@ -140,15 +140,16 @@ void Messages::await_all(milliseconds limit) {
   const auto rest = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
   auto note = at::zeros({1}, at::kLong);
   std::set<int> missing;
-  for (int rank = 1; rank < size(); ++rank) missing.insert(rank);
+  for (int rank = 1; rank < size_; ++rank) missing.insert(rank);
   try {
     while (!missing.empty()) {
       const auto arrival = start_note(note, false, comm::kAnyRank, limit);
       arrival->wait(rest());
       missing.erase(arrival->source_rank());
+      const MutexLock lock(mutex_);
       *channels_[static_cast<std::size_t>(arrival->source_rank())].is_connected = true;
     }
-    for (int rank = 1; rank < size(); ++rank) {
+    for (int rank = 1; rank < size_; ++rank) {
       missing.insert(rank);
       start_note(note, true, rank, limit)->wait(kGrace);
       missing.clear();

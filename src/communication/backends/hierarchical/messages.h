@@ -5,8 +5,9 @@
 #include <chrono>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <vector>
+
+#include <lockstep/base/mutex.h>
 
 #include "backends/hierarchical/call_queue.h"
 #include "comm/call.h"
@@ -49,17 +50,17 @@ class Messages {
     Start last_receive;                // of those in the queue
   };
 
-  int size() const { return static_cast<int>(channels_.size()) - 1; }
-  void end_idle_queues();
+  void end_idle_queues() LOCKSTEP_REQUIRES(mutex_);
   comm::OperationPtr start_note(at::Tensor& note, bool is_send, int peer, std::chrono::milliseconds limit);
   void await_all(std::chrono::milliseconds limit);
   void report_to_first(std::chrono::milliseconds limit);
 
   std::shared_ptr<comm::CallBackend> network_;
   int rank_;
-  std::mutex mutex_;
-  std::vector<Channel> channels_;  // [rank]; the last one: receives from any rank
-  std::vector<Channel*> waiting_;  // those with a queue
+  int size_;
+  Mutex mutex_;
+  std::vector<Channel> channels_ LOCKSTEP_GUARDED_BY(mutex_);  // [rank]; the last one: receives from any rank
+  std::vector<Channel*> waiting_ LOCKSTEP_GUARDED_BY(mutex_);  // those with a queue
 };
 
 }  // namespace lockstep::backends

@@ -44,14 +44,10 @@ void Task::end(std::exception_ptr error) {
 }
 
 Engine& Engine::get(const Env& env) {
-  static std::mutex mutex;
-  static Engine* engine = nullptr;  // never destroyed: its thread may outlive main()
-  const std::lock_guard lock(mutex);
-  if (engine == nullptr) {
-    engine = new Engine(load_library(env), wanted_threads(env));
-    std::atexit([] { engine->end(); });
-  }
-  return *engine;
+  static Engine& engine =
+      *new Engine(load_library(env), wanted_threads(env));  // its thread may outlive main()
+  [[maybe_unused]] static const int registered = std::atexit([] { engine.end(); });
+  return engine;
 }
 
 Engine::Engine(Library& library, Threads wanted) : library_(library) {
@@ -72,13 +68,14 @@ void Engine::loop(Threads wanted, std::promise<Threads> initialised) {
     initialised.set_exception(std::current_exception());
     return;
   }
-  std::unique_lock lock(mutex_);
-  while (!stops_) {
-    run_jobs(lock);
-    if (!advance_all(lock)) rest(lock);
+  {
+    const MutexLock lock(mutex_);
+    while (!stops_) {
+      run_jobs();
+      if (!advance_all()) rest();
+    }
+    end_unfinished();
   }
-  end_unfinished(lock);
-  lock.unlock();
   try {
     if (!is_spoiled_) {
       library_.finalize();
@@ -91,56 +88,63 @@ void Engine::loop(Threads wanted, std::promise<Threads> initialised) {
   stopped_.set_value();
 }
 
-void Engine::run_jobs(std::unique_lock<std::mutex>& lock) {
+void Engine::run_jobs() {
   while (!jobs_.empty()) {
     auto job = std::move(jobs_.front());
     jobs_.pop_front();
-    lock.unlock();
+    const MutexUnlock unlocked(mutex_);
     job();
-    lock.lock();
   }
 }
 
 // True if another test should follow at once.
-bool Engine::advance_all(std::unique_lock<std::mutex>& lock) {
+bool Engine::advance_all() {
   if (tasks_.empty()) return false;
   const std::vector<std::shared_ptr<Task>> tasks(tasks_.begin(), tasks_.end());
-  lock.unlock();
-  const auto began = Clock::now();
   bool finished = false;
-  for (const auto& task : tasks) {
-    if (!task->is_done()) advance(*task, std::unique_lock(task->mutex_, std::try_to_lock));
-    finished = finished || task->is_done();
+  bool was_busy = false;
+  {
+    const MutexUnlock unlocked(mutex_);
+    const auto began = Clock::now();
+    for (const auto& task : tasks) {
+      if (!task->is_done() && task->mutex_.try_lock()) {
+        const MutexLock lock(task->mutex_, std::adopt_lock);
+        advance_locked(*task);
+      }
+      finished = finished || task->is_done();
+    }
+    was_busy = Clock::now() - began > kBusyTest;
   }
-  const bool was_busy = Clock::now() - began > kBusyTest;
-  lock.lock();
   if (finished) std::erase_if(tasks_, [](const auto& task) { return task->is_done(); });
   if (finished) ended_.notify_all();
   if (finished || was_busy) nap_ = kFirstNap;
   return finished || was_busy;
 }
 
-void Engine::rest(std::unique_lock<std::mutex>& lock) {
-  const auto is_asked = [&] { return stops_ || !jobs_.empty(); };
+void Engine::rest() {
+  const auto is_asked = [this]() LOCKSTEP_REQUIRES(mutex_) { return stops_ || !jobs_.empty(); };
   if (tasks_.empty()) {
     is_idle_ = true;
-    wake_.wait(lock, [&] { return is_asked() || !tasks_.empty(); });
+    wake_.wait(mutex_, [&]() LOCKSTEP_REQUIRES(mutex_) { return is_asked() || !tasks_.empty(); });
     is_idle_ = false;
     nap_ = kFirstNap;
   } else if (waiting_ == 0) {
-    wake_.wait_for(lock, nap_, is_asked);
+    wake_.wait_for(mutex_, nap_, is_asked);
     nap_ = std::min<std::chrono::microseconds>(nap_ * 2, kLongestNap);
   } else if (takes_all_threads()) {
-    wake_.wait_for(lock, kNapOfOthers, is_asked);
+    wake_.wait_for(mutex_, kNapOfOthers, is_asked);
   } else {
-    lock.unlock();
+    const MutexUnlock unlocked(mutex_);
     std::this_thread::yield();
-    lock.lock();
   }
 }
 
-bool Engine::advance(Task& task, std::unique_lock<std::mutex> lock) {
-  if (!lock.owns_lock()) return false;
+bool Engine::advance(Task& task) {
+  const MutexLock lock(task.mutex_);
+  return advance_locked(task);
+}
+
+bool Engine::advance_locked(Task& task) {
   if (task.is_done()) return true;
   try {
     if (!task.pending_->test()) return false;
@@ -157,18 +161,17 @@ bool Engine::advance(Task& task, std::unique_lock<std::mutex> lock) {
 
 // Messages that nobody waits for, as the answers of a monitored barrier, end soon. Then the calls that no
 // group has ended.
-void Engine::end_unfinished(std::unique_lock<std::mutex>& lock) {
+void Engine::end_unfinished() {
   const auto end = Clock::now() + kEndLimit;
   while (!tasks_.empty() && Clock::now() < end) {
-    if (advance_all(lock)) continue;
-    lock.unlock();
+    if (advance_all()) continue;
+    const MutexUnlock unlocked(mutex_);
     std::this_thread::yield();
-    lock.lock();
   }
   has_ended_ = true;
   jobs_.clear();  // breaks the promises to those that wait
   for (const auto& task : tasks_) {
-    const std::lock_guard own(task->mutex_);
+    const MutexLock own(task->mutex_);
     if (task->is_done()) continue;
     spoil();
     abandoned_.push_back(task);
@@ -185,7 +188,7 @@ void Engine::run(const std::function<void()>& job) {
   std::packaged_task<void()> own(job);
   auto done = own.get_future();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (has_ended_) throw Error(kHasEnded);
     jobs_.push_back(std::move(own));
   }
@@ -194,19 +197,23 @@ void Engine::run(const std::function<void()>& job) {
 }
 
 void Engine::start(const std::shared_ptr<Task>& task, const Start& start) {
-  run([&] { task->pending_ = start(); });
-  std::unique_lock lock(mutex_);
-  tasks_.push_back(task);
-  nap_ = kFirstNap;
-  if (!is_idle_) return;
-  lock.unlock();
+  run([&] {
+    const MutexLock own(task->mutex_);
+    task->pending_ = start();
+  });
+  {
+    const MutexLock lock(mutex_);
+    tasks_.push_back(task);
+    nap_ = kFirstNap;
+    if (!is_idle_) return;
+  }
   wake_.notify_one();
 }
 
 bool Engine::test(Task& task) {
   if (task.is_done()) return true;
   bool done = false;
-  run([&] { done = advance(task, std::unique_lock(task.mutex_)); });
+  run([&] { done = advance(task); });
   return done;
 }
 
@@ -228,7 +235,7 @@ void Engine::wait(Task& task, std::chrono::milliseconds timeout, const PeerCheck
 void Engine::poll(Task& task, Clock::time_point end, const PeerCheck& check) {
   const auto began = Clock::now();
   comm::PeerCheckTimer timer;
-  while (!advance(task, std::unique_lock(task.mutex_))) {
+  while (!advance(task)) {
     const auto now = Clock::now();
     if (now >= end || timer.is_due(now)) check(now >= end);
     if (now - began > kSpin) std::this_thread::yield();
@@ -236,13 +243,13 @@ void Engine::poll(Task& task, Clock::time_point end, const PeerCheck& check) {
 }
 
 void Engine::sleep_until_done(Task& task, Clock::time_point end, const PeerCheck& check) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   wake_.notify_one();
   comm::PeerCheckTimer timer;
   while (!task.is_done()) {
     const auto now = Clock::now();
     if (now < end && !timer.is_due(now)) {
-      ended_.wait_until(lock, std::min(end, now + comm::kPeerCheckPeriod));
+      ended_.wait_until(mutex_, std::min(end, now + comm::kPeerCheckPeriod));
       continue;
     }
     lock.unlock();
@@ -253,7 +260,7 @@ void Engine::sleep_until_done(Task& task, Clock::time_point end, const PeerCheck
 
 void Engine::cancel(Task& task) {
   run([&] {
-    const std::lock_guard lock(task.mutex_);
+    const MutexLock lock(task.mutex_);
     if (task.is_done()) return;
     task.pending_->cancel();
     task.end(nullptr);
@@ -261,8 +268,8 @@ void Engine::cancel(Task& task) {
 }
 
 void Engine::abandon(const std::shared_ptr<Task>& task) {
-  const std::lock_guard lock(mutex_);
-  const std::lock_guard own(task->mutex_);
+  const MutexLock lock(mutex_);
+  const MutexLock own(task->mutex_);
   if (task->is_done()) return;
   spoil();
   abandoned_.push_back(task);
@@ -273,7 +280,7 @@ void Engine::abandon(const std::shared_ptr<Task>& task) {
 
 void Engine::end() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stops_ = true;
   }
   wake_.notify_one();

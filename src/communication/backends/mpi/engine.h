@@ -3,14 +3,14 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <future>
 #include <list>
 #include <memory>
-#include <mutex>
+
+#include <lockstep/base/mutex.h>
 
 #include "backends/mpi/library.h"
 #include "base/env.h"
@@ -54,11 +54,12 @@ class Task {
 
  private:
   friend class Engine;
-  void end(std::exception_ptr error);
+  void end(std::exception_ptr error) LOCKSTEP_REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  std::unique_ptr<Pending> pending_;
+  Mutex mutex_;
+  std::unique_ptr<Pending> pending_ LOCKSTEP_GUARDED_BY(mutex_);
   std::atomic<bool> done_{false};
+  // Set before done_, and read after it.
   std::exception_ptr error_;
   int source_ = kAnyPeer;
 };
@@ -96,29 +97,30 @@ class Engine {
  private:
   Engine(Library& library, Threads wanted);
   void loop(Threads wanted, std::promise<Threads> initialised);
-  void run_jobs(std::unique_lock<std::mutex>& lock);
-  bool advance_all(std::unique_lock<std::mutex>& lock);
-  void rest(std::unique_lock<std::mutex>& lock);
-  bool advance(Task& task, std::unique_lock<std::mutex> lock);
+  void run_jobs() LOCKSTEP_REQUIRES(mutex_);
+  bool advance_all() LOCKSTEP_REQUIRES(mutex_);
+  void rest() LOCKSTEP_REQUIRES(mutex_);
+  bool advance(Task& task);
+  bool advance_locked(Task& task) LOCKSTEP_REQUIRES(task.mutex_);
   void poll(Task& task, std::chrono::steady_clock::time_point end, const PeerCheck& check);
   void sleep_until_done(Task& task, std::chrono::steady_clock::time_point end, const PeerCheck& check);
   void end();
-  void end_unfinished(std::unique_lock<std::mutex>& lock);
+  void end_unfinished() LOCKSTEP_REQUIRES(mutex_);
 
   Library& library_;
   Threads threads_ = Threads::one;
   std::atomic<bool> is_spoiled_{false};
   std::atomic<bool> has_ended_{false};
   std::atomic<int> waiting_{0};
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable ended_;
-  std::deque<std::packaged_task<void()>> jobs_;
-  std::list<std::shared_ptr<Task>> tasks_;
-  std::list<std::shared_ptr<Task>> abandoned_;
-  std::chrono::microseconds nap_{0};
-  bool is_idle_ = false;
-  bool stops_ = false;
+  Mutex mutex_;
+  Condition wake_;
+  Condition ended_;
+  std::deque<std::packaged_task<void()>> jobs_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::list<std::shared_ptr<Task>> tasks_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::list<std::shared_ptr<Task>> abandoned_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::chrono::microseconds nap_ LOCKSTEP_GUARDED_BY(mutex_){0};
+  bool is_idle_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool stops_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::promise<void> stopped_;
 };
 

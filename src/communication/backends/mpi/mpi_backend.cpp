@@ -5,7 +5,6 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string_view>
 #include <thread>
@@ -14,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/log.h>
+#include <lockstep/base/mutex.h>
 
 #include "backends/factories.h"
 #include "backends/mpi/group.h"
@@ -76,7 +76,7 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
       group_->engine.spoil();
       throw;
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!sum_.defined()) return;
     comm::divide(sum_, size_);
     sum_.reset();  // after a failure, the next wait fails, too
@@ -92,8 +92,8 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
   std::chrono::milliseconds timeout_;
   std::vector<at::Tensor> tensors_;
   comm::ProfilerEvent event_;
-  std::mutex mutex_;
-  at::Tensor sum_;  // to be divided
+  Mutex mutex_;
+  at::Tensor sum_ LOCKSTEP_GUARDED_BY(mutex_);  // to be divided
 };
 
 // Collectives and messages over MPI. Threads: any, as long as all ranks make the same calls in the same
@@ -121,8 +121,8 @@ class MpiBackend final : public comm::FromC10d {
 
   std::shared_ptr<MpiGroup> group_;
   std::uint32_t monitored_barriers_ = 0;  // that this rank has called
-  std::mutex mutex_;
-  std::list<std::weak_ptr<mpi::Task>> under_way_;
+  Mutex mutex_;
+  std::list<std::weak_ptr<mpi::Task>> under_way_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -156,7 +156,7 @@ BackendTraits MpiBackend::traits() {
 
 // Calls that every rank has made end soon, whether or not they are waited for.
 void MpiBackend::abort() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const bool ends_now = std::uncaught_exceptions() > 0 || comm::is_terminated();
   const Deadline deadline(ends_now ? std::chrono::milliseconds(0) : kEndLimit);
   bool all_ended = true;
@@ -211,7 +211,7 @@ OperationPtr MpiBackend::begin(const Call& call) {
     return group_->ranks->start(request);
   };
   group_->guard([&] { group_->engine.start(operation, start); });
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(under_way_, [](const auto& weak) {
     const auto task = weak.lock();
     return !task || task->is_done();

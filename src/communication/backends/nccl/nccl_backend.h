@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <typeinfo>
@@ -14,6 +13,8 @@
 #include <c10/util/env.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/headeronly/version.h>
+
+#include <lockstep/base/mutex.h>
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 14)
 #define LOCKSTEP_HAS_NCCL2
 #include <torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCL.hpp>
@@ -94,8 +95,8 @@ class Nccl2 : public c10d::nccl2::ProcessGroupNCCL {
   // What Nccl1 sets in its constructor is private and constant here, and read from these variables. One
   // constructor at a time: ranks may be threads of one process.
   class Environment {
-    static inline std::mutex one_at_a_time;
-    std::lock_guard<std::mutex> lock_{one_at_a_time};
+    static inline Mutex one_at_a_time;
+    const MutexLock lock_{one_at_a_time};
     ScopedVariable handling_{c10d::TORCH_NCCL_ASYNC_ERROR_HANDLING.front(), "0"};
     ScopedVariable waiting_{c10d::TORCH_NCCL_BLOCKING_WAIT.front(), "0"};
   };

@@ -51,7 +51,7 @@ Connection::Connection(std::shared_ptr<node::NodeGroup> group, std::shared_ptr<H
     : group_(std::move(group)), heap_(std::move(heap)), engine_(communicator_of(group_), wait_policy) {}
 
 std::int64_t Connection::allocate_mapped(std::size_t bytes) {
-  const std::lock_guard lock(mapped_mutex_);
+  const MutexLock lock(mapped_mutex_);
   free_unmapped();
   auto* const piece = heap_->allocate(kPage + bytes);
   new (piece) MappingCount{engine_.communicator().size()};

@@ -3,8 +3,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
+
+#include <lockstep/base/mutex.h>
 
 #include "backends/shm/engine.h"
 #include "backends/shm/heap.h"
@@ -31,13 +32,14 @@ class Connection {
   static node::NodeGroup::Part part(int size, const std::shared_ptr<Heap>& heap);
 
  private:
-  void free_unmapped();
+  void free_unmapped() LOCKSTEP_REQUIRES(mapped_mutex_);
 
   std::shared_ptr<node::NodeGroup> group_;
   std::shared_ptr<Heap> heap_;
   Engine engine_;
-  std::mutex mapped_mutex_;
-  std::vector<std::byte*> mapped_;  // pieces of the heap that start with a MappingCount
+  Mutex mapped_mutex_;
+  // Pieces of the heap that start with a MappingCount.
+  std::vector<std::byte*> mapped_ LOCKSTEP_GUARDED_BY(mapped_mutex_);
 };
 
 // Address space for the tensors that a rank of a group of about `size` ranks shares with the others.

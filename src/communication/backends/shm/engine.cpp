@@ -220,8 +220,9 @@ void Engine::advance_transfers() {
 }
 
 void Engine::try_advance() {
-  const Lock lock(*this, std::try_to_lock);
-  if (lock.owns_lock()) advance();
+  if (!mutex_.try_lock()) return;
+  const Lock lock(*this, std::adopt_lock);
+  advance();
 }
 
 bool Engine::test(const Task& call) {
@@ -329,7 +330,7 @@ void Engine::fail(const Wait& wait, Cause cause, int culprit) {
 
 // Another thread may be advancing the call.
 std::vector<int> Engine::awaited_by(const Task& call) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return call.awaited();
 }
 

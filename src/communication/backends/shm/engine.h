@@ -7,8 +7,11 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include <lockstep/base/mutex.h>
 
 #include "backends/shm/arrival.h"
 #include "backends/shm/collective.h"
@@ -32,37 +35,47 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   const Communicator& communicator() const { return communicator_; }
+  // Used under a Lock only; its address is not.
   Mailbox& mailbox() { return mailbox_; }
 
   // The mutex. What ends meanwhile is dropped after it is released: it may have the last reference to a
   // tensor of Python, which is freed under Python's lock, and whoever has that lock may wait for the mutex.
-  class Lock {
+  class LOCKSTEP_THREAD_ATTRIBUTE(scoped_lockable) Lock {
    public:
-    explicit Lock(Engine& engine) : engine_(engine), lock_(engine.mutex_) {}
-    Lock(Engine& engine, std::try_to_lock_t how) : engine_(engine), lock_(engine.mutex_, how) {}
-    ~Lock() {
-      if (lock_.owns_lock()) unlock();
+    explicit Lock(Engine& engine) LOCKSTEP_THREAD_ATTRIBUTE(acquire_capability(engine.mutex_))
+        : engine_(engine) {
+      lock();
+    }
+    // After try_lock().
+    Lock(Engine& engine, std::adopt_lock_t /*held*/) LOCKSTEP_REQUIRES(engine.mutex_)
+        : engine_(engine), is_held_(true) {}
+    ~Lock() LOCKSTEP_THREAD_ATTRIBUTE(release_capability()) {
+      if (is_held_) unlock();
     }
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
 
-    bool owns_lock() const { return lock_.owns_lock(); }
-    void lock() { lock_.lock(); }
-    void unlock() {
+    // Clang knows that these two lock and unlock, but not here that it is the engine's mutex.
+    void lock() LOCKSTEP_THREAD_ATTRIBUTE(acquire_capability()) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS {
+      engine_.mutex_.lock();
+      is_held_ = true;
+    }
+    void unlock() LOCKSTEP_THREAD_ATTRIBUTE(release_capability()) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS {
       const auto ended = std::exchange(engine_.ended_, {});
-      lock_.unlock();
+      is_held_ = false;
+      engine_.mutex_.unlock();
     }
 
    private:
     Engine& engine_;
-    std::unique_lock<std::mutex> lock_;
+    bool is_held_ = false;
   };
 
   // Publishes the call; all ranks do so in the same order. Waits, at most `timeout`, while kSlots calls are
   // in progress. Throws like wait() if the group has failed.
   void start(std::shared_ptr<Collective> call, Milliseconds timeout);
-  // The call was created under a Lock, which is still held.
-  void start(std::shared_ptr<Transfer> call);
+  // The call was created under the same Lock.
+  void start(std::shared_ptr<Transfer> call) LOCKSTEP_REQUIRES(mutex_);
   // Waits only while a wait spins. Returns whether the call is finished.
   bool wait_shortly(const Task& call);
 
@@ -102,12 +115,12 @@ class Engine {
  private:
   struct Wait;
 
-  bool post_eager();
-  bool finish_eager_soon();
-  Arrival::Seen poll_for_a_while();
-  bool finish_eager();
+  bool post_eager() LOCKSTEP_REQUIRES(mutex_);
+  bool finish_eager_soon() LOCKSTEP_REQUIRES(mutex_);
+  Arrival::Seen poll_for_a_while() LOCKSTEP_REQUIRES(mutex_);
+  bool finish_eager() LOCKSTEP_REQUIRES(mutex_);
   template <class Make>
-  auto take_over(const Make& make) -> decltype(make(Request()));
+  std::invoke_result_t<const Make&, Request> take_over(const Make& make) LOCKSTEP_REQUIRES(mutex_);
   void wait_until(Wait& wait);
   bool yield_until_ready(Wait& wait);
   template <class Ready>
@@ -118,29 +131,32 @@ class Engine {
   bool has_ended() const;
   void check_peers(Wait& wait);
   [[noreturn]] void fail(const Wait& wait, GroupFailure::Cause cause, int culprit);
-  void advance();
-  void advance_transfers();
-  bool has_free_slot();
+  void advance() LOCKSTEP_REQUIRES(mutex_);
+  void advance_transfers() LOCKSTEP_REQUIRES(mutex_);
+  bool has_free_slot() LOCKSTEP_REQUIRES(mutex_);
   std::vector<int> awaited_by(const Task& call) const;
   [[noreturn]] void throw_failure(const GroupFailure& failure, const Wait* wait) const;
 
   Communicator communicator_;
   WaitPolicy wait_policy_;
   ForkMark mark_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   Mailbox mailbox_;
-  std::deque<std::shared_ptr<Collective>> collectives_;
-  std::list<std::shared_ptr<Transfer>> transfers_;
-  std::vector<std::shared_ptr<Task>> ended_;  // dropped when the mutex is released
-  std::vector<MatchKey> unmatched_;           // by receives in progress, at the last pass over them
+  std::deque<std::shared_ptr<Collective>> collectives_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::list<std::shared_ptr<Transfer>> transfers_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Task>> ended_
+      LOCKSTEP_GUARDED_BY(mutex_);  // dropped when the mutex is released
+  // By receives in progress, at the last pass over them.
+  std::vector<MatchKey> unmatched_ LOCKSTEP_GUARDED_BY(mutex_);
   std::atomic<int> under_way_{0};
   std::atomic<const char*> closed_{nullptr};  // the reason
   comm::PeerCheckTimer poll_check_;           // of test()
-  std::uint64_t number_ = 0;
-  std::uint64_t pipeline_chunks_ = 0;
-  std::uint64_t completed_by_all_ = 0;
-  Request eager_;  // the small call in progress, and its state
-  Arrival arrival_{communicator_};
+  std::uint64_t number_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::uint64_t pipeline_chunks_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::uint64_t completed_by_all_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  // The small call in progress, and its state.
+  Request eager_ LOCKSTEP_GUARDED_BY(mutex_);
+  Arrival arrival_ LOCKSTEP_GUARDED_BY(mutex_){communicator_};
 };
 
 template <class Fill, class Make, class Posted>
@@ -188,7 +204,7 @@ bool Engine::spin(const Ready& ready) const {
 
 // The small call is published, so the other ranks rely on it.
 template <class Make>
-auto Engine::take_over(const Make& make) -> decltype(make(Request())) {
+std::invoke_result_t<const Make&, Request> Engine::take_over(const Make& make) {
   try {
     auto call = make(Request(eager_));
     call->resume(number_, pipeline_chunks_);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/shm/engines.h"
 
-#include <mutex>
 #include <new>
 #include <pthread.h>
 
@@ -19,20 +18,20 @@ Engines& Engines::of_process() {
 }
 
 void Engines::add(Engine& engine) {
-  const std::unique_lock lock(mutex_);
+  const WriterLock lock(mutex_);
   all_.push_back(&engine);
   count_ = all_.size();
 }
 
 void Engines::remove(Engine& engine) {
-  const std::unique_lock lock(mutex_);
+  const WriterLock lock(mutex_);
   std::erase(all_, &engine);
   count_ = all_.size();
 }
 
 bool Engines::advance_others(const Engine& self) {
   if (count_.load(std::memory_order_relaxed) < 2) return false;
-  const std::shared_lock lock(mutex_);
+  const ReaderLock lock(mutex_);
   bool busy = false;
   for (auto* engine : all_) {
     if (engine == &self || engine->communicator().owner() != self.communicator().owner() || engine->is_idle())

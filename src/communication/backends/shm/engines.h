@@ -3,8 +3,9 @@
 
 #include <atomic>
 #include <cstddef>
-#include <shared_mutex>
 #include <vector>
+
+#include <lockstep/base/mutex.h>
 
 namespace lockstep::shm {
 
@@ -24,8 +25,8 @@ class Engines {
   bool advance_others(const Engine& self);
 
  private:
-  std::shared_mutex mutex_;
-  std::vector<Engine*> all_;
+  SharedMutex mutex_;
+  std::vector<Engine*> all_ LOCKSTEP_GUARDED_BY(mutex_);
   std::atomic<std::size_t> count_{0};
 };
 

@@ -31,7 +31,7 @@ std::size_t up_to(std::size_t unit, std::size_t bytes) { return (bytes + unit - 
 }  // namespace
 
 std::shared_ptr<const SharedMemory> Heap::memory() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!memory_) memory_ = std::make_shared<const SharedMemory>(SharedMemory::create("lockstep heap", bytes_));
   return memory_;
 }
@@ -41,7 +41,7 @@ std::byte* Heap::allocate(std::size_t bytes) {
   (void)memory();
   // Not whole huge pages: rebuilt buckets must fit into the place of the old ones.
   const auto length = std::max(kPage, up_to(kPage, bytes));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto offset = take_free(length);
   if (offset == end_) offset = extend(length);
   used_[offset] = length;
@@ -90,7 +90,7 @@ void Heap::give_back(std::size_t offset, std::size_t bytes) {
 }
 
 void Heap::free(std::byte* start) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = used_.find(static_cast<std::size_t>(start - memory_->data()));
   if (it == used_.end()) return;
   give_back(it->first, it->second);
@@ -98,7 +98,7 @@ void Heap::free(std::byte* start) {
 }
 
 std::size_t Heap::committed() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return end_;
 }
 

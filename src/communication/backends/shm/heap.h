@@ -4,7 +4,8 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/shared_memory.h"
 
@@ -27,16 +28,16 @@ class Heap {
   std::size_t committed() const;
 
  private:
-  std::size_t take_free(std::size_t bytes);
-  std::size_t extend(std::size_t bytes);
-  void give_back(std::size_t offset, std::size_t bytes);
+  std::size_t take_free(std::size_t bytes) LOCKSTEP_REQUIRES(mutex_);
+  std::size_t extend(std::size_t bytes) LOCKSTEP_REQUIRES(mutex_);
+  void give_back(std::size_t offset, std::size_t bytes) LOCKSTEP_REQUIRES(mutex_);
 
   std::size_t bytes_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<const SharedMemory> memory_;
-  std::map<std::size_t, std::size_t> free_;  // offset from the start: bytes
-  std::map<std::size_t, std::size_t> used_;
-  std::size_t end_ = 0;  // everything before it is committed
+  mutable Mutex mutex_;
+  std::shared_ptr<const SharedMemory> memory_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<std::size_t, std::size_t> free_ LOCKSTEP_GUARDED_BY(mutex_);  // offset from the start: bytes
+  std::map<std::size_t, std::size_t> used_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::size_t end_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // everything before it is committed
 };
 
 }  // namespace lockstep::shm
