@@ -9,11 +9,13 @@ import io
 import pathlib
 import pickle
 import tarfile
+import unittest.mock
 import zipfile
 
 import numpy
 import torch
 import torch.distributed
+from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -123,6 +125,19 @@ def saved(value, **options):
     return file.getvalue()
 
 
+def state_before_2_13(layout):
+    """What torch 2.11 and 2.12 pickle of a mesh's layout, which has no axes there."""
+    def numbers(name):
+        axes = [getattr(axis, name) for axis in layout.axes]
+        return tuple(axis[0] if len(axis) == 1 else axis or 1 for axis in axes)
+    return {"shape": numbers("shape"), "stride": numbers("stride")} if hasattr(layout, "axes") else vars(layout)
+
+
+def saved_before_2_13(value):
+    with unittest.mock.patch.object(_MeshLayout, "__getstate__", state_before_2_13):
+        return saved(value)
+
+
 def packed(records, compression=zipfile.ZIP_STORED):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression) as archive:
@@ -190,7 +205,8 @@ def containers_of_files():
 
 
 def cases(folder):
-    files = [(kind, saved(value)) for kind, value in sharded_values()]
+    sharded = [(kind, saved(value), saved_before_2_13(value)) for kind, value in sharded_values()]
+    files = [(kind, data) for kind, data, _ in sharded]
     for kind, value in values():
         try:
             files.append((kind, saved(value)))
@@ -201,3 +217,7 @@ def cases(folder):
         path = folder / f"checkpoint{number}.pt"
         path.write_bytes(data)
         yield Case(kind, "torch", "checkpoint", path, lambda: torch.load(path, weights_only=True))
+    for number, (kind, data, older) in enumerate(sharded):
+        path = folder / f"older_mesh{number}.pt"
+        path.write_bytes(older)
+        yield Case(kind, "torch", "checkpoint", path, lambda: torch.load(io.BytesIO(data), weights_only=True))

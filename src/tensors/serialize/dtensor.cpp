@@ -121,17 +121,25 @@ class DTensorReader {
     return found;
   }
 
-  // The ranks in each dimension of the mesh.
+  // The ranks in a dimension of the mesh: their number, or those of the dimensions that it was made of.
+  std::int64_t ranks_in(Ref shape) const {
+    const auto sizes =
+        pickle_[shape].kind == Kind::integer ? Integers{pickle_[shape].integer} : integers(shape, "mesh");
+    std::int64_t ranks = 1;
+    for (const auto size : sizes) {
+      if (size < 1 || __builtin_mul_overflow(ranks, size, &ranks)) fail_unknown("mesh");
+    }
+    return ranks;
+  }
+
+  // The ranks in each dimension of the mesh. Before PyTorch 2.13 a layout has a shape instead of axes.
   Integers mesh_sizes(Ref mesh) const {
     const auto layout = state_of(entry(mesh, "_layout"), "mesh");
+    const auto axes = find(layout, "axes");
+    const bool has_axes = axes != pickle::kNoRef;
     Integers sizes;
-    for (const Ref axis : items(entry(layout, "axes"), "mesh")) {
-      std::int64_t ranks = 1;
-      for (const auto size : integers(entry(state_of(axis, "mesh"), "shape"), "mesh")) {
-        if (size < 1 || __builtin_mul_overflow(ranks, size, &ranks)) fail_unknown("mesh");
-      }
-      sizes.push_back(ranks);
-    }
+    for (const Ref part : items(has_axes ? axes : entry(layout, "shape"), "mesh"))
+      sizes.push_back(ranks_in(has_axes ? entry(state_of(part, "mesh"), "shape") : part));
     return sizes;
   }
 
