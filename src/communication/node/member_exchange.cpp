@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 
 #include "base/fd_passing.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 
 namespace lockstep::node {
@@ -23,7 +24,8 @@ constexpr auto kAfterStore = std::chrono::seconds(1);
 UniqueFd own_process() {
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   if (!fd)
-    throw RendezvousError("this kernel cannot watch processes (pidfd_open: " + errno_text(errno) + ")");
+    throw_error<RendezvousError>("ranks of this host cannot watch each other: {}",
+                                 call_error_text("pidfd_open", errno));
   return fd;
 }
 

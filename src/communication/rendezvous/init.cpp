@@ -280,6 +280,7 @@ std::unique_ptr<Session> join(const SessionOptions& options) {
 
 Context init(const SessionOptions& options) {
   require_stack();
+  require_address_space();
   return Context(join(options));
 }
 

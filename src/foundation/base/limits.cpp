@@ -6,19 +6,17 @@
 #include <csignal>
 #include <filesystem>
 #include <iostream>
-#include <latch>
-#include <memory>
 #include <new>
 #include <poll.h>
 #include <sys/resource.h>
-#include <thread>
+#include <sys/syscall.h>
 #include <unistd.h>
-#include <vector>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/deadline.h"
 #include "base/host.h"
 #include "base/shared_memory.h"
 #include "base/text.h"
@@ -29,6 +27,8 @@ namespace {
 constexpr std::size_t kPageBytes = 4096;
 // Threads have a stack of this size, too. With 64 KiB the launcher and c10d's threads end with SIGSEGV.
 constexpr std::uint64_t kLeastStack = 128 * 1024;
+// With less, LibTorch for the CPU ends the process while it is loaded.
+constexpr std::uint64_t kLeastAddressSpace = 512 * 1024 * 1024;
 
 // The limit that stands behind errno value `code`, with what raises it; empty: none is known.
 std::string limit_behind(int code) {
@@ -114,8 +114,12 @@ std::size_t shareable_bytes(int ranks) {
   const auto count = static_cast<std::size_t>(ranks);
   auto bytes = std::min(total_memory(), address_space / count);
   if (const auto limit = soft_limit(RLIMIT_FSIZE)) bytes = std::min<std::size_t>(bytes, *limit);
-  // Each rank maps the memory of all; half of what is left is for everything else.
-  if (const auto left = address_space_left()) bytes = std::min<std::size_t>(bytes, *left / 2 / count);
+  if (const auto left = address_space_left()) {
+    const auto mapped = SharedMemory::mapped_bytes();
+    const auto for_sharing = (*left + mapped) / 2;
+    // Each rank maps the memory of all.
+    bytes = std::min<std::size_t>(bytes, (for_sharing - std::min(for_sharing, mapped)) / 2 / count);
+  }
   return std::max(bytes / kPageBytes, std::size_t{1}) * kPageBytes;
 }
 
@@ -129,6 +133,12 @@ std::string shareable_limits() {
   return text;
 }
 
+std::string call_error_text(const char* call, int code) {
+  if (code != EPERM && code != ENOSYS) return fmt::format("{}: {}", call, errno_text(code));
+  return fmt::format("the call {} is refused, as by a seccomp profile or Linux before 5.3; allow it: {}",
+                     call, errno_text(code));
+}
+
 void require_output() {
   if (std::cout.flush()) return;
   pollfd out{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
@@ -137,10 +147,10 @@ void require_output() {
       "the output could not be written to stdout; is the disk full, or the file beyond `ulimit -f`?");
 }
 
-std::optional<StackShortage> stack_shortage() {
+std::optional<LimitShortage> stack_shortage() {
   const auto limit = soft_limit(RLIMIT_STACK);
   if (!limit || *limit >= kLeastStack) return std::nullopt;
-  return StackShortage{.text = fmt::format("`ulimit -s` allows a stack of {}, and {} are needed",
+  return LimitShortage{.text = fmt::format("`ulimit -s` allows a stack of {}, and {} are needed",
                                            bytes_text(*limit), bytes_text(kLeastStack)),
                        .remedy = "ulimit -s 8192, or LimitSTACK= in the service, or stack in limits.conf"};
 }
@@ -150,19 +160,49 @@ void require_stack() {
     throw_error<Error>("the stack is too small: {}; raise it: {}", shortage->text, shortage->remedy);
 }
 
-void require_threads(int count, const std::string& user) {
-  std::latch all_started(1);
-  std::vector<std::jthread> threads;
-  threads.reserve(static_cast<std::size_t>(std::max(count, 0)));
-  // Destroyed before the threads, which wait for it.
-  const auto count_down = [](std::latch* latch) { latch->count_down(); };
-  const std::unique_ptr<std::latch, decltype(count_down)> release(&all_started, count_down);
+std::optional<LimitShortage> address_space_shortage() {
+  const auto limit = soft_limit(RLIMIT_AS);
+  if (!limit || *limit >= kLeastAddressSpace) return std::nullopt;
+  return LimitShortage{
+      .text = fmt::format(
+          "`ulimit -v` allows {} of address space, and LibTorch needs at least {} in each process",
+          bytes_text(*limit), bytes_text(kLeastAddressSpace)),
+      .remedy = kRaiseAddressSpace};
+}
+
+void require_address_space() {
+  if (const auto shortage = address_space_shortage())
+    throw_error<Error>("the address space is too small: {}; raise it: {}", shortage->text, shortage->remedy);
+}
+
+ReservedThreads::ReservedThreads(int count, const std::string& user)
+    : ids_(static_cast<std::size_t>(std::max(count, 0))) {
+  threads_.reserve(ids_.size());
   try {
-    for (int i = 0; i < count; ++i) threads.emplace_back([&] { all_started.wait(); });
+    for (auto& id : ids_) {
+      threads_.emplace_back([this, &id] {
+        id = ::gettid();
+        end_.wait();
+      });
+    }
   } catch (const std::system_error& error) {
-    throw_error<Error>("{} needs {} threads, and {} could be started: {}", user, count, threads.size(),
+    const auto found = threads_.size();
+    end();
+    throw_error<Error>("{} needs {} threads, and {} could be started: {}", user, count, found,
                        start_error_text(error.code().value()));
   }
+}
+
+// A thread that has been joined counts until the kernel has released it.
+void ReservedThreads::end() noexcept {
+  end_.count_down();
+  const Deadline deadline(std::chrono::seconds(1));
+  for (auto& thread : threads_) thread.join();
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    while (::syscall(SYS_tgkill, ::getpid(), ids_[i], 0) == 0 && !deadline.expired())
+      std::this_thread::yield();
+  }
+  threads_.clear();
 }
 
 FileSizeErrors::FileSizeErrors() {

@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <sys/uio.h>
 #include <unistd.h>
 #include <utility>
@@ -38,6 +39,8 @@ constexpr double kMegabyte = 1024.0 * 1024.0;
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
+std::atomic<std::size_t> all_mapped{0};
+
 [[noreturn]] void fail(const std::string& step) {
   throw_error<Error>("shared memory: {}: {}", step, errno_text(errno));
 }
@@ -48,9 +51,8 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 UniqueFd anonymous_file(const std::string& name) {
   UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (fd) return fd;
-  const bool refused = errno == EPERM || errno == ENOSYS;
-  fail(refused ? "the call memfd_create is refused, as by a seccomp profile; allow it" : "memfd_create");
+  if (!fd) throw_error<Error>("shared memory: {}", call_error_text("memfd_create", errno));
+  return fd;
 }
 
 // ftruncate() beyond the limit would be a SIGXFSZ.
@@ -64,9 +66,15 @@ void require_file_size(std::size_t bytes) {
 }  // namespace
 
 std::size_t available_memory() {
-  constexpr auto unknown = std::numeric_limits<std::size_t>::max();
-  return std::min<std::size_t>(Cgroups().memory_left().value_or(unknown),
-                               meminfo_bytes("/proc/meminfo", "MemAvailable").value_or(unknown));
+  constexpr auto unlimited = std::numeric_limits<std::size_t>::max();
+  return std::min<std::size_t>(Cgroups().memory_left().value_or(unlimited),
+                               meminfo_bytes("/proc/meminfo", "MemAvailable").value_or(unused_memory()));
+}
+
+std::size_t unused_memory() {
+  struct sysinfo info {};
+  if (::sysinfo(&info) != 0) return total_memory();
+  return static_cast<std::size_t>(info.freeram + info.bufferram) * info.mem_unit;
 }
 
 std::size_t total_memory() {
@@ -89,7 +97,10 @@ SharedMemory::SharedMemory(UniqueFd fd, std::size_t bytes) : fd_(std::move(fd)),
   if (skipped > 0) ::munmap(reserved, skipped);
   ::munmap(place + whole, bytes + kHugePage - skipped - whole);
   data_ = place;
+  all_mapped += size_;
 }
+
+std::size_t SharedMemory::mapped_bytes() { return all_mapped; }
 
 SharedMemory SharedMemory::create(const std::string& name, std::size_t bytes) {
   require_file_size(bytes);
@@ -121,7 +132,9 @@ std::shared_ptr<const SharedMemory> SharedMemory::map_once(UniqueFd fd) {
 }
 
 SharedMemory::~SharedMemory() {
-  if (data_ != nullptr) ::munmap(data_, size_);
+  if (data_ == nullptr) return;
+  ::munmap(data_, size_);
+  all_mapped -= size_;
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept

@@ -27,6 +27,8 @@ class SharedMemory {
   static SharedMemory map(UniqueFd fd);
   // The mapping that map_once() has returned for this memory, as long as something holds it, or a new one.
   static std::shared_ptr<const SharedMemory> map_once(UniqueFd fd);
+  // Bytes of address space that all objects of this process map.
+  static std::size_t mapped_bytes();
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
@@ -65,6 +67,9 @@ bool read_process_memory(pid_t process, std::uint64_t address, std::span<std::by
 
 // Memory that is left on the host and in its cgroups, in bytes.
 std::size_t available_memory();
+
+// Memory of the host that nothing uses, not even as a cache, in bytes. Needs no /proc.
+std::size_t unused_memory();
 
 // Physical memory of the host, in bytes.
 std::size_t total_memory();

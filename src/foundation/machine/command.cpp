@@ -18,8 +18,10 @@
 
 #include <fmt/format.h>
 
+#include "base/env.h"
 #include "base/limits.h"
 #include "base/sockets.h"
+#include "base/text.h"
 
 namespace lockstep::machine {
 namespace {
@@ -264,6 +266,13 @@ CommandResult run_command(const std::vector<std::string>& words, std::chrono::mi
   if (!result.timed_out) result.exit_code = result.signal != 0 ? 128 + result.signal : WEXITSTATUS(status);
   result.problem = problem_of(words.front(), result, timeout);
   return result;
+}
+
+bool is_on_path(const std::string& name) {
+  const auto folders = split(Env().get("PATH").value_or("/bin:/usr/bin"), ':');
+  return std::ranges::any_of(folders, [&](const std::string& folder) {
+    return ::access(fmt::format("{}/{}", folder.empty() ? "." : folder, name).c_str(), X_OK) == 0;
+  });
 }
 
 // A connection that ssh would keep for later calls would outlive the run.

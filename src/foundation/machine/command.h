@@ -52,6 +52,9 @@ struct CommandResult {
 CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout,
                           const std::string& folder = {});
 
+// Whether PATH has a program of this name.
+bool is_on_path(const std::string& name);
+
 // The words of `command`, which runs its last argument on the host that the argument before names. Empty:
 // ssh without prompts, which notices within 15 s that a host is silent.
 std::vector<std::string> remote_shell(const std::string& command);

@@ -15,7 +15,7 @@
 namespace lockstep::machine {
 namespace {
 
-constexpr int kSmiNotFound = 127;
+constexpr const char* kSmi = "nvidia-smi";
 
 std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
@@ -66,14 +66,12 @@ void mark_hidden(std::vector<Gpu>& gpus, const std::optional<std::string>& visib
 }
 
 Gpus read_gpus(const std::optional<std::string>& visible, std::chrono::milliseconds timeout) {
+  if (!is_on_path(kSmi)) return {.has_smi = false};
   // nvidia-smi is slow, so both queries run at the same time, where a thread can be started.
   auto second = std::async([&] { return run_command(process_query(), timeout); });
   const auto described = run_command(gpu_query(), timeout);
   const auto processes = second.get();
-  if (!described.started) {
-    const bool absent = described.exit_code == kSmiNotFound;
-    return {.has_smi = false, .gpus = {}, .problem = absent ? "" : described.problem};
-  }
+  if (!described.started) return {.has_smi = false, .gpus = {}, .problem = described.problem};
   Gpus found{.has_smi = true, .gpus = parse_gpus(described.out), .problem = described.problem};
   if (found.problem.empty()) found.problem = processes.problem;
   assign_processes(found.gpus, parse_processes(processes.out));
@@ -154,7 +152,7 @@ std::vector<Row> rows_of(const std::string& answer, std::optional<Row> (*parse)(
 }  // namespace
 
 std::vector<std::string> gpu_query() {
-  return {"nvidia-smi",
+  return {kSmi,
           "--query-gpu=index,uuid,pci.bus_id,memory.total,memory.used,utilization.gpu,temperature.gpu,"
           "power.draw,power.limit,driver_version,compute_mode,mig.mode.current,"
           "ecc.errors.uncorrected.volatile.total,name",
@@ -162,7 +160,7 @@ std::vector<std::string> gpu_query() {
 }
 
 std::vector<std::string> process_query() {
-  return {"nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory,process_name",
+  return {kSmi, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name",
           "--format=csv,noheader,nounits"};
 }
 

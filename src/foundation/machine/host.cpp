@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "base/shared_memory.h"
 #include "base/throw_error.h"
 
 namespace lockstep::machine {
@@ -43,8 +44,8 @@ std::string model_name(const fs::path& cpuinfo) {
 Memory read_memory(const fs::path& proc, const fs::path& process) {
   const Cgroups groups(process);
   const auto file = proc / "meminfo";
-  return {.total = meminfo_bytes(file, "MemTotal").value_or(0),
-          .available = meminfo_bytes(file, "MemAvailable").value_or(0),
+  return {.total = meminfo_bytes(file, "MemTotal").value_or(total_memory()),
+          .available = meminfo_bytes(file, "MemAvailable").value_or(unused_memory()),
           .cgroup_limit = groups.memory_limit(),
           .cgroup_left = groups.memory_left()};
 }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <fcntl.h>
 #include <filesystem>
 #include <future>
 #include <iterator>
@@ -37,6 +39,17 @@ int entries_in(const fs::path& folder) {
   std::error_code absent;
   const fs::directory_iterator entries(folder, absent);
   return absent ? 0 : static_cast<int>(std::distance(begin(entries), end(entries)));
+}
+
+// Why a file in `folder` cannot be written; empty: it can.
+std::string try_writing(const std::string& folder) {
+  const FileSizeErrors as_errors;
+  std::string name = folder + "/lockstep-doctor-XXXXXX";
+  const UniqueFd file(::mkostemp(name.data(), O_CLOEXEC));
+  if (!file) return errno_text(errno);
+  ::unlink(name.c_str());
+  const std::string page(4096, '\n');
+  return ::write(file.get(), page.data(), page.size()) < 0 ? errno_text(errno) : "";
 }
 
 }  // namespace
@@ -80,6 +93,7 @@ ProcessLimits read_process_limits() {
   ProcessLimits limits{.file_size = soft_limit(RLIMIT_FSIZE),
                        .address_space = soft_limit(RLIMIT_AS),
                        .cpu_time = soft_limit(RLIMIT_CPU),
+                       .address_shortage = address_space_shortage(),
                        .stack = stack_shortage(),
                        .shareable = shareable_bytes(2),
                        .temporary_folder = Env().get("TMPDIR").value_or("/tmp")};
@@ -88,7 +102,7 @@ ProcessLimits read_process_limits() {
   limits.reads_memory = read_process_memory(::getpid(), reinterpret_cast<std::uintptr_t>(&source),
                                             std::as_writable_bytes(std::span(&copy, 1)));
   limits.has_proc = !first_line("/proc/self/stat").empty();
-  if (::access(limits.temporary_folder.c_str(), W_OK | X_OK) != 0) limits.temporary_error = errno_text(errno);
+  limits.temporary_error = try_writing(limits.temporary_folder);
   return limits;
 }
 
@@ -182,6 +196,10 @@ std::string doctor_program() { return own_program().replace_filename("lockstep-d
 
 LibTorch describe() {
   LibTorch libtorch;
+  if (const auto shortage = address_space_shortage()) {
+    libtorch.error = "not tried: " + shortage->text;
+    return libtorch;
+  }
   const auto answer = machine::run_command({doctor_program(), "describe"}, kLibTorchLimit);
   libtorch.error = answer.problem;
   if (!answer.succeeded()) return libtorch;
@@ -219,12 +237,15 @@ bool can_be_tried(const std::string& backend) { return backend == "gloo" || back
 
 }  // namespace
 
-LibTorch try_libtorch() {
+LibTorch try_libtorch(const Limits& limits) {
+  constexpr std::uint64_t enough = 64;
   auto libtorch = describe();
   std::vector<std::future<BackendTrial>> trials;
+  // Where processes are few, one after the other: they must not take what another one needs.
+  const bool few = std::min(limits.processes.value_or(enough), limits.pids.value_or(enough)) < enough;
+  const auto when = few ? std::launch::deferred : std::launch::async | std::launch::deferred;
   for (const auto& backend : libtorch.backends) {
-    // One after the other where no thread can be started.
-    if (can_be_tried(backend)) trials.push_back(std::async(try_backend, backend));
+    if (can_be_tried(backend)) trials.push_back(std::async(when, try_backend, backend));
   }
   for (auto& trial : trials) libtorch.trials.push_back(trial.get());
   return libtorch;
@@ -240,7 +261,7 @@ Facts read_facts(std::optional<int> port) {
   facts.limits = read_limits();
   facts.process = read_process_limits();
   facts.gpu_driver = read_gpu_driver();
-  facts.libtorch = try_libtorch();
+  facts.libtorch = try_libtorch(facts.limits);
   return facts;
 }
 

@@ -57,7 +57,8 @@ struct ProcessLimits {
   std::optional<std::uint64_t> file_size{};      // bytes
   std::optional<std::uint64_t> address_space{};  // bytes
   std::optional<std::uint64_t> cpu_time{};       // seconds
-  std::optional<StackShortage> stack{};
+  std::optional<LimitShortage> address_shortage{};
+  std::optional<LimitShortage> stack{};
   std::uint64_t shareable = 0;  // bytes that each of two ranks can share
   bool reads_memory = true;     // process_vm_readv, which the backend shm uses
   bool has_proc = true;
@@ -110,7 +111,8 @@ Clock read_clock();
 Limits read_limits();
 ProcessLimits read_process_limits();
 GpuDriver read_gpu_driver();
-LibTorch try_libtorch();
+// Tries the backends one after the other where `limits` allow few processes.
+LibTorch try_libtorch(const Limits& limits);
 
 enum class Severity {
   ok,

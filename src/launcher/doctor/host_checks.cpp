@@ -122,9 +122,6 @@ Finding check_core_files(const Limits& limits) {
 
 namespace {
 
-// With less the loader cannot map LibTorch.
-constexpr std::uint64_t kLeastAddressSpace = std::uint64_t{1} << 30;
-
 Finding check_file_size(const ProcessLimits& limits) {
   if (!limits.file_size) return ok("file size", "limit unlimited");
   return warning("file size",
@@ -134,15 +131,13 @@ Finding check_file_size(const ProcessLimits& limits) {
 }
 
 Finding check_address_space(const ProcessLimits& limits) {
+  if (const auto& shortage = limits.address_shortage)
+    return problem("address space", shortage->text, shortage->remedy);
   if (!limits.address_space) return ok("address space", "limit unlimited");
-  const auto text = "limit " + bytes_text(limits.address_space);
-  const std::string remedy = "ulimit -v unlimited, or LimitAS=infinity in the service, or as in limits.conf";
-  if (*limits.address_space < kLeastAddressSpace)
-    return problem("address space", text + ", and LibTorch needs about 1 GiB in each rank", remedy);
-  return warning(
-      "address space",
-      fmt::format("{}: two ranks of this host can share {} each", text, bytes_text(limits.shareable)),
-      remedy);
+  return warning("address space",
+                 fmt::format("limit {}: two ranks of this host can share {} each",
+                             bytes_text(limits.address_space), bytes_text(limits.shareable)),
+                 kRaiseAddressSpace);
 }
 
 Finding check_stack(const ProcessLimits& limits) {
@@ -174,7 +169,7 @@ Finding check_temporary_files(const ProcessLimits& limits) {
   return warning("temporary files",
                  fmt::format("{}: {}; lockstep run keeps log files there unless it has --log-dir",
                              limits.temporary_folder, limits.temporary_error),
-                 "set TMPDIR to a folder that this user can write to");
+                 "free space there, or set TMPDIR to a folder that this user can write to");
 }
 
 }  // namespace

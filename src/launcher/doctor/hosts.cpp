@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/host.h"
+#include "base/limits.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "doctor/table.h"
@@ -148,8 +149,8 @@ std::vector<HostReport> ask_hosts(const HostsOptions& options) {
   auto test = test_of(options);
   std::vector<std::future<HostReport>> answers;
   for (const auto& host : options.hosts) {
-    answers.push_back(
-        std::async(std::launch::async, [&options, host, test] { return ask_host(host, options, test); }));
+    answers.push_back(start_async("the report of " + host,
+                                  [&options, host, test] { return ask_host(host, options, test); }));
     ++test.self;
   }
   std::vector<HostReport> reports;

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/limits.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 
@@ -67,7 +68,8 @@ class Listener {
       : meeting_(test),
         seen_(test.hosts.size()),
         socket_(listen_at(listening_address(test, deadline))),
-        thread_([this](const std::stop_token& stop) { serve(stop); }) {}
+        thread_(start_thread<std::jthread>("the answers to other hosts",
+                                           [this](const std::stop_token& stop) { serve(stop); })) {}
 
   bool has_seen_all() const {
     for (std::size_t host = 0; host < seen_.size(); ++host) {
@@ -150,7 +152,7 @@ std::vector<SocketAddress> resolve(const std::string& name, const Deadline& dead
   // Left behind when it takes too long: there is no way to stop it.
   auto task = std::make_shared<std::packaged_task<Resolution()>>([name] { return resolve_now(name); });
   auto answer = task->get_future();
-  std::thread([task] { (*task)(); }).detach();
+  start_thread<std::thread>("the look-up of " + name, [task] { (*task)(); }).detach();
   if (answer.wait_for(deadline.remaining()) != std::future_status::ready) {
     throw_error<Error>("{} cannot be resolved: no answer within {} ms", name, deadline.timeout().count());
   }

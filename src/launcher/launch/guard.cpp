@@ -26,8 +26,10 @@
 namespace lockstep::launch {
 namespace {
 
+constexpr const char* kNotStarted = "the ranks could not be started";
+
 [[noreturn]] void fail(const char* step) {
-  throw_error<LaunchError>("the ranks could not be started: {}: {}", step, start_error_text(errno));
+  throw_error<LaunchError>("{}: {}: {}", kNotStarted, step, start_error_text(errno));
 }
 
 [[noreturn]] void become_guard(const std::function<int(int)>& body, bool detach, int parent) {
@@ -102,11 +104,7 @@ std::string describe(const GuardExit& exit) {
 
 UniqueFd open_pidfd(pid_t pid) {
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  if (!fd) {
-    const bool refused = errno == EPERM || errno == ENOSYS;
-    fail(refused ? "the call pidfd_open is refused, as by a seccomp profile or Linux before 5.3; allow it"
-                 : "pidfd_open");
-  }
+  if (!fd) throw_error<LaunchError>("{}: {}", kNotStarted, call_error_text("pidfd_open", errno));
   return fd;
 }
 

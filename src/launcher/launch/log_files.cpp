@@ -86,10 +86,8 @@ fs::path LogFolder::begin_attempt(int restarts) {
 
 ErrorRecord::ErrorRecord() : memory_(::memfd_create("lockstep-error", MFD_CLOEXEC)) {
   if (!memory_) {
-    throw_error<LaunchError>(
-        "memory for the errors of ranks could not be created: memfd_create: {}; allow the call (seccomp profile), or set "
-        "--log-dir",
-        errno_text(errno));
+    throw_error<LaunchError>("memory for the errors of ranks could not be created: {}; or set --log-dir",
+                             call_error_text("memfd_create", errno));
   }
   path_ = fmt::format("/proc/{}/fd/{}", ::getpid(), memory_.get());
 }

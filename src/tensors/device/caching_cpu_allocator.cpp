@@ -67,7 +67,10 @@ void deallocate_cpu(void* start) {
 // Idle blocks must not make an allocation of other code fail, such as a small one of operator new.
 class FreeIdleMemoryOnShortage {
  public:
-  static void install() { before() = std::set_new_handler(&run); }
+  static void install() {
+    (void)block_pool();  // run() must not allocate
+    before() = std::set_new_handler(&run);
+  }
 
  private:
   static std::new_handler& before() {

@@ -4,11 +4,14 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <future>
+#include <iterator>
 #include <memory>
 #include <new>
+#include <optional>
 #include <sys/resource.h>
-#include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,6 +30,14 @@ void set_limit(int resource, rlim_t value) {
   const rlimit limit{.rlim_cur = value, .rlim_max = value};
   if (::setrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) throw Error(errno_text(errno));
 }
+
+// Sets `ulimit -v` so that so many bytes are left.
+void leave_address_space(std::uint64_t bytes) {
+  constexpr rlim_t much = rlim_t{1} << 40U;
+  set_limit(RLIMIT_AS, much);
+  set_limit(RLIMIT_AS, much - *address_space_left() + bytes);
+}
+constexpr std::uint64_t kLessThanAThreadNeeds = 1 << 20U;
 
 TEST(Limits, ErrnoTextNamesTheLimitBehindIt) {
   EXPECT_EQ(errno_text(ENOENT), "No such file or directory");
@@ -67,13 +78,39 @@ TEST(Limits, RanksShareWhatTheLimitsLeave) {
   EXPECT_TRUE(child.passed());
 }
 
-TEST(Limits, AddressSpaceIsDividedAmongRanks) {
+TEST(Limits, AddressSpaceIsDividedAmongRanksAndGroups) {
   testing::Child child([] {
-    set_limit(RLIMIT_AS, rlim_t{64} << 30);
-    const auto of_two = shareable_bytes(2), of_eight = shareable_bytes(8);
-    return of_two <= *address_space_left() / 4 + 4096 && of_eight <= of_two;
+    leave_address_space(std::uint64_t{1} << 32U);
+    const auto left = *address_space_left();
+    if (shareable_bytes(8) > shareable_bytes(2)) return false;
+    std::vector<SharedMemory> groups;
+    std::uint64_t shared = 0;
+    for (int group = 0; group < 10; ++group) {
+      const auto bytes = shareable_bytes(2);
+      for (int rank = 0; rank < 2; ++rank) groups.push_back(SharedMemory::create("test", bytes));
+      shared += 2 * bytes;  // each of two ranks maps both
+      if (group == 0 && shared < left / 5) return false;
+    }
+    const bool half_is_left = *address_space_left() > left * 49 / 100;
+    groups.clear();
+    return half_is_left && SharedMemory::mapped_bytes() == 0 && shareable_bytes(2) > left / 9;
   });
   EXPECT_TRUE(child.passed());
+}
+
+TEST(Limits, ASmallAddressSpaceIsRefused) {
+  EXPECT_FALSE(address_space_shortage());
+  testing::Child child([] {
+    set_limit(RLIMIT_AS, 300 << 20);
+    return address_space_shortage() &&
+           contains(address_space_shortage()->text, "`ulimit -v` allows 300.0 MiB of address space");
+  });
+  EXPECT_TRUE(child.passed());
+}
+
+TEST(Limits, ARefusedCallIsNamed) {
+  EXPECT_EQ(call_error_text("pidfd_open", EMFILE).find("pidfd_open: Too many open files"), 0U);
+  EXPECT_THAT(call_error_text("pidfd_open", EPERM), HasSubstr("the call pidfd_open is refused"));
 }
 
 TEST(Limits, ASmallStackIsRefused) {
@@ -87,17 +124,50 @@ TEST(Limits, ASmallStackIsRefused) {
 }
 
 TEST(Limits, ThreadsThatCannotStartAreAnError) {
-  require_threads(3, "the test");
+  const ReservedThreads three(3, "the test");
   testing::Child child([] {
-    constexpr rlim_t much = rlim_t{1} << 40U;
-    set_limit(RLIMIT_AS, much);
-    set_limit(RLIMIT_AS, much - *address_space_left() + (1 << 20U));  // less than the stack of a thread
+    leave_address_space(kLessThanAThreadNeeds);
     try {
-      require_threads(16, "the test");  // more than glibc keeps stacks of ended threads for
+      const ReservedThreads many(16, "the test");  // more than glibc keeps stacks of ended threads for
       return false;
     } catch (const Error& error) {
       return contains(error.what(), "the test needs 16 threads, and ") &&
              contains(error.what(), "`ulimit -v`");
+    }
+  });
+  EXPECT_TRUE(child.passed());
+}
+
+// A joined thread may still count.
+TEST(Limits, ReservedThreadsDoNotCountAfterTheirEnd) {
+  const auto threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  const auto before = threads();
+  for (int round = 0; round < 200; ++round) {
+    std::optional<ReservedThreads> reserved(std::in_place, 3, "the test");
+    ASSERT_EQ(threads(), before + 3);
+    reserved.reset();
+    ASSERT_EQ(threads(), before);
+  }
+}
+
+TEST(Limits, AThreadWithoutAPlaceIsAnErrorWithItsPurpose) {
+  EXPECT_EQ(start_async("the test", [] { return 7; }).get(), 7);
+  testing::Child child([] {
+    leave_address_space(kLessThanAThreadNeeds);
+    try {
+      std::vector<std::future<void>> running;
+      std::promise<void> over;
+      const auto end = over.get_future().share();
+      for (int i = 0; i < 16; ++i) running.push_back(start_async("the test", [end] { end.wait(); }));
+      over.set_value();
+      return false;
+    } catch (const Error& error) {
+      const bool named = contains(error.what(), "no thread could be started for the test: ") &&
+                         contains(error.what(), "`ulimit -v`");
+      ::_exit(named ? 0 : 1);  // the threads that did start wait
     }
   });
   EXPECT_TRUE(child.passed());

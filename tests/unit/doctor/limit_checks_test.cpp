@@ -21,12 +21,15 @@ Finding bad_one(const ProcessLimits& limits) {
 TEST(CheckProcessLimits, NamesEachLimit) {
   EXPECT_THAT(check_process_limits({.temporary_folder = "/tmp"}), ::testing::Each(is_ok()));
   EXPECT_THAT(bad_one({.file_size = 1 << 20, .temporary_folder = "/tmp"}), is_warning("limit 1.0 MiB"));
-  EXPECT_THAT(bad_one({.address_space = 1 << 20, .temporary_folder = "/tmp"}), is_problem("limit 1.0 MiB"));
+  EXPECT_THAT(bad_one({.address_space = 1 << 20,
+                       .address_shortage = LimitShortage{"too little", "raise it"},
+                       .temporary_folder = "/tmp"}),
+              is_problem("too little"));
   EXPECT_THAT(
       bad_one({.address_space = std::uint64_t{4} << 30, .shareable = 1 << 20, .temporary_folder = "/tmp"}),
       is_warning("share 1.0 MiB each"));
   EXPECT_THAT(bad_one({.cpu_time = 60, .temporary_folder = "/tmp"}), is_warning("after 60 s"));
-  EXPECT_THAT(bad_one({.stack = StackShortage{"too small", "raise it"}, .temporary_folder = "/tmp"}),
+  EXPECT_THAT(bad_one({.stack = LimitShortage{"too small", "raise it"}, .temporary_folder = "/tmp"}),
               is_problem("too small"));
   EXPECT_THAT(bad_one({.reads_memory = false, .temporary_folder = "/tmp"}), is_warning("process_vm_readv"));
   EXPECT_THAT(bad_one({.has_proc = false, .temporary_folder = "/tmp"}), is_warning("not mounted"));

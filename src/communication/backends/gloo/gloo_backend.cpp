@@ -64,13 +64,37 @@ BackendTraits gloo_traits() {
           .device_advice = "move it to the CPU, or use a backend for its device"};
 }
 
+// An exception in the midst of Gloo's constructors would end the process, or leave it waiting. Each rank has as
+// many threads of its own until all ranks have theirs: otherwise ranks of one host could take each other's last
+// ones between check and start.
+void require_threads(const BackendRequest& request, int count) {
+  constexpr const char* counted = "ranks_with_threads";
+  constexpr const char* outcome = "all_have_threads";
+  auto& store = *request.store;
+  const bool alone = request.size == 1 || request.python.only_c10d_keys;
+  const auto as_bytes = [](const std::string& text) {
+    return std::vector<std::uint8_t>(text.begin(), text.end());
+  };
+  std::vector<std::uint8_t> complaint;
+  try {
+    const ReservedThreads reserved(count, "the backend gloo");
+    if (alone) return;
+    if (store.add(counted, 1) == request.size) store.set(outcome, as_bytes(""));
+    store.wait({outcome}, request.timeout);
+    complaint = store.get(outcome);
+  } catch (const Error& error) {
+    if (!alone) store.set(outcome, as_bytes(fmt::format("rank {}: {}", request.rank, error.what())));
+    throw;
+  }
+  if (!complaint.empty()) throw RendezvousError(std::string(complaint.begin(), complaint.end()));
+}
+
 }  // namespace
 
 BackendHandle create_gloo(const BackendRequest& request) {
   try {
     auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
-    // An exception in the midst of its constructors would end the process.
-    require_threads(options->threads + 1, "the backend gloo");
+    require_threads(request, options->threads + 1);
     options->devices = devices_for(request);
     options->group_name = request.group_name;
     return {.backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size,
