@@ -10,8 +10,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/version.h>
+
 #include "base/host.h"
 #include "base/throw_error.h"
+#include "base/version.h"
 #include "node/liveness.h"
 
 namespace lockstep::node {
@@ -23,7 +26,27 @@ constexpr std::size_t kHugePage = 2 * 1024 * 1024;
 constexpr int kTries = 1000;
 // Processes that one search for a dead rank inspects; each costs about 10 us.
 constexpr int kPolls = 8;
-static_assert(sizeof(RankStatus) < kHugePage);
+
+// The start of a rank's segment. All versions begin with the numbers of their formats.
+struct Segment {
+  std::uint64_t recorder = formats::kFlightRecorder.number;
+  std::uint64_t layout = formats::kSharedMemory.number;
+  RankStatus status = {};
+};
+static_assert(sizeof(Segment) < kHugePage);
+
+Segment& segment_of(const NodeMember& member) {
+  return *reinterpret_cast<Segment*>(member.memory.segment->data());
+}
+
+// Ranks compare their versions of Lockstep before. This finds builds of one version with different formats.
+void check_format(int rank, std::size_t other, const Format& own, std::uint64_t found) {
+  if (found == own.number) return;
+  throw_error<RendezvousError>(
+      "rank {} has {} format {} of Lockstep {}, but rank {} of this host has format {}; build the programs of "
+      "all ranks from the same sources of Lockstep",
+      rank, own.name, own.number, lockstep::version(), other, found);
+}
 
 // "1 call", "2 calls"
 std::string count(std::uint64_t number, const char* what) {
@@ -46,9 +69,9 @@ RankMemory own_memory(int rank, const NodeGroup::Part& part, const std::string& 
   try {
     const auto offset = NodeGroup::backend_offset();
     auto memory = SharedMemory::create("lockstep " + name, offset + part.bytes);
-    memory.commit(0, sizeof(RankStatus), "notes on calls");
+    memory.commit(0, sizeof(Segment), "notes on calls");
     if (part.committed > 0) memory.commit(offset, part.committed, "passing data between ranks");
-    introduce(*new (memory.data()) RankStatus);
+    introduce((new (memory.data()) Segment)->status);
     return {.segment = std::make_shared<const SharedMemory>(std::move(memory)),
             .heap = part.heap ? part.heap() : nullptr};
   } catch (const std::exception& error) {
@@ -64,8 +87,11 @@ std::size_t NodeGroup::backend_offset() { return kHugePage; }
 std::shared_ptr<NodeGroup> NodeGroup::meet(int rank, int size, Part part, const std::string& name,
                                            const ExchangePoint& point, const Deadline& deadline) {
   auto members = exchange_members(rank, size, own_memory(rank, part, name, point), point, deadline);
-  for (const auto& member : members) {
-    if (member.memory.segment->size() == backend_offset() + part.bytes) continue;
+  for (std::size_t other = 0; other < members.size(); ++other) {
+    const auto& segment = segment_of(members[other]);
+    check_format(rank, other, formats::kFlightRecorder, segment.recorder);
+    check_format(rank, other, formats::kSharedMemory, segment.layout);
+    if (members[other].memory.segment->size() == backend_offset() + part.bytes) continue;
     throw_error<RendezvousError>(
         "rank {} of {}: the ranks share memory of different sizes; do all run the same program?", rank, size);
   }
@@ -75,7 +101,7 @@ std::shared_ptr<NodeGroup> NodeGroup::meet(int rank, int size, Part part, const 
 NodeGroup::NodeGroup(int rank, std::vector<NodeMember> members, int owner)
     : rank_(rank), owner_(owner), members_(std::move(members)) {
   for (const auto& member : members_) {
-    statuses_.push_back(reinterpret_cast<RankStatus*>(member.memory.segment->data()));
+    statuses_.push_back(&segment_of(member).status);
     const int process = process_of_pidfd(member.process.get());
     processes_.push_back(process == ::getpid() ? 0 : process);
   }

@@ -20,7 +20,9 @@ namespace formats {
 inline constexpr Format kCheckpoints{"checkpoint", 1};
 inline constexpr Format kLauncherMessages{"message between launchers", 6};
 inline constexpr Format kNodeOrders{"order of lockstep run --hosts", 2};
-// What the ranks of one host publish to each other: node::RankStatus with the recorder's entries, and shm's layout.
+// What the ranks of one host publish to each other: node::RankStatus with the entries of the flight recorder,
+// and behind it the layout of the shm backend.
+inline constexpr Format kFlightRecorder{"flight recorder", 1};
 inline constexpr Format kSharedMemory{"shared memory", 1};
 
 }  // namespace formats
