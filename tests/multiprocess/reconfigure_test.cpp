@@ -13,6 +13,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
+#include <lockstep/version.h>
 
 #include "comm/mapped_memory.h"
 #include "support/error_of.h"
@@ -22,6 +23,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using namespace testing;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class Reconfigure : public testing::ReconfigureTest {};
@@ -179,6 +181,13 @@ const testing::Scenario refuses("reconfigure: wrong options", [] {
        {"", "gloo:0:1:2:", "lockstep/1:0", "lockstep/1:x:1:1:host", "lockstep/2:0:1:1:host"})
     EXPECT_THAT(error({.uuid = 1, .handles = std::vector<std::string>{own, text}}),
                 HasSubstr("is no handle"));
+  auto other = handles[1 - group.rank()];
+  other.replace(other.find(lockstep::version()), lockstep::version().size(), "9.0");
+  EXPECT_THAT(error_of<RendezvousError>([&] {
+                (void)group.reconfigure({.uuid = 1, .handles = std::vector{own, other}});
+              }),
+              AllOf(HasSubstr("is of a process with Lockstep 9.0 with LibTorch"),
+                    HasSubstr("this process has Lockstep " + lockstep::version())));
   EXPECT_THAT(error({.uuid = 1, .handles = handles, .timeout = 0ms}), HasSubstr("it must be positive"));
   context.barrier();  // nothing has happened
 

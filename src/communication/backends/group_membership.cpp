@@ -12,8 +12,10 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/version.h>
 
 #include <lockstep/base/mutex.h>
+#include <lockstep/version.h>
 
 #include "backends/forming_watch.h"
 #include "backends/member_store.h"
@@ -30,7 +32,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr const char* kKind = "lockstep/2";  // the form of a handle
+constexpr const char* kKind = "lockstep/3";  // the form of a handle
+
+// In all forms of a handle from lockstep/3 on.
+std::string own_versions() {
+  return fmt::format("Lockstep {} with LibTorch {}", lockstep::version(), TORCH_VERSION);
+}
 
 // A process that can be a rank. Equal to another one only if it is that process, group and formation.
 struct Member {
@@ -40,18 +47,26 @@ struct Member {
   node::ProcessIdentity process;
   std::string host;
 
-  // "lockstep/2:<rank>:<token>:<formation>:<pid>:<start>:<space>:<host>"
+  // "lockstep/3:<versions>:<rank>:<token>:<formation>:<pid>:<start>:<space>:<host>"
   std::string text() const {
-    return fmt::format("{}:{}:{:x}:{}:{}:{}:{}:{}", kKind, rank, token, formation, process.pid, process.start,
-                       process.space, host);
+    return fmt::format("{}:{}:{}:{:x}:{}:{}:{}:{}:{}", kKind, own_versions(), rank, token, formation,
+                       process.pid, process.start, process.space, host);
   }
 
   static Member from_text(const std::string& text) {
     Member member;
     std::istringstream fields(text);
     std::string kind;
+    std::string versions;
     char colon = 0;
     std::getline(fields, kind, ':');
+    std::getline(fields, versions, ':');
+    if (versions.starts_with("Lockstep ") && versions != own_versions()) {
+      throw_error<RendezvousError>(
+          "reconfigure: a handle is of a process with {}, but this process has {}; build the programs of all "
+          "members with the same versions. The handle is \"{}\"",
+          versions, own_versions(), text);
+    }
     fields >> member.rank >> colon >> std::hex >> member.token >> colon >> std::dec >> member.formation >>
         colon >> member.process.pid >> colon >> member.process.start >> colon;
     std::getline(fields, member.process.space, ':');

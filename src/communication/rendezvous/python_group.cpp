@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/version.h>
 
 #include <lockstep/version.h>
 
@@ -72,15 +73,14 @@ c10::intrusive_ptr<c10d::Store> store_of_python(c10::intrusive_ptr<c10d::Store> 
 }
 
 void agree_on_backend(c10d::Store& cpu_store, const std::string& backend, int rank, int size) {
-  const bool is_ours = backend == "shm" || backend == "hierarchical";
-  const auto own = is_ours ? fmt::format("{} of Lockstep {}", backend, lockstep::version()) : backend;
+  const auto own =
+      fmt::format("{} of Lockstep {} with LibTorch {}", backend, lockstep::version(), TORCH_VERSION);
   const auto theirs = cpu_store.compareSet("backend", "", own);
   if (theirs == own) return;
   throw_error<RendezvousError>(
       "rank {} of {}: the backend is {} here and {} on another rank; give all ranks of the group "
-      "the same backend{}",
-      rank, size, own, theirs,
-      is_ours ? " and version of Lockstep, and each group a store or port of its own" : "");
+      "the same backend and the same versions, and each group a store or port of its own",
+      rank, size, own, theirs);
 }
 
 std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,

@@ -22,8 +22,9 @@ bool python_splits_default_group(const backends::BackendSpec& default_group,
 c10::intrusive_ptr<c10d::Store> store_of_python(c10::intrusive_ptr<c10d::Store> run, const std::string& key,
                                                 const std::string& device_type);
 
-// Throws RendezvousError if another rank has called this with another backend, or, for shm and hierarchical,
-// with another version of Lockstep. `cpu_store`: store_of_python(..., "cpu"). One request.
+// Throws RendezvousError if another rank has called this with another backend, or with another version of
+// Lockstep or LibTorch. Python ranks call it for shm and hierarchical. `cpu_store`: store_of_python(...,
+// "cpu"). One request.
 void agree_on_backend(c10d::Store& cpu_store, const std::string& backend, int rank, int size);
 
 // For the wait in the store of a run without Python ranks: throws RendezvousError when Python ranks join it,

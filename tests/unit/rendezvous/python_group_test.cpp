@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <lockstep/base/error.h>
+#include <lockstep/version.h>
 
 #include "device/libtorch_versions.h"
 
@@ -20,17 +21,24 @@ TEST(AgreeOnBackend, AnotherVersionIsAnError) {
   c10d::HashStore hash_store;
   c10d::Store& store = hash_store;
   store.compareSet("backend", "", "shm of Lockstep 0.0.1");
-  EXPECT_THAT(
-      [&] { agree_on_backend(store, "shm", 1, 2); },
-      ThrowsMessage<RendezvousError>(AllOf(HasSubstr("rank 1 of 2"), HasSubstr("shm of Lockstep 0.0.1"),
-                                           HasSubstr("and version of Lockstep"))));
+  EXPECT_THAT([&] { agree_on_backend(store, "shm", 1, 2); },
+              ThrowsMessage<RendezvousError>(AllOf(
+                  HasSubstr("rank 1 of 2"), HasSubstr("shm of Lockstep 0.0.1"),
+                  HasSubstr("shm of Lockstep " + lockstep::version()), HasSubstr("the same versions"))));
 }
 
-TEST(AgreeOnBackend, VersionsDoNotCountWithBackendsOfPyTorch) {
-  c10d::HashStore store;
-  agree_on_backend(store, "gloo", 0, 2);
-  EXPECT_EQ(store.get_to_str("backend"), "gloo");
-  agree_on_backend(store, "gloo", 1, 2);
+// Python ranks over gloo set no key, so it is of C++ ranks.
+TEST(AgreeOnBackend, VersionsCountWithBackendsOfPyTorch) {
+  for (const auto* backend : {"gloo", "nccl"}) {
+    c10d::HashStore hash_store;
+    c10d::Store& store = hash_store;
+    agree_on_backend(store, backend, 0, 2);
+    agree_on_backend(store, backend, 1, 2);
+    const auto key = store.get_to_str("backend");
+    store.set("backend", key.substr(0, key.find(" with LibTorch")) + " with LibTorch 2.9.0");
+    EXPECT_THAT([&] { agree_on_backend(store, backend, 1, 2); },
+                ThrowsMessage<RendezvousError>(HasSubstr("with LibTorch 2.9.0 on another rank")));
+  }
 }
 
 Env with_variable(const std::string& value) { return Env({{"TORCH_DIST_USE_NCCL2", value}}); }
