@@ -136,11 +136,18 @@ const Mistake thrown_number("ThrownNumber", {.on_all = {"uncaught int"}, .place 
   throw 7;
 });
 
+void require_threads(bool condition) {
+  if (!condition) throw std::runtime_error(fmt::format("{} threads", at::get_num_threads()));
+}
+
 // Without a launcher each rank would take all cores.
 void use_share_of_cores() {
-  const auto context = init({.timeout = 20s});
-  if (at::get_num_threads() > std::max(1, usable_cores() / 2))
-    throw std::runtime_error(fmt::format("{} threads", at::get_num_threads()));
+  const int before = at::get_num_threads();
+  {
+    const auto context = init({.timeout = 20s});
+    require_threads(at::get_num_threads() <= std::max(1, usable_cores() / 2));
+  }
+  require_threads(at::get_num_threads() == before);
 }
 
 const Mistake all_cores("NoLauncherAndNoNumberOfThreads",
@@ -156,8 +163,7 @@ const Mistake own_threads("NoLauncherButANumberOfThreads",
                             const int chosen = static_cast<int>(affinity_cpus().size()) + 1;
                             at::set_num_threads(chosen);
                             const auto context = init({.timeout = 20s});
-                            if (at::get_num_threads() != chosen)
-                              throw std::runtime_error(fmt::format("{} threads", at::get_num_threads()));
+                            require_threads(at::get_num_threads() == chosen);
                           });
 
 bool is_rank_one() { return std::string_view(std::getenv("RANK")) == "1"; }

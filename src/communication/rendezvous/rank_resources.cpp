@@ -201,13 +201,15 @@ int ranks_on_own_cores(const World& world, const node::NodeGroup* node) {
 
 }  // namespace
 
-void share_cores(const World& world, const node::NodeGroup* node, const Env& env) {
+ThreadShare::ThreadShare(const World& world, const node::NodeGroup* node, const Env& env) {
   if (world.local_size < 2 || env.has("OMP_NUM_THREADS") || env.has("MKL_NUM_THREADS")) return;
   const int cores = usable_cores();
   const int ranks = ranks_on_own_cores(world, node);
   const int share = std::max(1, cores / ranks);
   const int threads = at::get_num_threads();
   if (threads <= share || !is_default(threads)) return;
+  before_ = threads;
+  share_ = share;
   at::set_num_threads(share);
   if (world.rank != 0) return;
   log(LogLevel::info,
@@ -215,6 +217,10 @@ void share_cores(const World& world, const node::NodeGroup* node, const Env& env
           "LibTorch uses {} thread{} instead of {} on each rank, its share of {} core{} for {} ranks; set "
           "OMP_NUM_THREADS for another number",
           share, share == 1 ? "" : "s", threads, cores, cores == 1 ? "" : "s", ranks));
+}
+
+ThreadShare::~ThreadShare() {
+  if (share_ != 0 && at::get_num_threads() == share_) at::set_num_threads(before_);
 }
 
 }  // namespace lockstep::rendezvous

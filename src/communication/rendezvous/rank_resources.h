@@ -52,10 +52,21 @@ DeviceAgreement check_devices(const std::vector<RankDevice>& devices, bool share
 // ranks have the same device. A refusal is an ArgumentError on all ranks.
 bool agree_on_devices(c10d::Store& store, const World& world, const RankDevice& own, bool share);
 
-// Gives LibTorch's operators on this rank its share of the cores that the ranks of this host use together, as
-// a launcher does, and logs it on rank 0. Does nothing if OMP_NUM_THREADS or MKL_NUM_THREADS is set, if
-// at::set_num_threads() has set a number other than that of the cores, or if the share is not less.
-// `node`: of all ranks, or nullptr if they are on several hosts.
-void share_cores(const World& world, const node::NodeGroup* node, const Env& env);
+// While it lives, LibTorch's operators on this rank have its share of the cores that the ranks of this host use
+// together, as a launcher gives it; rank 0 logs it. Does nothing if OMP_NUM_THREADS or MKL_NUM_THREADS is set,
+// if at::set_num_threads() has set a number other than that of the cores, or if the share is not less. A number
+// that the program sets meanwhile stays.
+class ThreadShare {
+ public:
+  // `node`: of all ranks, or nullptr if they are on several hosts.
+  ThreadShare(const World& world, const node::NodeGroup* node, const Env& env);
+  ~ThreadShare();
+  ThreadShare(const ThreadShare&) = delete;
+  ThreadShare& operator=(const ThreadShare&) = delete;
+
+ private:
+  int before_ = 0;
+  int share_ = 0;  // 0: the number has stayed
+};
 
 }  // namespace lockstep::rendezvous

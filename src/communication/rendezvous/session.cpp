@@ -21,8 +21,6 @@
 #include "comm/group_state.h"
 #include "comm/membership.h"
 #include "rendezvous/python_group.h"
-#include "rendezvous/rank_resources.h"
-#include "rendezvous/tcp.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -142,7 +140,7 @@ std::unique_ptr<Session> Session::connect(const SessionOptions& options, const b
 }
 
 Session::~Session() {
-  const QuietC10d quiet;
+  leaves_quietly_.emplace();
   runtime::leave(*this);
   if (group_ && std::uncaught_exceptions() <= uncaught_at_start_) {
     comm::state_of(*group_).announce_end();
@@ -260,6 +258,7 @@ void Session::reconfigure(const ReconfigureOptions& options) {
   config_.hosts = HostMap(comm::state_of(*group_).required_membership()->hosts());
   config_.world = world_of(config_.hosts, {.rank = group_->rank(), .world_size = group_->size()});
   runtime::change_world(*this);
+  if (!config_.threads) share_cores();  // spawn_threads() has done it for its ranks
 }
 
 std::vector<int> Session::hosts_of(const ProcessGroup& group) const {
@@ -284,8 +283,9 @@ void Session::synchronize() const {
   std::ranges::for_each(subgroups_, throw_failure_of);
 }
 
-void Session::share_cores() const {
-  rendezvous::share_cores(config_.world, comm::state_of(*group_).node_group().get(), config_.env);
+void Session::share_cores() {
+  thread_share_.reset();
+  thread_share_.emplace(config_.world, comm::state_of(*group_).node_group().get(), config_.env);
 }
 
 void Session::check_members(const std::vector<int>& ranks) const {

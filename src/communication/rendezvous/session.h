@@ -19,7 +19,9 @@
 #include "base/env.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/rank_info.h"
+#include "rendezvous/rank_resources.h"
 #include "rendezvous/store_barrier.h"
+#include "rendezvous/tcp.h"
 #include "rendezvous/uncaught.h"
 #include "runtime/run.h"
 
@@ -76,8 +78,8 @@ class Session : public runtime::Run {
   c10::Device device() const override { return config_.device; }
   const ProcessGroup& group() const override { return *group_; }
   void synchronize() const;
-  // See share_cores().
-  void share_cores() const;
+  // Until this object ends, see ThreadShare. Again after each reconfigure().
+  void share_cores();
   void keep(std::unique_ptr<ProcessScope> scope) { process_scope_ = std::move(scope); }
   std::optional<ProcessGroup> new_group(std::vector<int> ranks, const GroupOptions& options) override;
   // As Context::reconfigure().
@@ -135,7 +137,9 @@ class Session : public runtime::Run {
   void check_members(const std::vector<int>& ranks) const;
   void wait_for_others_to_leave();
 
+  std::optional<QuietC10d> leaves_quietly_;      // until everything that has sockets is gone
   std::unique_ptr<ProcessScope> process_scope_;  // outlives everything that has sockets
+  std::optional<ThreadShare> thread_share_;
   Config config_;
   int uncaught_at_start_;
   int groups_made_ = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <arpa/inet.h>
 #include <array>
+#include <atomic>
 #include <cctype>
 #include <cerrno>
 #include <cstdlib>
@@ -302,7 +303,11 @@ namespace {
 
 constexpr int kFatal = 3;
 
-// LibTorch's level is one for the process.
+// LibTorch's level is one for the process. LibTorch reads it without an atomic operation, on any thread.
+int exchange_level(int level) {
+  return std::atomic_ref(FLAGS_caffe2_log_level).exchange(level, std::memory_order_relaxed);
+}
+
 struct Silence {
   Mutex mutex;
   int uses LOCKSTEP_GUARDED_BY(mutex) = 0;
@@ -320,13 +325,13 @@ QuietC10d::QuietC10d()
     : is_on_(!is_logged(LogLevel::debug) && std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
   if (!is_on_) return;
   const MutexLock lock(silence().mutex);
-  if (silence().uses++ == 0) silence().former_level = std::exchange(FLAGS_caffe2_log_level, kFatal);
+  if (silence().uses++ == 0) silence().former_level = exchange_level(kFatal);
 }
 
 QuietC10d::~QuietC10d() {
   if (!is_on_) return;
   const MutexLock lock(silence().mutex);
-  if (--silence().uses == 0) FLAGS_caffe2_log_level = silence().former_level;
+  if (--silence().uses == 0) exchange_level(silence().former_level);
 }
 
 }  // namespace lockstep::rendezvous

@@ -40,8 +40,9 @@ c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int
 std::string answer_of_foreign_server(const Endpoint& server);
 
 // While one lives, LibTorch's own log is silent: c10d's store logs each broken connection with a stack trace
-// of up to 32 lines, which our errors name in one. Does nothing if LOCKSTEP_LOG_LEVEL is debug or
-// TORCH_CPP_LOG_LEVEL is set. Safe from any thread.
+// of up to 32 lines, which our errors name in one. LibTorch has one level for the process, so its warnings to
+// other threads are lost too. Does nothing if LOCKSTEP_LOG_LEVEL is debug or TORCH_CPP_LOG_LEVEL is set. Safe
+// from any thread.
 class QuietC10d {
  public:
   QuietC10d();

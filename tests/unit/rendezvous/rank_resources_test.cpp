@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous/rank_resources.h"
 
+#include <map>
+#include <string>
 #include <thread>
 
+#include <ATen/Parallel.h>
+#include <c10/util/ScopeExit.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <lockstep/base/error.h>
+
+#include "machine/host.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -15,6 +21,25 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
+
+TEST(ThreadShare, EndsWithItsContextButNotANumberOfTheProgram) {
+  const auto restore =
+      c10::make_scope_exit([before = at::get_num_threads()] { at::set_num_threads(before); });
+  const World world{.rank = 1, .size = 64, .local_rank = 1, .local_size = 64};
+  const Env env(std::map<std::string, std::string>{});
+  const int all = static_cast<int>(machine::read_cores().size());
+  at::set_num_threads(all);
+  {
+    const ThreadShare share(world, nullptr, env);
+    EXPECT_TRUE(at::get_num_threads() < all || all == 1);
+  }
+  EXPECT_EQ(at::get_num_threads(), all);
+  {
+    const ThreadShare share(world, nullptr, env);
+    at::set_num_threads(all + 1);
+  }
+  EXPECT_EQ(at::get_num_threads(), all + 1);
+}
 
 const c10::Device kCpu(c10::kCPU);
 
