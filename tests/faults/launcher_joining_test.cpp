@@ -16,6 +16,7 @@
 
 #include "base/host.h"
 #include "base/sockets.h"
+#include "base/version.h"
 #include "faults/launcher_nodes.h"
 #include "launch/messages.h"
 #include "support/launcher_process.h"
@@ -186,7 +187,9 @@ TEST(LauncherNodes, AreNotDisturbedByStrangers) {
     strangers.push_back(connect_to(loopback(std::stoi(port)), Deadline(std::chrono::seconds(60))));
     std::string bytes(std::array<std::size_t, 4>{0, 10, 1000, 100'000}[static_cast<std::size_t>(i % 4)], 'x');
     for (auto& byte : bytes) byte = static_cast<char>(random());
-    if (i % 3 == 0) bytes = R"({"kind":"hello","protocol":5,"ranks":)" + bytes;
+    if (i % 3 == 0)
+      bytes = fmt::format(R"({{"kind":"hello","protocol":{},"ranks":)", formats::kLauncherMessages.number) +
+              bytes;
     if (i % 2 == 0) bytes += '\n';
     // It may close the connection at once.
     (void)::send(strangers.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);

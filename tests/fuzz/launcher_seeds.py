@@ -2,11 +2,14 @@
 """Writes events of runs of several nodes, a line each: launcher_seeds.py <folder>"""
 import json
 import pathlib
+import re
 import sys
 
-HELLO = {"kind": "hello", "protocol": 5, "run_id": "r", "node_rank": None, "ranks": 2, "role": "default", "host": "a",
-         "is_host": True, "grace_period_ms": 5000, "challenge": "c", "proof": "p"}
-MESSAGES = [HELLO, {"kind": "reserved", "address": "a", "port": 1}, {"kind": "stopped", "attempt": 0},
+FORMATS = (pathlib.Path(__file__).resolve().parents[2] / "src/foundation/base/version.h").read_text()
+HELLO = {"kind": "hello", "protocol": int(re.search(r'"message between launchers", (\d+)', FORMATS)[1]), "lockstep": "0.1", "run_id": "r",
+         "min_nodes": 2, "max_nodes": 2, "max_restarts": 1, "node_rank": None, "ranks": 2, "role": "default", "host": "a", "is_host": True,
+         "grace_period_ms": 5000, "challenge": "c", "proof": "p"}
+MESSAGES = [HELLO, HELLO | {"protocol": 70}, {"kind": "reserved", "address": "a", "port": 1}, {"kind": "stopped", "attempt": 0},
             {"kind": "finished", "attempt": 0}, {"kind": "leaving", "reason": "r", "signal": 15}, {"kind": "reserve"},
             {"kind": "notice", "text": "t"}, {"kind": "alive"}, {"kind": "refused", "reason": "r"}, {"kind": "welcome", "proof": "p", "silence_limit_ms": 1},
             {"kind": "stop", "attempt": 0, "notice": "n", "signal": 0}]
