@@ -64,6 +64,9 @@ NAMES = (
 # The same, in files of the shm backend and its tests only: elsewhere the words mean other things. The models keep them.
 SHM_NAMES = (r"\bTeam\b|\bteam_\b", r"\bArea\b", r"\bPost\b|\bposts\[", r"\bMeeting\b|\bmeeting_\b", r"\bInPlace\b")
 
+# In sources, locks are those that clang checks: Note [Checked locks] in base/mutex.h.
+UNCHECKED_LOCK = re.compile(r"\bstd::(?:shared_)?mutex\b|\bstd::condition_variable\b")
+
 GAP = r"[\s/*#]+"
 PHRASE = re.compile("|".join(phrase.replace(" ", GAP) for phrase in PHRASES))
 SENTENCE = re.compile(WHAT)
@@ -76,6 +79,8 @@ def hits(path, text):
     patterns = [PHRASE, NAME]
     if "shm" in path.as_posix() and path.suffix != ".pml":
         patterns.append(SHM_NAME)
+    if path.parts[0] in ("include", "src", "tools") and path.name != "mutex.h":
+        patterns.append(UNCHECKED_LOCK)
     for pattern in patterns:
         for match in pattern.finditer(text):
             yield match.start(), " ".join(re.sub(GAP, " ", match[0]).split())

@@ -192,6 +192,7 @@ class Language(Tree):
             ("src/comm/a.cpp", "CallLog log;\n"),
             ("src/backends/shm/a.h", "class Team {};\n"),
             ("src/base/a.cpp", "int settle();\n"),
+            ("src/base/a.cpp", "static std::mutex mutex;\n"),
             ("src/comm/host_mesh.h", "int a;\n"),
         ):
             with self.subTest(name=name, text=text):

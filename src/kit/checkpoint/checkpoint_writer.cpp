@@ -6,12 +6,12 @@
 #include <condition_variable>
 #include <exception>
 #include <future>
-#include <mutex>
 #include <stop_token>
 #include <string>
 #include <utility>
 
 #include <lockstep/base/log.h>
+#include <lockstep/base/mutex.h>
 
 #include "base/throw_error.h"
 #include "checkpoint/distributed_save.h"
@@ -305,7 +305,7 @@ class EveryRankWriter : public CheckpointWriter {
     constexpr std::chrono::milliseconds longest{50};
     const auto limit = group_ ? group_->timeout() : std::chrono::milliseconds{0};
     const auto deadline = Clock::now() + limit;
-    std::mutex mutex;
+    Mutex mutex;
     std::condition_variable_any never;
     const auto stop = stop_.get_token();
     for (std::chrono::milliseconds pause{1}; !saving_->is_complete(place_);
@@ -316,7 +316,7 @@ class EveryRankWriter : public CheckpointWriter {
             "folder",
             place_.string(), limit.count());
       }
-      std::unique_lock lock(mutex);
+      MutexLock lock(mutex);
       never.wait_for(lock, stop, pause, [] { return false; });
       if (stop.stop_requested())
         throw_error<CheckpointError>("{}: not all ranks have written their parts", place_.string());

@@ -8,13 +8,14 @@
 #include <algorithm>
 #include <array>
 #include <hdf5.h>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 
 #include <ATen/ops/empty.h>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/shared_library.h"
 
@@ -68,8 +69,8 @@ const Hdf5Library& hdf5() {
   return library;
 }
 
-std::mutex& hdf5_mutex() {
-  static std::mutex mutex;
+Mutex& hdf5_mutex() {
+  static Mutex mutex;
   return mutex;
 }
 
@@ -191,7 +192,7 @@ struct Hdf5DataSet::Open {
     return fs::file_size(path);
   }
 
-  std::unique_lock<std::mutex> lock{hdf5_mutex()};
+  const MutexLock lock{hdf5_mutex()};
   QuietHdf5 quiet{};
   std::string file_name;
   std::string name;

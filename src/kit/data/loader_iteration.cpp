@@ -24,7 +24,7 @@ std::string indices_text(const at::Tensor& indices) {
                      shown < indices.numel() ? fmt::format(", ... {} in total", indices.numel()) : "");
 }
 
-std::string timeout_text(const WorkerPool& pool, const BatchSlot& slot) {
+std::string timeout_text(const WorkerPool& pool, const BatchSlot& slot) LOCKSTEP_REQUIRES(pool.mutex) {
   const auto waited = fmt::format("DataLoader timed out after {} seconds: ",
                                   std::chrono::duration<double>(pool.options.timeout).count());
   if (slot.state != BatchSlot::State::loading) {
@@ -67,12 +67,12 @@ std::size_t LoaderWorkers::capacity() const {
 }
 
 bool LoaderWorkers::stuck() const {
-  const std::lock_guard lock(pool_->mutex);
+  const MutexLock lock(pool_->mutex);
   return pool_->stuck;
 }
 
 void LoaderWorkers::end() noexcept {
-  std::unique_lock lock(pool_->mutex);
+  MutexLock lock(pool_->mutex);
   pool_->ending = true;
   pool_->jobs.clear();
   pool_->work.notify_all();
@@ -81,9 +81,9 @@ void LoaderWorkers::end() noexcept {
     const auto timeout = pool_->options.timeout;
     while (!worker.ended && !pool_->overdue(worker)) {
       if (timeout.count() == 0) {
-        pool_->worker_ended.wait(lock);
+        pool_->worker_ended.wait(pool_->mutex);
       } else {
-        pool_->worker_ended.wait_until(lock,
+        pool_->worker_ended.wait_until(pool_->mutex,
                                        std::max(worker.busy_since, WorkerClock::now() - timeout) + timeout);
       }
     }
@@ -132,11 +132,11 @@ WorkerIteration::WorkerIteration(std::shared_ptr<LoaderWorkers> workers,
 }
 
 WorkerIteration::~WorkerIteration() {
-  std::unique_lock lock(pool_->mutex);
+  const MutexLock lock(pool_->mutex);
   std::erase_if(pool_->jobs, [this](const LoadJob& job) { return job.iteration == state_; });
   state_->loop_waits = true;
   // Only the oldest batch counts: the others may wait for it, in the turns of an iterable dataset.
-  const auto stuck = [this] {
+  const auto stuck = [this]() LOCKSTEP_REQUIRES(pool_->mutex) {
     const BatchSlot* oldest = nullptr;
     for (const auto& slot : state_->slots) {
       if (slot.state != BatchSlot::State::loading) continue;
@@ -147,9 +147,9 @@ WorkerIteration::~WorkerIteration() {
   const auto timeout = pool_->options.timeout;
   while (state_->loading > 0 && !stuck()) {
     if (timeout.count() == 0) {
-      state_->changed.wait(lock);
+      state_->changed.wait(pool_->mutex);
     } else {
-      state_->changed.wait_for(lock, timeout);
+      state_->changed.wait_for(pool_->mutex, timeout);
     }
   }
   if (state_->loading > 0) pool_->stuck = true;
@@ -169,7 +169,7 @@ void WorkerIteration::request(std::size_t slot) {
   }
   outstanding_.push_back(slot);
   {
-    const std::lock_guard lock(pool_->mutex);
+    const MutexLock lock(pool_->mutex);
     state_->slots[slot] = {.state = BatchSlot::State::queued,
                            .number = next_number_,
                            .seed = seeds_.seed_of(next_number_),
@@ -193,14 +193,14 @@ std::optional<std::size_t> WorkerIteration::find_done() const {
 
 // Waits for the next batch and returns its position in outstanding_.
 std::size_t WorkerIteration::wait() {
-  std::unique_lock lock(pool_->mutex);
+  const MutexLock lock(pool_->mutex);
   const auto timeout = pool_->options.timeout;
   std::optional<std::size_t> position;
   const auto is_there = [&] { return (position = find_done()).has_value(); };
   state_->loop_waits = true;
   if (timeout.count() == 0) {
-    state_->changed.wait(lock, is_there);
-  } else if (!state_->changed.wait_for(lock, timeout, is_there)) {
+    state_->changed.wait(pool_->mutex, is_there);
+  } else if (!state_->changed.wait_for(pool_->mutex, timeout, is_there)) {
     pool_->stuck = true;
     state_->loop_waits = false;
     throw TimeoutError(timeout_text(*pool_, state_->slots[outstanding_.front()]));
@@ -227,7 +227,7 @@ std::optional<WorkerIteration::Loaded> WorkerIteration::next() {
 
 bool WorkerIteration::next_is_ready() const {
   if (outstanding_.empty()) return false;
-  const std::lock_guard lock(pool_->mutex);
+  const MutexLock lock(pool_->mutex);
   const auto position = find_done();
   return position && !state_->slots[outstanding_[*position]].error;
 }

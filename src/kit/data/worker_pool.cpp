@@ -38,7 +38,7 @@ void use_one_intra_op_thread() {
 }
 
 void seed_generator(at::Generator& generator, std::uint64_t seed) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
+  const std::lock_guard lock(generator.mutex());
   generator.set_current_seed(seed);
 }
 
@@ -82,19 +82,23 @@ class Worker {
   void run() {
     const intercept::ThreadGenerator random(generator_);
     prepare();
-    std::unique_lock lock(pool_.mutex);
+    const MutexLock lock(pool_.mutex);
     status().busy = false;
     while (true) {
-      pool_.work.wait(lock, [this] { return pool_.ending || !pool_.jobs.empty(); });
+      pool_.work.wait(pool_.mutex, [this]() LOCKSTEP_REQUIRES(pool_.mutex) {
+        return pool_.ending || !pool_.jobs.empty();
+      });
       if (pool_.ending) break;
       const auto job = std::move(pool_.jobs.front());
       pool_.jobs.pop_front();
-      load(job, lock);
+      load(job);
     }
   }
 
  private:
-  WorkerStatus& status() { return pool_.workers[static_cast<std::size_t>(id_)]; }
+  WorkerStatus& status() LOCKSTEP_REQUIRES(pool_.mutex) {
+    return pool_.workers[static_cast<std::size_t>(id_)];
+  }
 
   void prepare() {
     ::pthread_setname_np(::pthread_self(), "ls_data_worker");
@@ -111,8 +115,7 @@ class Worker {
     }
   }
 
-  // Takes and returns the lock held.
-  void load(const LoadJob& job, std::unique_lock<std::mutex>& lock) {
+  void load(const LoadJob& job) LOCKSTEP_REQUIRES(pool_.mutex) {
     auto& iteration = *job.iteration;
     auto& slot = iteration.slots[job.slot];
     slot.state = BatchSlot::State::loading;
@@ -120,9 +123,11 @@ class Worker {
     ++iteration.loading;
     status().busy = true;
     status().busy_since = WorkerClock::now();
-    lock.unlock();
-    auto error = try_load(*iteration.storage, job.slot, slot);
-    lock.lock();
+    std::exception_ptr error;
+    {
+      const MutexUnlock unlocked(pool_.mutex);
+      error = try_load(*iteration.storage, job.slot, slot);
+    }
     status().busy = false;
     --iteration.loading;
     slot.error = std::move(error);
@@ -171,7 +176,7 @@ std::string type_name(const std::type_info& type) { return c10::demangle(type.na
 void run_worker(const std::shared_ptr<WorkerPool>& pool, int id) {
   Worker(*pool, id).run();
   {
-    const std::lock_guard lock(pool->mutex);
+    const MutexLock lock(pool->mutex);
     pool->workers[static_cast<std::size_t>(id)].ended = true;
   }
   pool->worker_ended.notify_all();

@@ -2,12 +2,10 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <typeinfo>
@@ -15,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/base/world.h>
 #include <lockstep/data/detail/loader_iteration.h>
 
@@ -33,14 +32,15 @@ struct BatchSlot {
   std::exception_ptr error{};
 };
 
-// The state of one pass, shared by the loop and the workers. The pool's mutex guards it. The worker owns a
+// The state of one pass, shared by the loop and the workers. The pool's mutex guards it, which clang cannot check: a pass does not know its
+// pool. The worker owns a
 // slot's batch while the slot is loading; the loop owns it when the slot is done.
 struct IterationState {
   std::shared_ptr<BatchStorage> storage{};
   std::vector<BatchSlot> slots{};
   int loading = 0;
   bool loop_waits = false;
-  std::condition_variable changed{};
+  Condition changed{};
 };
 
 struct LoadJob {
@@ -66,13 +66,13 @@ struct WorkerPool {
   WorkerInfo info{};
   std::optional<World> world{};  // when the owner is a thread rank
 
-  std::mutex mutex{};
-  std::condition_variable work{};  // a job arrived, or the pool is ending
-  std::condition_variable worker_ended{};
-  std::deque<LoadJob> jobs{};
-  std::vector<WorkerStatus> workers{};
-  bool ending = false;
-  bool stuck = false;
+  Mutex mutex{};
+  Condition work{};  // a job arrived, or the pool is ending
+  Condition worker_ended{};
+  std::deque<LoadJob> jobs LOCKSTEP_GUARDED_BY(mutex){};
+  std::vector<WorkerStatus> workers LOCKSTEP_GUARDED_BY(mutex){};
+  bool ending LOCKSTEP_GUARDED_BY(mutex) = false;
+  bool stuck LOCKSTEP_GUARDED_BY(mutex) = false;
 
   bool overdue(const WorkerStatus& worker) const {
     return options.timeout.count() > 0 && worker.busy &&

@@ -4,7 +4,6 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <mutex>
 #include <span>
 #include <system_error>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/base/world.h>
 #include <lockstep/training/logging.h>
 
@@ -240,9 +240,9 @@ class JsonLinesLog {
 }  // namespace
 
 struct Logger::State {
-  Write write;
+  Write write LOCKSTEP_GUARDED_BY(mutex);
   LoggerOptions options;
-  std::mutex mutex{};
+  Mutex mutex{};
 };
 
 Logger::Logger(Write write, LoggerOptions options)
@@ -251,7 +251,7 @@ Logger::Logger(Write write, LoggerOptions options)
 void Logger::log(std::int64_t step, const Scalars& scalars) const {
   const auto world = shared_world("Logger");
   if (!state_->options.every_rank && world.rank != 0) return;
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->write(step, scalars);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <chrono>
-#include <mutex>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/training/progress.h>
 
@@ -56,7 +56,7 @@ struct ProgressBar::State {
     start();
   }
 
-  void start() {
+  void start() LOCKSTEP_REQUIRES(mutex) {
     line.reset();
     open = enabled;
     meter.n = meter.initial = measured_n = options.initial;
@@ -72,7 +72,7 @@ struct ProgressBar::State {
     line->show(text(start_time));
   }
 
-  void show_if_due() {
+  void show_if_due() LOCKSTEP_REQUIRES(mutex) {
     if (!open) return;
     const double now = options.clock();
     if (now - shown_time < interval || now <= measured_time) return;
@@ -87,7 +87,7 @@ struct ProgressBar::State {
     show(now);
   }
 
-  void show(double now) {
+  void show(double now) LOCKSTEP_REQUIRES(mutex) {
     if (line) {
       line->show(text(now));
     } else {
@@ -95,7 +95,7 @@ struct ProgressBar::State {
     }
   }
 
-  void close() {
+  void close() LOCKSTEP_REQUIRES(mutex) {
     if (!open) return;
     open = false;
     meter.rate.reset();  // of all steps
@@ -109,39 +109,39 @@ struct ProgressBar::State {
   }
 
   // One column is left free, because some terminals wrap when the last one is written.
-  std::string text(double now) {
+  std::string text(double now) LOCKSTEP_REQUIRES(mutex) {
     meter.elapsed = now - start_time;
     const auto width = line ? training::terminal_width(options.file) : std::nullopt;
     return training::meter_text(meter, width ? std::max(*width - 1, 1) : 0);
   }
 
-  std::mutex mutex;
-  ProgressOptions options;
-  training::Meter meter;
-  bool enabled = false;
-  bool open = false;  // and shown
-  double interval = 0;
-  double start_time = 0;
-  double shown_time = 0;
-  double measured_time = 0;
-  std::int64_t measured_n = 0;
-  MovingMean steps;
-  MovingMean seconds;
-  std::int64_t postfixes = 0;
-  std::optional<training::TerminalLine> line;
+  Mutex mutex;
+  ProgressOptions options;  // do not change once the bar is made
+  training::Meter meter LOCKSTEP_GUARDED_BY(mutex);
+  bool enabled LOCKSTEP_GUARDED_BY(mutex) = false;
+  bool open LOCKSTEP_GUARDED_BY(mutex) = false;  // and shown
+  double interval LOCKSTEP_GUARDED_BY(mutex) = 0;
+  double start_time LOCKSTEP_GUARDED_BY(mutex) = 0;
+  double shown_time LOCKSTEP_GUARDED_BY(mutex) = 0;
+  double measured_time LOCKSTEP_GUARDED_BY(mutex) = 0;
+  std::int64_t measured_n LOCKSTEP_GUARDED_BY(mutex) = 0;
+  MovingMean steps LOCKSTEP_GUARDED_BY(mutex);
+  MovingMean seconds LOCKSTEP_GUARDED_BY(mutex);
+  std::int64_t postfixes LOCKSTEP_GUARDED_BY(mutex) = 0;
+  std::optional<training::TerminalLine> line LOCKSTEP_GUARDED_BY(mutex);
 };
 
 ProgressBar::ProgressBar(ProgressOptions options) : state_(std::make_unique<State>(std::move(options))) {}
 ProgressBar::~ProgressBar() { close(); }
 
 void ProgressBar::update(std::int64_t n) {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->meter.n += n;
   state_->show_if_due();
 }
 
 void ProgressBar::set_description(std::string desc) {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->meter.desc = std::move(desc);
   state_->show_if_due();
 }
@@ -150,27 +150,32 @@ void ProgressBar::set_postfix(const Scalars& values) {
   const auto every = state_->options.average_every;
   if (every == 0 || shared_world("ProgressBar").size == 1)
     return set_postfix_str(training::postfix_text(values));
-  if (state_->postfixes++ % every == 0) set_postfix_str(training::postfix_text(reduce_value(values)));
+  std::int64_t earlier = 0;
+  {
+    const MutexLock lock(state_->mutex);
+    earlier = state_->postfixes++;
+  }
+  if (earlier % every == 0) set_postfix_str(training::postfix_text(reduce_value(values)));
 }
 
 void ProgressBar::set_postfix_str(std::string text) {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->meter.postfix = std::move(text);
   state_->show_if_due();
 }
 
 void ProgressBar::close() {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->close();
 }
 
 void ProgressBar::reset() {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->start();
 }
 
 std::int64_t ProgressBar::n() const {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   return state_->meter.n;
 }
 

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cctype>
 #include <ctime>
-#include <mutex>
 #include <optional>
 #include <string_view>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/data/images.h>
 
 #include "base/host.h"
@@ -233,12 +233,11 @@ fs::path default_log_dir(const std::string& comment) {
 
 struct SummaryWriter::State {
   fs::path log_dir;
-  SummaryWriterOptions options;
-  std::mutex mutex{};
-  std::map<fs::path, EventFile> files{};  // by their folder
+  SummaryWriterOptions options LOCKSTEP_GUARDED_BY(mutex);
+  Mutex mutex{};
+  std::map<fs::path, EventFile> files LOCKSTEP_GUARDED_BY(mutex){};  // by their folder
 
-  // REQUIRES the mutex.
-  EventFile& file_in(const fs::path& folder) {
+  EventFile& file_in(const fs::path& folder) LOCKSTEP_REQUIRES(mutex) {
     if (const auto found = files.find(folder); found != files.end()) return found->second;
     auto& file = files.emplace(folder, EventFile(folder, options.filename_suffix)).first->second;
     if (folder == log_dir && options.purge_step) {
@@ -249,7 +248,7 @@ struct SummaryWriter::State {
   }
 
   void add(const fs::path& folder, const training::ProtoMessage& summary, Step step, Time walltime) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     file_in(folder).add_summary(summary, step, walltime);
   }
 };
@@ -314,12 +313,12 @@ void SummaryWriter::add_hparams(const Dict& hparam_dict, const Scalars& metric_d
 const fs::path& SummaryWriter::get_logdir() const { return state_->log_dir; }
 
 void SummaryWriter::flush() {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   for (auto& [folder, file] : state_->files) file.sync();
 }
 
 void SummaryWriter::close() {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->files.clear();
 }
 

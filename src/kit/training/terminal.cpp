@@ -3,7 +3,6 @@
 
 #include <cerrno>
 #include <map>
-#include <mutex>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +10,8 @@
 #include <vector>
 
 #include <fmt/format.h>
+
+#include <lockstep/base/mutex.h>
 
 #include "base/env.h"
 #include "base/process_state.h"
@@ -25,8 +26,8 @@ struct Screen {
 
 // Several descriptors can be one terminal: stdout and stderr usually are.
 struct Screens {
-  std::mutex mutex;
-  std::map<dev_t, Screen> by_terminal;
+  Mutex mutex;
+  std::map<dev_t, Screen> by_terminal LOCKSTEP_GUARDED_BY(mutex);
 };
 
 Screens& screens() {
@@ -76,14 +77,14 @@ std::optional<int> terminal_width(int fd) {
 }
 
 void write_line(int fd, std::string_view text) {
-  const std::lock_guard lock(screens().mutex);
+  const MutexLock lock(screens().mutex);
   const auto screen = screens().by_terminal.find(terminal_of(fd));
   if (screen == screens().by_terminal.end()) return write_all(fd, text);
   redraw(screen->second, fd, text);
 }
 
 TerminalLine::TerminalLine(int fd) : fd_(fd), terminal_(terminal_of(fd)) {
-  const std::lock_guard lock(screens().mutex);
+  const MutexLock lock(screens().mutex);
   screens().by_terminal[terminal_].lines.push_back(this);
   set_log_writer(log_above);
 }
@@ -91,13 +92,13 @@ TerminalLine::TerminalLine(int fd) : fd_(fd), terminal_(terminal_of(fd)) {
 TerminalLine::~TerminalLine() { leave(""); }
 
 void TerminalLine::show(std::string text) {
-  const std::lock_guard lock(screens().mutex);
+  const MutexLock lock(screens().mutex);
   text_ = std::move(text);
   redraw(screens().by_terminal[terminal_], fd_, "");
 }
 
 void TerminalLine::leave(std::string_view text) {
-  const std::lock_guard lock(screens().mutex);
+  const MutexLock lock(screens().mutex);
   auto& screen = screens().by_terminal[terminal_];
   if (std::erase(screen.lines, this) > 0) redraw(screen, fd_, text);
   if (screen.lines.empty()) screens().by_terminal.erase(terminal_);

@@ -27,7 +27,7 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, R
       history_(buckets_, group_, options_),
       local_(buckets_, group_, options_, [this](auto function) {
         torch::autograd::Engine::get_default_engine().queue_callback([this, function] {
-          const std::lock_guard lock(mutex_);
+          const MutexLock lock(mutex_);
           (local_.*function)();
           note_claim();
         });
@@ -100,22 +100,22 @@ void Reducer::renew_hooks() {
 }
 
 void Reducer::watch_gradients(std::vector<modules::NamedTensor> parameters) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   unhooked_.reset();
   watched_ = std::move(parameters);
   unhooked_ = std::make_unique<UnhookedGradients>(watched_, [this](std::size_t parameter) {
-    const std::lock_guard lock_in_backward(mutex_);
+    const MutexLock lock_in_backward(mutex_);
     local_.add_unhooked(watched_[parameter]);
   });
 }
 
 bool Reducer::has_averaged_gradients() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return (in(Phase::idle) || in(Phase::forward) || in(Phase::awaiting)) && !local_.exist();
 }
 
 void Reducer::register_comm_hook(CommHook hook) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (calls_.hook())
     throw ArgumentError(ddp_on_rank(group_) + ": a communication hook is registered already");
   if (!hook) throw ArgumentError(ddp_on_rank(group_) + ": the communication hook is empty");
@@ -129,20 +129,20 @@ void Reducer::register_comm_hook(CommHook hook) {
 }
 
 void Reducer::begin_local_forward() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   local_.begin_local_forward();
   note_claim();
 }
 
 void Reducer::begin_forward() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   local_.begin_reduced_forward();
   step_.before_forward = step_.phase;
   enter(Phase::forward);
 }
 
 void Reducer::expect_backward(const std::vector<at::Tensor>& outputs) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   enter(Phase::awaiting);
   step_.hook_calls = 0;
   step_.ready_count = 0;
@@ -152,7 +152,7 @@ void Reducer::expect_backward(const std::vector<at::Tensor>& outputs) {
 }
 
 void Reducer::on_backward_begin() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   begin_backward();
 }
 
@@ -166,7 +166,7 @@ void Reducer::begin_backward() {
 }
 
 void Reducer::on_gradient_ready(std::size_t parameter) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if ((options_.finds_unused() || in_first_static_step()) &&
       parameters()[parameter].tensor.mutable_grad().defined()) {
     calls_.used().mark(parameter);
@@ -206,7 +206,7 @@ void Reducer::mark_ready(std::size_t parameter) {
 }
 
 void Reducer::on_backward_end() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!in(Phase::backward)) return;
   if (step_.hook_calls == 0) {
     enter(Phase::awaiting);
@@ -263,12 +263,12 @@ void Reducer::end_step() {
 }
 
 void Reducer::write_trace_if_complete() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (trace().is_complete()) trace().write(group_, options_.where);
 }
 
 void Reducer::rebuild_buckets_if_due() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!history_.is_rebuild_due()) return;
   history_.end_rebuild();
   // Hidden from a GraphedStep that warms up and compares this step with the next.
@@ -278,7 +278,7 @@ void Reducer::rebuild_buckets_if_due() {
 }
 
 bool Reducer::recover_if_failed() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const bool forward_failed = in(Phase::forward);
   if (forward_failed) {
     calls_.begin(history_.unused());                    // none of the step's calls has been made
@@ -300,7 +300,7 @@ bool Reducer::recover_if_failed() {
 }
 
 void Reducer::check_last_backward() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!in(Phase::incomplete)) return;
   std::vector<std::string> names;
   for (std::size_t i = 0; i < parameters().size(); ++i)
@@ -309,20 +309,20 @@ void Reducer::check_last_backward() {
 }
 
 void Reducer::shadow_backward() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   calls_.begin(history_.unused());
   shadow_.make_calls();
   history_.learn_order_of_construction();
 }
 
 void Reducer::shadow_announced_calls() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   calls_.begin(history_.unused());
   shadow_.make_announced_calls([this] { history_.learn_order_of_construction(); });
 }
 
 Reducer::ChangeNews Reducer::change_news() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (abort_.is_local()) return ChangeNews::on_host;
   calls_.begin(history_.unused());
   return failed_.can_report() ? ChangeNews::in_gradients : ChangeNews::by_a_call;
@@ -330,7 +330,7 @@ Reducer::ChangeNews Reducer::change_news() {
 
 std::vector<std::string> Reducer::exchange_changes(const std::string& change) {
   if (abort_.is_local()) return abort_.exchange_changes(change);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   calls_.begin(history_.unused());
   auto changes = failed_.report_failure(change, in_first_static_step());
   changes.resize(static_cast<std::size_t>(group_.size()));
@@ -373,12 +373,12 @@ void Reducer::check_hook_can_follow() const {
 }
 
 void Reducer::average_leaving(const std::vector<TrainedParameter>& parameters) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   local_.average_leaving(parameters);
 }
 
 void Reducer::rebuild(std::vector<TrainedParameter> parameters) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   local_.replace_parameters(parameters);
   buckets_.replace_parameters(std::move(parameters));
   calls_.forget_used();

@@ -4,11 +4,12 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include <c10/core/Stream.h>
+
+#include <lockstep/base/mutex.h>
 
 #include "ddp/autograd_hooks.h"
 #include "ddp/failed_step.h"
@@ -50,7 +51,9 @@ namespace lockstep::ddp {
 // failed step in its gradients (note [Failed steps]).
 //
 // Threads: forward's thread calls the public functions; autograd's threads call on_gradient_ready() and
-// on_backward_end(). `mutex_`, which only this class locks, separates them. No thread of its own.
+// on_backward_end(). `mutex_`, which only this class locks, separates them. No thread of its own. The state of the
+// step is guarded by it; the parts are used without it too, by the functions that forward's thread calls while no
+// backward runs.
 //
 // The parts: Buckets is the memory, StepCalls makes the calls of a step, FailedStep ends those of a step that
 // threw, JoinShadow makes those of the other ranks, StepHistory knows the order of gradients, LocalGradients
@@ -170,39 +173,39 @@ class Reducer {
     std::vector<bool> ready = {};  // [parameter]
   };
 
-  void enter(Phase next);  // throws Error unless it may follow
-  void note_claim();
-  bool in(Phase phase) const { return step_.phase == phase; }
+  void enter(Phase next) LOCKSTEP_REQUIRES(mutex_);  // throws Error unless it may follow
+  void note_claim() LOCKSTEP_REQUIRES(mutex_);
+  bool in(Phase phase) const LOCKSTEP_REQUIRES(mutex_) { return step_.phase == phase; }
 
   // From hooks to buckets.
-  void begin_backward();
+  void begin_backward() LOCKSTEP_REQUIRES(mutex_);
   void on_gradient_ready(std::size_t parameter);
-  void mark_ready(std::size_t parameter);
-  void check_first_gradient(std::size_t parameter) const;
+  void mark_ready(std::size_t parameter) LOCKSTEP_REQUIRES(mutex_);
+  void check_first_gradient(std::size_t parameter) const LOCKSTEP_REQUIRES(mutex_);
   void on_backward_end();
-  void reduce_first_static_step();
-  void finish_backward();
-  void end_step();
+  void reduce_first_static_step() LOCKSTEP_REQUIRES(mutex_);
+  void finish_backward() LOCKSTEP_REQUIRES(mutex_);
+  void end_step() LOCKSTEP_REQUIRES(mutex_);
 
   ProcessGroup group_;
   ReducerOptions options_;
   std::vector<std::int64_t> arrived_last_;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   Buckets buckets_;
   StepCalls calls_;
   modules::StepAbort& abort_ = calls_.abort();
   FailedStep failed_;
   JoinShadow shadow_;
   StepHistory history_;
-  LocalGradients local_;
-  Step step_;
+  LocalGradients local_ LOCKSTEP_GUARDED_BY(mutex_);
+  Step step_ LOCKSTEP_GUARDED_BY(mutex_);
   std::atomic<Claim> claim_{Claim::none};    // of step_, for reducers of the same parameters
   std::optional<c10::Stream> hooks_stream_;  // on which the hooks were made for a graph
-  std::vector<modules::NamedTensor> watched_;
+  std::vector<modules::NamedTensor> watched_ LOCKSTEP_GUARDED_BY(mutex_);
   // Last: destroyed before what they use.
   std::unique_ptr<GradientHooks> hooks_;
-  std::unique_ptr<UnhookedGradients> unhooked_;
+  std::unique_ptr<UnhookedGradients> unhooked_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::ddp

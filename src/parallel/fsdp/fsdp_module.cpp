@@ -61,7 +61,8 @@ std::optional<FSDPModule> FSDPModule::find(const torch::nn::Module& module) {
   if (all.empty()) return std::nullopt;
   const auto own = std::ranges::find_if(all, [&](const auto& group) { return group->module() == &module; });
   if (own != all.end()) found.own_ = *own;
-  const auto& policies = all.front()->forward_policies;
+  const auto policies =
+      all.front()->tree()->locked([&](const fsdp::StepCalls&) { return all.front()->forward_policies; });
   const auto policy =
       std::ranges::find_if(policies, [&](const auto& each) { return each->module == &module; });
   if (policy != policies.end()) found.forward_ = *policy;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <array>
-#include <mutex>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -13,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/mutex.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/fsdp/memory_report.h>
 
@@ -37,7 +37,7 @@ class LiveAllocations final : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void* start, std::int64_t bytes, std::size_t /*allocated*/, std::size_t /*reserved*/,
                          c10::Device /*device*/) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (bytes > 0) {
       live_[start] = bytes;
     } else {
@@ -48,7 +48,7 @@ class LiveAllocations final : public c10::MemoryReportingInfoBase {
 
   // The sum without `others`.
   std::int64_t bytes_without(const Storages& others) const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::int64_t sum = 0;
     for (const auto& [start, bytes] : live_)
       if (!others.all().contains(start)) sum += bytes;
@@ -56,8 +56,8 @@ class LiveAllocations final : public c10::MemoryReportingInfoBase {
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::unordered_map<const void*, std::int64_t> live_;
+  mutable Mutex mutex_;
+  std::unordered_map<const void*, std::int64_t> live_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 void add_tensors(const Value& value, Storages& all) {

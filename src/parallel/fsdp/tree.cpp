@@ -30,6 +30,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <utility>
 
 #include <c10/core/GradMode.h>

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <torch/nn/module.h>
+
+#include <lockstep/base/mutex.h>
 
 #include "device/module_snapshot.h"
 #include "fsdp/step_calls.h"
@@ -25,8 +26,9 @@ class Tree : public std::enable_shared_from_this<Tree> {
  public:
   using Groups = std::vector<std::shared_ptr<ParameterGroup>>;
 
-  // The groups of `earlier`, in the order of the calls of fully_shard(). It has none from then on.
-  void adopt(std::shared_ptr<Tree> earlier);
+  // The groups of `earlier`, in the order of the calls of fully_shard(). It has none from then on. Takes the mutexes
+  // of both trees together, which clang cannot follow.
+  void adopt(std::shared_ptr<Tree> earlier) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
   // Distributes the group of the outermost module, which follows those of adopt(). After an error, every use
   // of a parameter of the tree throws. Collective.
   void distribute_outermost(const std::shared_ptr<ParameterGroup>& group);
@@ -73,10 +75,13 @@ class Tree : public std::enable_shared_from_this<Tree> {
   }
 
  private:
-  struct Lock {
-    explicit Lock(std::mutex& mutex) : held(mutex) {}
+  struct LOCKSTEP_THREAD_ATTRIBUTE(scoped_lockable) Lock {
+    explicit Lock(Mutex& mutex) LOCKSTEP_THREAD_ATTRIBUTE(acquire_capability(mutex)) : held(mutex) {}
+    ~Lock() LOCKSTEP_THREAD_ATTRIBUTE(release_capability()) = default;
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
     intercept::WithoutGuards no_operator_calls_us;
-    std::lock_guard<std::mutex> held;
+    MutexLock held;
   };
 
   // The outermost module, unless it is in no shared_ptr.
@@ -85,37 +90,40 @@ class Tree : public std::enable_shared_from_this<Tree> {
     device::ModuleSnapshot known;
   };
 
-  bool in_backward() const { return !pass_.expired(); }
-  bool is_in_forward() const;
-  UsePlan::Pass pass() const { return in_backward() ? UsePlan::backward : UsePlan::forward; }
-  Groups living() const;
-  void insert(const std::shared_ptr<ParameterGroup>& group);
-  void begin_forward(const ParameterGroup& group);
-  void begin_backward();
-  void ensure_current(ParameterGroup& group);
-  void switch_to(ParameterGroup& group);
-  void prefetch_after(const ParameterGroup& group);
-  void reduce(ParameterGroup& group);
-  void synchronize();
-  void wait_for_ranks();
-  void wait_for_ranks_of(const ParameterGroup& group);
-  void check_parameters_of(const Groups& all);
-  void check_module_of(const Groups& all);
-  void write_trace(const ParameterGroup& group);
-  void throw_if_failed() const;
-  void fail(const std::string& failure);
+  bool in_backward() const LOCKSTEP_REQUIRES(mutex_) { return !pass_.expired(); }
+  bool is_in_forward() const LOCKSTEP_REQUIRES(mutex_);
+  UsePlan::Pass pass() const LOCKSTEP_REQUIRES(mutex_) {
+    return in_backward() ? UsePlan::backward : UsePlan::forward;
+  }
+  Groups living() const LOCKSTEP_REQUIRES(mutex_);
+  void insert(const std::shared_ptr<ParameterGroup>& group) LOCKSTEP_REQUIRES(mutex_);
+  void begin_forward(const ParameterGroup& group) LOCKSTEP_REQUIRES(mutex_);
+  void begin_backward() LOCKSTEP_REQUIRES(mutex_);
+  void ensure_current(ParameterGroup& group) LOCKSTEP_REQUIRES(mutex_);
+  void switch_to(ParameterGroup& group) LOCKSTEP_REQUIRES(mutex_);
+  void prefetch_after(const ParameterGroup& group) LOCKSTEP_REQUIRES(mutex_);
+  void reduce(ParameterGroup& group) LOCKSTEP_REQUIRES(mutex_);
+  void synchronize() LOCKSTEP_REQUIRES(mutex_);
+  void wait_for_ranks() LOCKSTEP_REQUIRES(mutex_);
+  void wait_for_ranks_of(const ParameterGroup& group) LOCKSTEP_REQUIRES(mutex_);
+  void check_parameters_of(const Groups& all) LOCKSTEP_REQUIRES(mutex_);
+  void check_module_of(const Groups& all) LOCKSTEP_REQUIRES(mutex_);
+  void write_trace(const ParameterGroup& group) LOCKSTEP_REQUIRES(mutex_);
+  void throw_if_failed() const LOCKSTEP_REQUIRES(mutex_);
+  void fail(const std::string& failure) LOCKSTEP_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  std::vector<std::weak_ptr<ParameterGroup>> groups_;  // in the order of the calls of fully_shard()
-  const ParameterGroup* outermost_ = nullptr;          // is not dereferenced
-  StepCalls calls_;
-  std::optional<Watched> watched_;
-  std::string caller_;  // of watch()
-  UsePlan plan_;
-  std::string failure_;
-  bool in_forward_ = false;                 // that gradients follow
-  std::weak_ptr<void> pass_;                // expired: no backward pass is under way
-  std::weak_ptr<ParameterGroup> reducing_;  // the last one in this pass
+  mutable Mutex mutex_;
+  std::vector<std::weak_ptr<ParameterGroup>> groups_
+      LOCKSTEP_GUARDED_BY(mutex_);  // in the order of the calls of fully_shard()
+  const ParameterGroup* outermost_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;  // is not dereferenced
+  StepCalls calls_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::optional<Watched> watched_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::string caller_ LOCKSTEP_GUARDED_BY(mutex_);  // of watch()
+  UsePlan plan_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::string failure_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool in_forward_ LOCKSTEP_GUARDED_BY(mutex_) = false;   // that gradients follow
+  std::weak_ptr<void> pass_ LOCKSTEP_GUARDED_BY(mutex_);  // expired: no backward pass is under way
+  std::weak_ptr<ParameterGroup> reducing_ LOCKSTEP_GUARDED_BY(mutex_);  // the last one in this pass
 };
 
 }  // namespace lockstep::fsdp

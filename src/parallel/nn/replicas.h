@@ -4,13 +4,13 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <ATen/core/Generator.h>
 #include <c10/core/thread_pool.h>
 #include <c10/util/ScopeExit.h>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/nn/data_parallel.h>
 
 #include "device/module_snapshot.h"
@@ -31,12 +31,12 @@ class GradientSums {
 
  private:
   struct Slot {
-    std::mutex mutex;
-    std::size_t next = 0;             // the replica that is added next
-    at::Tensor sum;                   // of those before it
-    std::vector<at::Tensor> waiting;  // of those from it on
+    Mutex mutex;
+    std::size_t next LOCKSTEP_GUARDED_BY(mutex) = 0;             // the replica that is added next
+    at::Tensor sum LOCKSTEP_GUARDED_BY(mutex);                   // of those before it
+    std::vector<at::Tensor> waiting LOCKSTEP_GUARDED_BY(mutex);  // of those from it on
   };
-  static void add_next(Slot& slot);
+  static void add_next(Slot& slot) LOCKSTEP_REQUIRES(slot.mutex);
 
   std::size_t replicas_;
   std::vector<Slot> slots_;

@@ -228,7 +228,7 @@ void GradientSums::add_next(Slot& slot) {
 
 void GradientSums::add(std::size_t replica, std::size_t parameter, Tensor gradient) {
   auto& slot = slots_[parameter];
-  const std::lock_guard lock(slot.mutex);
+  const MutexLock lock(slot.mutex);
   if (replica < slot.next) {
     add_to(slot.sum, std::move(gradient));
     return;
@@ -240,6 +240,7 @@ void GradientSums::add(std::size_t replica, std::size_t parameter, Tensor gradie
 std::vector<Tensor> GradientSums::take() {
   std::vector<Tensor> sums;
   for (auto& slot : slots_) {
+    const MutexLock lock(slot.mutex);
     while (slot.next < replicas_) add_next(slot);  // past replicas without one
     sums.push_back(std::move(slot.sum));
   }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <ostream>
-#include <shared_mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -11,6 +9,7 @@
 #include <ATen/ops/batch_norm_native.h>
 #include <ATen/ops/ones.h>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
 #include "base/throw_error.h"
@@ -99,7 +98,7 @@ struct Found {
 class Table {
  public:
   void add(const torch::nn::Module* module, Layer layer) {
-    const std::unique_lock lock(mutex_);
+    const WriterLock lock(mutex_);
     layers_.insert_or_assign(module, std::move(layer));
     index();
     used_.store(true, std::memory_order_release);
@@ -109,12 +108,12 @@ class Table {
   std::optional<Found> find(const Tensor& weight) {
     if (!used_.load(std::memory_order_acquire)) return std::nullopt;
     {
-      const std::shared_lock lock(mutex_);
+      const ReaderLock lock(mutex_);
       if (const auto found = by_weight_.find(weight.unsafeGetTensorImpl()); found != by_weight_.end())
         if (auto layer = layer_with(*found->second, weight)) return layer;
       if (!has_replaced(weight)) return std::nullopt;
     }
-    const std::unique_lock lock(mutex_);
+    const WriterLock lock(mutex_);
     index();
     const auto found = by_weight_.find(weight.unsafeGetTensorImpl());
     return found == by_weight_.end() ? std::nullopt : layer_with(*found->second, weight);
@@ -129,13 +128,13 @@ class Table {
   }
 
   // Whether a layer has got this weight since the last index().
-  bool has_replaced(const Tensor& weight) const {
+  bool has_replaced(const Tensor& weight) const LOCKSTEP_REQUIRES_SHARED(mutex_) {
     return std::ranges::any_of(layers_,
                                [&](const auto& item) { return layer_with(item.second, weight).has_value(); });
   }
 
   // Weights of layers may have been replaced or exchanged.
-  void index() {
+  void index() LOCKSTEP_REQUIRES(mutex_) {
     std::erase_if(layers_, [](const auto& item) { return item.second.module.expired(); });
     by_weight_.clear();
     for (const auto& [module, layer] : layers_)
@@ -143,9 +142,9 @@ class Table {
   }
 
   std::atomic<bool> used_{false};
-  std::shared_mutex mutex_;
-  std::unordered_map<const torch::nn::Module*, Layer> layers_;
-  std::unordered_map<const void*, const Layer*> by_weight_;
+  SharedMutex mutex_;
+  std::unordered_map<const torch::nn::Module*, Layer> layers_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::unordered_map<const void*, const Layer*> by_weight_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // Never destroyed, like the kernel below.

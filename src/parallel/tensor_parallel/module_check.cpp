@@ -52,7 +52,7 @@ void ModuleCheck::check() const {
 }
 
 void ModuleCheck::agree_on_trained() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (std::ranges::all_of(trained_, [](const Trained& each) { return each.is() == each.known; })) return;
   std::string changes, lines;
   for (const auto& each : trained_) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <source_location>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/mutex.h>
 
 #include "device/module_snapshot.h"
 #include "modules/change_agreement.h"
@@ -22,6 +22,17 @@ namespace lockstep::tensor_parallel {
 // whole on each rank, and their gradients would not be summed. Notices that parameters of the module, in the
 // plan or not, are frozen or unfrozen on some ranks only.
 class ModuleCheck : public std::enable_shared_from_this<ModuleCheck> {
+ private:
+  // Before run(), which needs its type.
+  [[nodiscard]] auto listen() {
+    auto outer = std::exchange(listening(), weak_from_this());
+    for (const auto& each : agreements_) each.begin_listening();
+    return c10::make_scope_exit([this, outer = std::move(outer)] {
+      for (const auto& each : agreements_) each.end_listening();
+      listening() = outer;
+    });
+  }
+
  public:
   ModuleCheck(const torch::nn::Module& module, std::source_location where);
   // Throws ArgumentError with the parameter's name.
@@ -59,21 +70,13 @@ class ModuleCheck : public std::enable_shared_from_this<ModuleCheck> {
   void end_others(const std::string& why) const {
     for (const auto& each : agreements_) each.end_others(why);
   }
-  [[nodiscard]] auto listen() {
-    auto outer = std::exchange(listening(), weak_from_this());
-    for (const auto& each : agreements_) each.begin_listening();
-    return c10::make_scope_exit([this, outer = std::move(outer)] {
-      for (const auto& each : agreements_) each.end_listening();
-      listening() = outer;
-    });
-  }
 
   std::weak_ptr<const torch::nn::Module> module_;  // expired: it is in no shared_ptr
   device::ModuleSnapshot known_;
   std::vector<Planned> planned_;
-  std::mutex mutex_;              // of the next one: backward runs operators in other threads
-  std::vector<Trained> trained_;  // the module's parameters, each once
-  std::vector<modules::ChangeAgreement> agreements_;  // in each group of the planned parameters
+  Mutex mutex_;                                               // backward runs operators in other threads
+  std::vector<Trained> trained_ LOCKSTEP_GUARDED_BY(mutex_);  // the module's parameters, each once
+  std::vector<modules::ChangeAgreement> agreements_;          // in each group of the planned parameters
   std::source_location where_;
 };
 

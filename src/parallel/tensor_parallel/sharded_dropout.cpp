@@ -8,7 +8,6 @@
 #include <bit>
 #include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -20,6 +19,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/modules/dropout.h>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/runtime/default_group.h>
 
 #include "intercept/composite_kernels.h"
@@ -42,7 +42,7 @@ class LayerTable {
  public:
   // The p by which the layer is found.
   double add(ShardedLayer layer) {
-    const std::unique_lock lock(mutex_);
+    const WriterLock lock(mutex_);
     std::erase_if(layers_, [](const auto& item) { return item.second.module.expired(); });
     auto key = std::bit_cast<std::uint64_t>(layer.p) - kFirstDistance;
     while (layers_.contains(key)) --key;
@@ -53,7 +53,7 @@ class LayerTable {
 
   std::optional<ShardedLayer> find(double p) {
     if (!used_.load(std::memory_order_acquire)) return std::nullopt;
-    const std::shared_lock lock(mutex_);
+    const ReaderLock lock(mutex_);
     const auto found = layers_.find(std::bit_cast<std::uint64_t>(p));
     if (found == layers_.end()) return std::nullopt;
     return found->second;
@@ -61,8 +61,8 @@ class LayerTable {
 
  private:
   std::atomic<bool> used_{false};
-  std::shared_mutex mutex_;
-  std::unordered_map<std::uint64_t, ShardedLayer> layers_;
+  SharedMutex mutex_;
+  std::unordered_map<std::uint64_t, ShardedLayer> layers_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // Never destroyed, like the kernels below.

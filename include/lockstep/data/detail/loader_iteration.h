@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <type_traits>
@@ -16,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
+#include <lockstep/base/mutex.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/sampler.h>
@@ -113,13 +112,16 @@ class DatasetPass<Dataset> {
   }
 
  private:
-  class StreamTurn {
+  class LOCKSTEP_THREAD_ATTRIBUTE(scoped_lockable) StreamTurn {
    public:
     StreamTurn(DatasetPass& pass, const at::Tensor& positions)
+        LOCKSTEP_THREAD_ATTRIBUTE(acquire_capability(pass.mutex_))
         : pass_(pass), lock_(pass.mutex_), end_(positions[0].item<std::int64_t>() + positions.size(0)) {
-      pass_.turn_ended_.wait(lock_, [&] { return pass_.next_ == end_ - positions.size(0); });
+      pass_.turn_ended_.wait(pass_.mutex_, [&]() LOCKSTEP_REQUIRES(pass_.mutex_) {
+        return pass_.next_ == end_ - positions.size(0);
+      });
     }
-    ~StreamTurn() {
+    ~StreamTurn() LOCKSTEP_THREAD_ATTRIBUTE(release_capability()) {
       pass_.next_ = end_;
       pass_.turn_ended_.notify_all();
     }
@@ -128,7 +130,7 @@ class DatasetPass<Dataset> {
 
    private:
     DatasetPass& pass_;
-    std::unique_lock<std::mutex> lock_;
+    MutexLock lock_;
     std::int64_t end_;
   };
 
@@ -150,7 +152,7 @@ class DatasetPass<Dataset> {
     return samples;
   }
 
-  void skip_to_start() {
+  void skip_to_start() LOCKSTEP_REQUIRES(mutex_) {
     const auto samples = std::exchange(start_.skip, 0);
     if constexpr (requires { stream_->skip(samples); }) {
       if (samples > 0) stream_->skip(samples);
@@ -160,12 +162,13 @@ class DatasetPass<Dataset> {
   }
 
   std::shared_ptr<const Dataset> dataset_;
-  PassStart start_;
-  std::mutex mutex_{};
-  std::condition_variable turn_ended_{};
-  std::int64_t next_;  // the position of the next sample
-  bool ended_ = false;
-  decltype(std::declval<const Dataset&>().iter(std::declval<StreamShare>())) stream_;
+  PassStart start_ LOCKSTEP_GUARDED_BY(mutex_);
+  Mutex mutex_{};
+  Condition turn_ended_{};
+  std::int64_t next_ LOCKSTEP_GUARDED_BY(mutex_);  // the position of the next sample
+  bool ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  decltype(std::declval<const Dataset&>().iter(std::declval<StreamShare>())) stream_
+      LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 /// The loaded batches of one pass over a loader. Hides the type of a batch from the workers.
