@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # Read by ctest when it starts: makes every suite of one googletest program a ctest, or all of it. While building, a program that
 # crashes would break the build of the others. The including file, which lockstep_discover_suites() writes, sets name,
-# program, list (a file beside it), timeout, labels and whole.
+# program, list (a file beside it), timeout, labels, processors and whole.
 
 if(NOT EXISTS "${program}")
   # As gtest_discover_tests() does: a test that ctest reports as not found.
@@ -44,5 +44,6 @@ foreach(suite IN LISTS suites)
   endif()
   add_test("${name}.${suite}" "${program}" ${filter})
   # ctest starts those with the highest cost first, so that none of them runs alone at the end.
-  set_tests_properties("${name}.${suite}" PROPERTIES LABELS "${labels}" TIMEOUT ${limit} COST ${limit})
+  set_tests_properties("${name}.${suite}" PROPERTIES LABELS "${labels}" TIMEOUT ${limit} COST ${limit}
+    PROCESSORS ${processors})
 endforeach()

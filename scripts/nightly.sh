@@ -96,7 +96,7 @@ run_shared() {
 run_distributed() {
   cmake --preset release -B build/distributed -DLOCKSTEP_BUILD_KIT=OFF || return
   cmake --build build/distributed || return
-  ctest --test-dir build/distributed --output-on-failure --parallel 2
+  ctest --test-dir build/distributed --output-on-failure --parallel 4
 }
 
 run_sharding() {
@@ -160,7 +160,7 @@ run_torch() (
   built=no suite="not run"
   limit cmake --build "$tree" --parallel "$(jobs_that_fit)" && built=yes
   if [[ $built == yes ]]; then
-    limit ctest --test-dir "$tree" --output-on-failure --timeout 1200 -j 2 | tee "$tree/ctest.txt"
+    limit ctest --test-dir "$tree" --output-on-failure --timeout 1200 -j 4 | tee "$tree/ctest.txt"
     suite=$(sed -n 's/^\([0-9]*% tests passed\), \([0-9]*\) tests failed out of \([0-9]*\)$/\2 of \3 failed/p' "$tree/ctest.txt")
   fi
   printf '| %s | %s | %s | %s, `%s` |\n' "$version" "$built" "${suite:-timed out}" "$(date +%F)" "$(git rev-parse --short HEAD)" |

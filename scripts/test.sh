@@ -12,7 +12,7 @@ Usage: scripts/test.sh [preset] [ctest argument...]
 Sets up what is missing, builds everything and runs the tests. What follows the preset goes to ctest:
   scripts/test.sh                    all tests
   scripts/test.sh -L unit            those with the label "unit"
-  scripts/test.sh asan -R Sampler    those whose name matches, with sanitizers
+  scripts/test.sh asan -R LostRanks  those whose name matches, with sanitizers
 Presets: ${presets[*]} (default: release).
 END
 }
