@@ -15,6 +15,7 @@
 
 #include "base/atomic_file.h"
 #include "base/env.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 
 namespace lockstep::launch {
