@@ -18,7 +18,6 @@
 // Process groups and collectives.
 #include <lockstep/backends/backends.h>
 #include <lockstep/comm/process_group.h>
-#include <lockstep/comm/work.h>
 #include <lockstep/node/call_record.h>
 
 // Data-parallel training.

@@ -9,7 +9,6 @@
 #include <lockstep/data/files.h>
 #include <lockstep/data/images.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/modelnet.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/subset.h>
 #include <lockstep/data/vision.h>

@@ -84,17 +84,17 @@ text
 
     def test_refused(self):
         for name, include in (
-            ("src/foundation/base/a.cpp", "<lockstep/comm/work.h>"),
+            ("src/foundation/base/a.cpp", "<lockstep/comm/process_group.h>"),
             ("src/foundation/base/a.cpp", "<torch/torch.h>"),
             ("src/launcher/launch/a.cpp", "<c10/util/Exception.h>"),
-            ("src/launcher/launch/a.cpp", '"comm/work.h"'),
+            ("src/launcher/launch/a.cpp", '"comm/process_group.h"'),
             ("src/launcher/launch/a.cpp", "<lockstep/rendezvous/spawn.h>"),
             ("src/foundation/machine/a.cpp", "<lockstep/launch/launch.h>"),
             ("src/foundation/machine/a.cpp", "<ATen/Parallel.h>"),
             ("include/lockstep/comm/a.h", "<lockstep/ddp/ddp.h>"),
             ("src/communication/comm/a.cpp", "<torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>"),
             ("src/communication/comm/a.cpp", "<lockstep/checkpoint/state_dict.h>"),
-            ("src/kit/data/a.cpp", "<lockstep/comm/work.h>"),
+            ("src/kit/data/a.cpp", "<lockstep/comm/process_group.h>"),
             ("src/kit/train/a.cpp", '"ddp/reducer.h"'),
             ("src/tensors/serialize/a.cpp", "<lockstep/data/loader.h>"),
             ("src/parallel/nn/a.cpp", "<lockstep/ddp/options.h>"),

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/data/modelnet.h>
+#include <lockstep/data/vision.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "support/error_of.h"

@@ -15,7 +15,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/comm/process_group.h>
-#include <lockstep/comm/work.h>
 
 namespace lockstep {
 

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -19,6 +20,10 @@ namespace lockstep {
 /// CUDA_VISIBLE_DEVICES does not hide. 0 if LibTorch does not support the type. Never throws. PyTorch:
 /// `torch.cuda.device_count`.
 int device_count(c10::DeviceType type);
+
+/// Throws ArgumentError, which begins with `caller` and says what to use instead, if this process cannot use
+/// `device`.
+void require_device(std::string_view caller, const c10::Device& device);
 
 /// Makes `device` the calling thread's current device. Does nothing for the CPU. Throws ArgumentError when
 /// the device does not exist. PyTorch: `torch.cuda.set_device`.

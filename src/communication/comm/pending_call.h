@@ -4,7 +4,7 @@
 #include <chrono>
 #include <memory>
 
-#include <lockstep/comm/work.h>
+#include <lockstep/comm/process_group.h>
 #include <lockstep/node/call_record.h>
 
 #include "comm/call.h"

@@ -15,7 +15,7 @@
 
 #include <lockstep/data/images.h>
 #include <lockstep/data/loader_options.h>
-#include <lockstep/data/modelnet.h>
+#include <lockstep/data/vision.h>
 
 #include "base/text.h"
 #include "base/throw_error.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/data/modelnet.h>
+#include <lockstep/data/vision.h>
 
 namespace lockstep::data {
 

@@ -8,11 +8,11 @@
 #include <c10/util/Type.h>
 
 #include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/device/device.h>
 
 #include "base/throw_error.h"
 #include "ddp/autograd_hooks.h"
 #include "ddp/ddp_state.h"
-#include "device/required_device.h"
 #include "intercept/storage_guard.h"
 #include "modules/agreement.h"
 #include "modules/broadcast.h"

@@ -9,7 +9,6 @@
 #include <lockstep/nn/data_parallel.h>
 
 #include "base/throw_error.h"
-#include "device/required_device.h"
 #include "nn/replicas_backward.h"
 #include "nn/synced_batch_norm.h"
 

@@ -8,7 +8,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/modelnet.h>
+#include <lockstep/data/vision.h>
 
 #include "support/error_of.h"
 #include "unit/data/fixtures.h"

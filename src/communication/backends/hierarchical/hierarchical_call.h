@@ -5,7 +5,7 @@
 #include <chrono>
 #include <source_location>
 
-#include <lockstep/comm/work.h>
+#include <lockstep/comm/process_group.h>
 
 #include "backends/hierarchical/legs.h"
 #include "base/deadline.h"

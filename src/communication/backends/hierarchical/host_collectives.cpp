@@ -12,7 +12,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/work.h>
+#include <lockstep/comm/process_group.h>
 
 #include "backends/hierarchical/hierarchical_call.h"
 #include "base/text.h"
