@@ -5,7 +5,7 @@
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck disable=SC2034  # read by scripts
 caller_dir=$PWD
-presets=(release debug asan tsan)
+presets=(release debug asan tsan plain)
 # The presets stop at a compiler's warning. The two commands of the README do so only in CI: a user may have another
 # compiler or LibTorch, which warn of other things.
 warnings_as_errors=ON

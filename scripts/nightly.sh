@@ -24,6 +24,9 @@ Runs one part or all of them (default), and reports every part that failed.
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, and what launchers
            receive, one hour each
   sharding fully_shard() beside PyTorch's: 20 steps of every case at 2 and 4 ranks
+  compilers  everything compiled without a warning by g++ and clang of this Debian, then by those of Debian 13; needs root
+           and clang 16 or newer
+  plain    everything compiled file by file: no unity build, no precompiled headers
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
   distributed  a build without the kit, LOCKSTEP_BUILD_KIT=OFF, and its tests
   fresh bookworm, fresh trixie  scripts/fresh.sh: the two commands of the README in a minimal Debian 12 and 13; needs root
@@ -83,6 +86,24 @@ run_conformance() {
   for ((round = 0; round < (rounds + 19) / 20; ++round)); do
     for test in groups hosts; do .venv/bin/python "tests/conformance/${test}_test.py" || status=1; done
   done
+  return "$status"
+}
+
+# Without its programs being run, and so with the least optimization.
+compile_with() {
+  cmake --preset release -B "build/compilers/$1" "-DCMAKE_CXX_COMPILER=$1" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG= \
+    -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTEP_BUILD_BENCHMARKS=ON -DLOCKSTEP_BUILD_PYTHON=ON -DLOCKSTEP_WITH_MPI=ON || return
+  cmake --build "build/compilers/$1" --parallel "$(jobs_that_fit)" --target all benchmarks/all -- -k 0
+}
+
+run_compilers() {
+  local clang status=0
+  clang=$(compgen -c | grep -xE 'clang\+\+-[0-9]+' | sort -Vu | tail -n 1)
+  [[ -n $clang ]] || { say "clang++ is missing; on Debian 12: apt-get install clang-16" && return 1; }
+  bash scripts/setup.sh --tests || return
+  compile_with g++ || status=1
+  compile_with "$clang" || status=1
+  grep -q trixie /etc/os-release || bash scripts/fresh.sh trixie --packages clang-19 scripts/nightly.sh compilers || status=1
   return "$status"
 }
 
@@ -183,6 +204,8 @@ run_part() {
     mpi) run_mpi ;;
     fuzz) run_fuzzers ;;
     sharding) run_sharding ;;
+    compilers) run_compilers ;;
+    plain) bash scripts/build.sh plain all benchmarks/all ;;
     shared) run_shared ;;
     distributed) run_distributed ;;
     wheel) run_wheel ;;
@@ -191,7 +214,7 @@ run_part() {
 }
 
 version=${2:-}
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits mpi fuzz sharding shared distributed wheel
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits mpi fuzz sharding compilers plain shared distributed wheel
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;
