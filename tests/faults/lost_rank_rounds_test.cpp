@@ -115,7 +115,7 @@ const testing::Scenario doomed("faults: doomed", [] {
   const auto seed = static_cast<unsigned>(*env.get_int("TEST_SEED"));
   const auto victim = static_cast<int>(*env.get_int("TEST_VICTIM"));
   const int signal = static_cast<int>(*env.get_int("TEST_SIGNAL"));
-  const auto context = init({.backend = "shm", .timeout = signal == SIGKILL ? 20s : 1s});
+  const auto context = init({.backend = "shm", .timeout = signal == SIGKILL ? 20s : 3s});
   context.barrier();
   const auto moments = std::make_shared<LastMoments>(*env.get("TEST_MOMENTS"));
   std::thread executioner;
@@ -145,13 +145,14 @@ TEST(Faults, EverySurvivorNamesTheRankThatWasLost) {
     const auto victim = random() % static_cast<unsigned>(size);
     const bool kill = random() % 5 != 0;
     const LastMoments moments;
-    const auto results =
-        testing::run_ranks(doomed, {.world_size = size,
-                                    .env = {{"TEST_SEED", std::to_string(random() % 1'000'000)},
-                                            {"TEST_MOMENTS", moments.path()},
-                                            {"TEST_VICTIM", std::to_string(victim)},
-                                            {"TEST_SIGNAL", std::to_string(kill ? SIGKILL : SIGSTOP)}},
-                                    .timeout = kill ? 30s : 5s});
+    const auto results = testing::run_ranks(
+        doomed, {.world_size = size,
+                 .env = {{"TEST_SEED", std::to_string(random() % 1'000'000)},
+                         {"TEST_MOMENTS", moments.path()},
+                         {"TEST_VICTIM", std::to_string(victim)},
+                         {"TEST_SIGNAL", std::to_string(kill ? SIGKILL : SIGSTOP)}},
+                 .stuck = kill ? std::vector<int>{} : std::vector{static_cast<int>(victim)},
+                 .timeout = 30s});
     for (std::size_t rank = 0; rank < results.size(); ++rank) {
       if (rank == victim) continue;
       const auto& result = results[rank];

@@ -102,14 +102,11 @@ struct FailedCall {
            dead_in_job();
   }
 
-  // The first error may be that of a rank outside of the group.
+  // The first error may be that of a rank outside of the group. All are named: which one died first is not known.
   std::string dead_in_job() const {
     const auto job = group.job();
-    for (int look = 0; job != nullptr && look < job->size(); ++look) {
-      if (const int dead = job->find_dead(); dead >= 0)
-        return fmt::format("\nDead in this job: {}", job->name_of(dead));
-    }
-    return "";
+    const auto dead = job ? job->describe_dead() : "";
+    return dead.empty() ? "" : "\nDead in this job: " + dead;
   }
 };
 

@@ -155,6 +155,21 @@ int NodeGroup::find_dead() const {
   return -1;
 }
 
+std::string NodeGroup::describe_dead() const {
+  constexpr std::size_t kNamed = 4;
+  std::vector<std::string> named;
+  std::size_t others = 0;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank == rank_ || !has_died(rank)) continue;
+    if (named.size() == kNamed) {
+      ++others;
+    } else {
+      named.push_back(name_of(rank));
+    }
+  }
+  return fmt::format("{}{}", fmt::join(named, ", "), others == 0 ? "" : fmt::format(" and {} more", others));
+}
+
 std::string NodeGroup::name_of(int rank) const {
   const auto index = static_cast<std::size_t>(rank);
   const auto& other = status(rank);
