@@ -80,8 +80,7 @@ void tell_failure(const std::vector<ProcessGroup>& groups, const char* user, con
   std::ranges::replace(why.lines, '\n', ' ');
   for (const auto& group : groups) {
     try {
-      if (group.size() > 1 && !comm::has_python_ranks(group))
-        check_same_on_all_ranks(group, why, where);
+      if (group.size() > 1 && !comm::has_python_ranks(group)) check_same_on_all_ranks(group, why, where);
     } catch (const Error&) {
       // Expected: others have no error, another one, or are not there.
     }

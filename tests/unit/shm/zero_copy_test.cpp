@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "backends/shm/collective.h"
-
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -11,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "backends/shm/collective.h"
 #include "backends/shm/communicator.h"
 #include "unit/shm/random_calls.h"
 #include "unit/shm/thread_communicator.h"
