@@ -21,7 +21,8 @@ function(lockstep_prefer_headers name header)
 endfunction()
 
 # lockstep_decide_headers(): fmt and nlohmann-json are those that find_package() found. pybind11 is LibTorch's: only its
-# types are those of torch.
+# types are those of torch. src/foundation/base/fmt.cpp compiles fmt for all files; releases that it does not know are
+# compiled in every file.
 function(lockstep_decide_headers)
   get_target_property(folders fmt::fmt-header-only INTERFACE_INCLUDE_DIRECTORIES)
   lockstep_prefer_headers(fmt core.h ${folders})
@@ -33,5 +34,8 @@ function(lockstep_decide_headers)
       message(FATAL_ERROR "  The package of ${name} names no folder with its headers: reinstall libfmt-dev and nlohmann-json3-dev, or set ${name}_DIR to another installation.")
     endif()
   endforeach()
+  if(fmt_VERSION VERSION_LESS 9 OR fmt_VERSION VERSION_GREATER_EQUAL 13)
+    add_compile_definitions(FMT_HEADER_ONLY)
+  endif()
   message(STATUS "Headers: fmt ${fmt_VERSION} in ${fmt_HEADERS}, nlohmann-json ${nlohmann_json_VERSION} in ${nlohmann_HEADERS}")
 endfunction()

@@ -19,7 +19,8 @@ endfunction()
 # lockstep_add_test_precompiled_header(): for programs of the tests, which are compiled without optimization. A
 # header of its own: g++ 12 fails on one that was precompiled with another level.
 function(lockstep_add_test_precompiled_header)
-  lockstep_add_precompiled_header(lockstep_test_pch <torch/torch.h> <gmock/gmock.h> <gtest/gtest.h>)
+  lockstep_add_precompiled_header(lockstep_test_pch
+    <torch/torch.h> <gmock/gmock.h> <gtest/gtest.h> <fmt/ranges.h>)
   target_link_libraries(lockstep_test_pch PRIVATE GTest::gmock GTest::gtest)
   lockstep_do_not_optimize(lockstep_test_pch)
 endfunction()
@@ -29,24 +30,36 @@ function(lockstep_do_not_optimize target)
   target_compile_options(${target} PRIVATE "$<$<CONFIG:Release>:-O0>")
 endfunction()
 
+# lockstep_optimize_little(<target>): -O1 instead of -O3, which takes up to half the time to compile: for command lines and for
+# programs, in which what they call takes the time.
+function(lockstep_optimize_little target)
+  target_compile_options(${target} PRIVATE "$<$<CONFIG:Release>:-O1>")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Which g++ 12 sees in any std::optional at -O1, and with sanitizers.
+    target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
+  endif()
+endfunction()
+
 # Programs include <torch/torch.h>, which costs every file 4 s even when precompiled, for the templates that it
 # instantiates; the library includes what it uses, and starts from the headers that all of it uses.
 # Without tests and benchmarks there are so few programs that precompiling takes longer than it saves.
 function(lockstep_add_precompiled_headers)
   if(LOCKSTEP_BUILD_BENCHMARKS OR LOCKSTEP_BUILD_TESTS OR LOCKSTEP_HAS_CUDA)
     find_package(CLI11 REQUIRED)
-    lockstep_add_precompiled_header(lockstep_program_pch <torch/torch.h> <CLI/CLI.hpp> <nlohmann/json.hpp>)
+    lockstep_add_precompiled_header(lockstep_program_pch
+      <torch/torch.h> <CLI/CLI.hpp> <nlohmann/json.hpp> <fmt/ranges.h>)
     target_link_libraries(lockstep_program_pch PRIVATE CLI11::CLI11 nlohmann_json::nlohmann_json)
+    lockstep_optimize_little(lockstep_program_pch)
   endif()
   lockstep_add_precompiled_header(lockstep_layer_pch
-    <ATen/core/Tensor.h> <torch/csrc/distributed/c10d/Backend.hpp>)
+    <ATen/core/Tensor.h> <torch/csrc/distributed/c10d/Backend.hpp> <fmt/ranges.h>)
 endfunction()
 
 # lockstep_link_privately(<target> <library>...): links what only our .cpp files see. Header-only libraries stay out
 # of the exported link interface, so that an installed Lockstep does not ask its users for them.
 function(lockstep_link_privately target)
   foreach(library IN LISTS ARGN)
-    if(library MATCHES "^(fmt::fmt-header-only|nlohmann_json::|CLI11::)")
+    if(library MATCHES "^(nlohmann_json::|CLI11::)")
       target_link_libraries(${target} PRIVATE "$<BUILD_INTERFACE:${library}>")
     else()
       target_link_libraries(${target} PRIVATE ${library})
@@ -99,7 +112,7 @@ function(lockstep_add_layer layer)
     PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>"
     PRIVATE ${LOCKSTEP_SOURCE_FOLDERS})
   target_link_libraries(${target} PUBLIC ${arg_DEPENDS})
-  lockstep_link_privately(${target} ${arg_PRIVATE} fmt::fmt-header-only)
+  lockstep_link_privately(${target} ${arg_PRIVATE})
   if(arg_TORCH)
     target_link_libraries(${target} PUBLIC lockstep_torch)
     target_precompile_headers(${target} REUSE_FROM lockstep_layer_pch)
@@ -125,6 +138,7 @@ function(lockstep_add_program name)
       target_precompile_headers(${name} REUSE_FROM ${arg_PRECOMPILED})
     endif()
   endif()
+  lockstep_optimize_little(${name})
   lockstep_set_warnings(${name})
   lockstep_set_sanitizer_defaults(${name})
 endfunction()
