@@ -113,7 +113,7 @@ TEST_F(Recorder, ARankThatWasStoppedStaysStopped) {
                      }});
 }
 
-const testing::Scenario times_out("recorder: rank 0 waits in vain", [] {
+const testing::Scenario times_out("recorder: rank 0 waits too long", [] {
   const auto context = init({.backend = "shm", .timeout = 1s});
   context.barrier();
   if (context.rank() == 1) run_own_code();

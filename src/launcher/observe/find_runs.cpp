@@ -43,7 +43,7 @@ std::shared_ptr<const RankStatus> map_file(const std::string& path) {
           [](const RankStatus* mapped) { ::munmap(const_cast<RankStatus*>(mapped), sizeof(RankStatus)); }};
 }
 
-// Of a rank that has ended and whose memory others have only mapped. Needs the right to trace the process.
+// For a rank that has ended, whose memory others have only mapped. Needs the right to trace the process.
 std::shared_ptr<const RankStatus> copy_memory(int pid, std::uint64_t address) {
   const UniqueFd fd(::open(fmt::format("/proc/{}/mem", pid).c_str(), O_RDONLY | O_CLOEXEC));
   auto status = std::make_shared<RankStatus>();
