@@ -45,4 +45,7 @@ Command doctor_command(CLI::App& app);
 // waiting.
 Command recorder_command(CLI::App& app);
 
+// `lockstep stacks [RUN]`: the stacks of all threads of the ranks of a run on this host, which stand still for a moment.
+Command stacks_command(CLI::App& app);
+
 }  // namespace lockstep::cli

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "observe/find_runs.h"
 #include "observe/recorder_files.h"
+#include "observe/stack_report.h"
 #include "observe/verdict.h"
 
 namespace lockstep::cli {
@@ -64,6 +65,17 @@ Command recorder_command(CLI::App& app) {
   return {.app = recorder, .run = [options, dumping](const auto& /*rest*/) {
             if (dumping->parsed()) return dump(options->run, options->folder);
             return analyze(options->source, options->json);
+          }};
+}
+
+Command stacks_command(CLI::App& app) {
+  const auto run = std::make_shared<std::string>();
+  auto* stacks =
+      app.add_subcommand("stacks", "Show where the threads of the ranks of a run on this host are");
+  stacks->add_option("run", *run, kRunHelp)->type_name("RUN");
+  return {.app = stacks, .run = [run](const auto& /*rest*/) {
+            std::cout << observe::stacks_text(observe::find_run(*run)) << std::flush;
+            return 0;
           }};
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <fcntl.h>
+#include <functional>
 #include <map>
 #include <set>
 #include <sys/mman.h>
@@ -33,8 +34,8 @@ using File = decltype(MappedMemory::file);
 std::shared_ptr<const RankStatus> map_file(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status {};
-  const bool fits = fd && ::fstat(fd.get(), &status) == 0 &&
-                    (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) != 0 &&
+  const int seals = fd ? ::fcntl(fd.get(), F_GET_SEALS) : -1;
+  const bool fits = seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && ::fstat(fd.get(), &status) == 0 &&
                     static_cast<std::size_t>(status.st_size) >= sizeof(RankStatus);
   if (!fits) return nullptr;
   void* const memory = ::mmap(nullptr, sizeof(RankStatus), PROT_READ, MAP_SHARED, fd.get(), 0);
@@ -66,29 +67,28 @@ std::shared_ptr<const RankStatus> status_in(const Mappings& mappings) {
   return nullptr;
 }
 
-// False for memory that is not (yet) a rank's. Throws for a format of another version.
-bool is_published(const RankStatus& status, int pid) {
+// The number of the format in which a rank publishes; 0 for memory that is not (yet) a rank's.
+std::uint64_t format_of(const RankStatus& status) {
   const auto format = status.format.load(std::memory_order_acquire);
-  if ((format & ~0xFFFF'FFFFULL) != kFormatMark) return false;
-  const auto number = format & 0xFFFF'FFFFULL;
-  if (number == formats::kSharedMemory.number) return true;
-  throw_error<Error>(
-      "process {} publishes its calls in {} format {}, and this version of Lockstep, {}, reads {}: use "
-      "the `lockstep` of the version with which the program was built",
+  return (format & ~0xFFFF'FFFFULL) == kFormatMark ? format & 0xFFFF'FFFFULL : 0;
+}
+
+std::string other_format(std::uint64_t number, int pid) {
+  return fmt::format(
+      "process {} publishes its calls in {} format {}, and this version of Lockstep, {}, reads {}: use the `lockstep` of "
+      "the version with which the program was built",
       pid, formats::kSharedMemory.name, number, version(), formats::kSharedMemory.number);
 }
 
-Publication publication_of(const Mappings& mappings) {
-  auto status = status_in(mappings);
-  if (!status || !is_published(*status, mappings.front().first->pid)) return {};
+Publication publication_of(const Mappings& mappings, std::shared_ptr<const RankStatus> status) {
   Publication publication{.group = mappings.front().second->group, .status = std::move(status)};
   for (const auto& [process, memory] : mappings) {
     const auto& own = *publication.status;
     if (process->inner_pid != own.pid) continue;
     publication.pid = process->pid;
     // In another pid namespace the numbers of threads are others, too; the main thread's is the process's.
-    publication.thread =
-        own.thread == own.pid || process->pid != own.pid ? process->pid : static_cast<int>(own.thread);
+    const bool is_main = own.thread == own.pid || process->pid != own.pid;
+    publication.thread = is_main ? process->pid : static_cast<int>(own.thread);
   }
   return publication;
 }
@@ -129,13 +129,18 @@ class Runs {
   std::vector<ObservedRun> take() {
     std::map<int, ObservedRun> runs;
     for (const auto& [file, mappings] : mappings_) {
-      auto publication = publication_of(mappings);
-      if (!publication.status) continue;
+      auto status = status_in(mappings);
+      const auto format = status ? format_of(*status) : 0;
+      if (format == 0) continue;
       const int pid = mappings.front().first->pid;
-      publication.group = name_of_group(publication.group, pid);
       auto& run = runs[runs_.set_of(pid)];
       for (const auto& [process, memory] : mappings) run.pids.push_back(process->pid);
-      run.publications.push_back(std::move(publication));
+      if (format != formats::kSharedMemory.number) {
+        run.problem = other_format(format, pid);
+        continue;
+      }
+      run.publications.push_back(publication_of(mappings, std::move(status)));
+      run.publications.back().group = name_of_group(mappings.front().second->group, pid);
     }
     std::vector<ObservedRun> found;
     for (auto& [root, run] : runs) {
@@ -291,6 +296,7 @@ ObservedRun find_run(const std::string& name) {
                                   run.pids, [&](int rank) { return descends_from(processes, rank, *pid); }));
     if (fits) fitting.push_back(run);
   }
+  if (fitting.size() == 1 && !fitting.front().problem.empty()) throw Error(fitting.front().problem);
   if (fitting.size() == 1) return fitting.front();
   if (fitting.size() > 1) {
     throw_error<ArgumentError>("{} runs of this user are on this host; name one by the pid of a rank:{}",

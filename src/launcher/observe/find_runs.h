@@ -24,6 +24,7 @@ struct ObservedRun {
   std::string id{};
   std::vector<int> pids{};  // of all processes that have mapped the memory of its ranks
   std::vector<Publication> publications{};
+  std::string problem{};  // why its ranks cannot be read: another version of Lockstep
 
   Run read() const;
 };

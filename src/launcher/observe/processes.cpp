@@ -44,17 +44,6 @@ std::optional<uid_t> owner_of(int pid) {
   return ::stat(folder_of(pid).c_str(), &status) == 0 ? std::optional(status.st_uid) : std::nullopt;
 }
 
-// The last word of the line of /proc/PID/status that begins with `key`, as a number.
-int status_number(int pid, const std::string& key) {
-  std::ifstream status(folder_of(pid) + "/status");
-  std::string line;
-  while (std::getline(status, line)) {
-    if (line.starts_with(key))
-      return parse_number<int>(line.substr(line.find_last_of(" \t") + 1)).value_or(0);
-  }
-  return 0;
-}
-
 // A line of /proc/PID/maps that shows the start of such memory.
 std::optional<MappedMemory> memory_in(const std::string& line) {
   const auto mark = line.find(kMark);
@@ -104,6 +93,18 @@ std::vector<Process> own_processes() {
                          .memory = memory_of(pid)});
   }
   return processes;
+}
+
+std::vector<int> threads_of(int pid) { return numbers_in(folder_of(pid) + "/task"); }
+
+int status_number(int pid, const std::string& key) {
+  std::ifstream status(folder_of(pid) + "/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.starts_with(key))
+      return parse_number<int>(line.substr(line.find_last_of(" \t") + 1)).value_or(0);
+  }
+  return 0;
 }
 
 bool descends_from(const std::vector<Process>& processes, int pid, int ancestor) {

@@ -32,6 +32,12 @@ std::vector<Process> own_processes();
 // Whether `pid` is `ancestor` or a descendant of it.
 bool descends_from(const std::vector<Process>& processes, int pid, int ancestor);
 
+// The threads of a process.
+std::vector<int> threads_of(int pid);
+
+// The last number of the line of /proc/PID/status that begins with `key`, 0 without one.
+int status_number(int pid, const std::string& key);
+
 // The memory in /proc/PID/fd of a process that holds it open, else nullopt.
 std::optional<std::string> open_file_of(int pid, const MappedMemory& memory);
 

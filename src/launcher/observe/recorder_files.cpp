@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <fcntl.h>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -190,7 +191,7 @@ std::int64_t steady_to_wall() {
 json torch_dump(const Rank& rank, const std::map<std::string, Group>& groups) {
   const auto to_wall = steady_to_wall();
   json config = json::object();
-  json entries = json::array();
+  std::vector<json> entries;
   for (const auto& member : rank.groups) {
     const auto& group = groups.at(member.group);
     config[member.group] = {{"name", member.group},
@@ -201,13 +202,13 @@ json torch_dump(const Rank& rank, const std::map<std::string, Group>& groups) {
         entries.push_back(entry_of(member, call, to_wall));
     }
   }
-  std::ranges::stable_sort(entries, {},
-                           [](const json& entry) { return entry["time_created_ns"].get<std::int64_t>(); });
+  std::ranges::stable_sort(entries, std::less(),
+                           [](const json& entry) { return entry.at("time_created_ns").get<std::int64_t>(); });
   for (std::size_t i = 0; i < entries.size(); ++i) entries[i]["record_id"] = i;
   return {{"version", kTorchVersion},
           {"pg_config", std::move(config)},
           {"pg_status", json::object()},
-          {"entries", std::move(entries)}};
+          {"entries", entries}};
 }
 
 fs::path run_file(const Run& run, const fs::path& folder) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -16,7 +17,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array kLives{"alive", "stopped", "finished", "dead"};  // in the order of Life
+constexpr std::array<std::string_view, 4> kLives{"alive", "stopped", "finished",
+                                                 "dead"};  // in the order of Life
 
 json to_json(const Call& call) {
   return {{"number", call.number},
@@ -84,7 +86,8 @@ Rank rank_from(const json& value) {
   value.at("rank").get_to(rank.rank);
   value.at("pid").get_to(rank.pid);
   value.at("thread").get_to(rank.thread);
-  const auto life = std::ranges::find(kLives, value.at("life").get<std::string>());
+  const auto name = value.at("life").get<std::string>();
+  const auto life = std::ranges::find_if(kLives, [&](std::string_view each) { return each == name; });
   if (life == kLives.end()) throw_error<Error>("\"life\" of rank {} is unknown", rank.rank);
   rank.life = static_cast<Life>(life - kLives.begin());
   value.at("activity").get_to(rank.activity);
