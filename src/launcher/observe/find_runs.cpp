@@ -31,53 +31,52 @@ namespace {
 using File = decltype(MappedMemory::file);
 
 // Read-only. nullptr if the file is none of ours: memory that can shrink would be a SIGBUS.
-std::shared_ptr<const RankStatus> map_file(const std::string& path) {
+std::shared_ptr<const Segment> map_file(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status {};
   const int seals = fd ? ::fcntl(fd.get(), F_GET_SEALS) : -1;
   const bool fits = seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && ::fstat(fd.get(), &status) == 0 &&
-                    static_cast<std::size_t>(status.st_size) >= sizeof(RankStatus);
+                    static_cast<std::size_t>(status.st_size) >= sizeof(Segment);
   if (!fits) return nullptr;
-  void* const memory = ::mmap(nullptr, sizeof(RankStatus), PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* const memory = ::mmap(nullptr, sizeof(Segment), PROT_READ, MAP_SHARED, fd.get(), 0);
   if (memory == MAP_FAILED) return nullptr;
-  return {static_cast<const RankStatus*>(memory),
-          [](const RankStatus* mapped) { ::munmap(const_cast<RankStatus*>(mapped), sizeof(RankStatus)); }};
+  return {static_cast<const Segment*>(memory),
+          [](const Segment* mapped) { ::munmap(const_cast<Segment*>(mapped), sizeof(Segment)); }};
 }
 
 // For a rank that has ended, whose memory others have only mapped. Needs the right to trace the process.
-std::shared_ptr<const RankStatus> copy_memory(int pid, std::uint64_t address) {
+std::shared_ptr<const Segment> copy_memory(int pid, std::uint64_t address) {
   const UniqueFd fd(::open(fmt::format("/proc/{}/mem", pid).c_str(), O_RDONLY | O_CLOEXEC));
-  auto status = std::make_shared<RankStatus>();
-  const auto wanted = static_cast<ssize_t>(sizeof(RankStatus));
-  const bool copied = fd && ::pread(fd.get(), static_cast<void*>(status.get()), sizeof(RankStatus),
+  auto segment = std::make_shared<Segment>();
+  const auto wanted = static_cast<ssize_t>(sizeof(Segment));
+  const bool copied = fd && ::pread(fd.get(), static_cast<void*>(segment.get()), sizeof(Segment),
                                     static_cast<off_t>(address)) == wanted;
-  return copied ? status : nullptr;
+  return copied ? segment : nullptr;
 }
 
 using Mappings = std::vector<std::pair<const Process*, const MappedMemory*>>;
 
-std::shared_ptr<const RankStatus> status_in(const Mappings& mappings) {
+std::shared_ptr<const Segment> segment_in(const Mappings& mappings) {
   for (const auto& [process, memory] : mappings) {
     const auto path = open_file_of(process->pid, *memory);
-    if (auto status = path ? map_file(*path) : nullptr) return status;
+    if (auto segment = path ? map_file(*path) : nullptr) return segment;
   }
   for (const auto& [process, memory] : mappings) {
-    if (auto status = copy_memory(process->pid, memory->address)) return status;
+    if (auto segment = copy_memory(process->pid, memory->address)) return segment;
   }
   return nullptr;
 }
 
 // The number of the format in which a rank publishes; 0 for memory that is not (yet) a rank's.
-std::uint64_t format_of(const RankStatus& status) {
-  const auto format = status.format.load(std::memory_order_acquire);
-  return (format & ~0xFFFF'FFFFULL) == kFormatMark ? format & 0xFFFF'FFFFULL : 0;
+std::uint64_t format_of(const Segment& segment) {
+  return segment.status.mark.load(std::memory_order_acquire) == kStatusMark ? segment.recorder : 0;
 }
 
 std::string other_format(std::uint64_t number, int pid) {
   return fmt::format(
       "process {} publishes its calls in {} format {}, and this version of Lockstep, {}, reads {}: use the `lockstep` of "
       "the version with which the program was built",
-      pid, formats::kSharedMemory.name, number, version(), formats::kSharedMemory.number);
+      pid, formats::kFlightRecorder.name, number, version(), formats::kFlightRecorder.number);
 }
 
 Publication publication_of(const Mappings& mappings, std::shared_ptr<const RankStatus> status) {
@@ -129,17 +128,17 @@ class Runs {
   std::vector<ObservedRun> take() {
     std::map<int, ObservedRun> runs;
     for (const auto& [file, mappings] : mappings_) {
-      auto status = status_in(mappings);
-      const auto format = status ? format_of(*status) : 0;
+      const auto segment = segment_in(mappings);
+      const auto format = segment ? format_of(*segment) : 0;
       if (format == 0) continue;
       const int pid = mappings.front().first->pid;
       auto& run = runs[runs_.set_of(pid)];
       for (const auto& [process, memory] : mappings) run.pids.push_back(process->pid);
-      if (format != formats::kSharedMemory.number) {
+      if (format != formats::kFlightRecorder.number) {
         run.problem = other_format(format, pid);
         continue;
       }
-      run.publications.push_back(publication_of(mappings, std::move(status)));
+      run.publications.push_back(publication_of(mappings, {segment, &segment->status}));
       run.publications.back().group = name_of_group(mappings.front().second->group, pid);
     }
     std::vector<ObservedRun> found;

@@ -19,16 +19,18 @@ namespace {
 
 using observe::find_run;
 using observe::Life;
-using observe::RankStatus;
+using observe::Segment;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 // The memory of a rank in a group, with one call that it waits for. The rank is a process that pauses.
 class PublishingRank {
  public:
-  explicit PublishingRank(const std::string& group, std::uint64_t format = formats::kSharedMemory.number)
+  explicit PublishingRank(const std::string& group, std::uint64_t format = formats::kFlightRecorder.number)
       : memory_(SharedMemory::create(observe::kMemoryPrefix + group, 1U << 20U)) {
-    auto& status = *new (memory_.data()) RankStatus;
+    auto& segment = *new (memory_.data()) Segment;
+    auto& status = segment.status;
+    segment.recorder = format;
     pid_ = ::fork();
     if (pid_ == 0) {
       ::alarm(60);
@@ -46,7 +48,7 @@ class PublishingRank {
     entry.sequence = 1;
     entry.number = 1;
     status.issued = status.awaited = 1;
-    status.format = observe::kFormatMark + format;
+    status.mark = observe::kStatusMark;
   }
   ~PublishingRank() { end(); }
   PublishingRank(const PublishingRank&) = delete;
@@ -94,7 +96,7 @@ TEST(FindRuns, ReadsTheCallsOfADeadRankThatOthersHaveMapped) {
 TEST(FindRuns, RefusesMemoryOfAnotherVersion) {
   const PublishingRank rank("of the future", 99);
   EXPECT_THAT([&] { (void)find_run(rank.pid()); },
-              ThrowsMessage<Error>(HasSubstr("in shared memory format 99")));
+              ThrowsMessage<Error>(HasSubstr("in flight recorder format 99")));
 }
 
 TEST(FindRuns, SaysWhyThereIsNoRun) {
