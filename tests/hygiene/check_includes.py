@@ -12,7 +12,7 @@ TABLE = ["| wing | layer | what it is | may include |", "|---|---|---|---|"]
 ROW = re.compile(r"\| (\w+) \| `(\w+)` \| [^|]+ \| (-|`\w+`(?:, `\w+`)*) \|")
 WINGS = ("foundation", "launcher", "tensors", "communication", "parallel", "kit")
 # The command line is not a layer. It has to start in milliseconds.
-TOOLS = {"base", "machine", "launch", "doctor"}
+TOOLS = {"base", "machine", "launch", "doctor", "observe"}
 WITHOUT_LIBTORCH = {"foundation", "launcher"}
 # The kit knows of the wing parallel the public headers and the private ones of these layers.
 OPEN_TO_KIT = {"modules", "trace"}

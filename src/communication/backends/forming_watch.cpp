@@ -21,7 +21,7 @@ constexpr std::chrono::milliseconds kWaitForReports = 200ms;
 
 }  // namespace
 
-FormingWatch::FormingWatch(std::vector<node::ProcessIdentity> members, c10::intrusive_ptr<c10d::Store> store,
+FormingWatch::FormingWatch(std::vector<ProcessIdentity> members, c10::intrusive_ptr<c10d::Store> store,
                            std::shared_ptr<node::ThreadExchange> threads)
     : members_(std::move(members)), store_(std::move(store)), threads_(std::move(threads)) {}
 
@@ -64,7 +64,7 @@ std::string FormingWatch::find_dead(int most) {
   for (int i = 0; i < most; ++i) {
     const auto rank = next_member_++ % members_.size();
     const auto& member = members_[rank];
-    if (node::has_ended(member))
+    if (has_ended(member))
       return fmt::format("rank {} (pid {} on {}) is dead", rank, member.pid, host_name());
   }
   return {};

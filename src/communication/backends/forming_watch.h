@@ -9,8 +9,8 @@
 
 #include <lockstep/base/mutex.h>
 
+#include "base/liveness.h"
 #include "comm/peer_check.h"
-#include "node/liveness.h"
 #include "node/thread_exchange.h"
 
 namespace lockstep::backends {
@@ -20,7 +20,7 @@ namespace lockstep::backends {
 class FormingWatch {
  public:
   // [rank]: the process of each member. `store`: of this forming. `threads`: of ranks that are threads.
-  FormingWatch(std::vector<node::ProcessIdentity> members, c10::intrusive_ptr<c10d::Store> store,
+  FormingWatch(std::vector<ProcessIdentity> members, c10::intrusive_ptr<c10d::Store> store,
                std::shared_ptr<node::ThreadExchange> threads);
 
   // What has happened to a member: "rank 2 (pid 4711 on node7) is dead". Empty if nothing is known. Polls
@@ -36,7 +36,7 @@ class FormingWatch {
   std::string poll(int most) LOCKSTEP_REQUIRES(mutex_);
   std::string find_dead(int most) LOCKSTEP_REQUIRES(mutex_);
 
-  std::vector<node::ProcessIdentity> members_;
+  std::vector<ProcessIdentity> members_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<node::ThreadExchange> threads_;
   Mutex mutex_;

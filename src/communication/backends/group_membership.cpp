@@ -23,9 +23,9 @@
 #include "backends/shm/connection.h"
 #include "base/deadline.h"
 #include "base/host.h"
+#include "base/liveness.h"
 #include "base/text.h"
 #include "base/throw_error.h"
-#include "node/liveness.h"
 
 namespace lockstep::backends {
 namespace {
@@ -44,7 +44,7 @@ struct Member {
   int rank = 0;                // before
   std::uint64_t token = 0;     // of the process's group
   std::int64_t formation = 0;  // uuid of the last reconfigure()
-  node::ProcessIdentity process;
+  ProcessIdentity process;
   std::string host;
 
   // "lockstep/3:<versions>:<rank>:<token>:<formation>:<pid>:<start>:<space>:<host>"
@@ -105,8 +105,8 @@ std::vector<int> host_numbers(const std::vector<std::string>& handles) {
   return hosts;
 }
 
-std::vector<node::ProcessIdentity> processes_of(const std::vector<std::string>& handles) {
-  std::vector<node::ProcessIdentity> processes;
+std::vector<ProcessIdentity> processes_of(const std::vector<std::string>& handles) {
+  std::vector<ProcessIdentity> processes;
   for (const auto& handle : handles) processes.push_back(Member::from_text(handle).process);
   return processes;
 }
@@ -134,7 +134,7 @@ class GroupMembership final : public comm::Membership {
     self_ = {.rank = request_.rank,
              .token = random_token(),
              .formation = -1,
-             .process = node::ProcessIdentity::own(),
+             .process = ProcessIdentity::own(),
              .host = memory_identity()};
   }
 

@@ -5,15 +5,21 @@
 #include <array>
 #include <string_view>
 #include <thread>
+#include <unistd.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <lockstep/base/log.h>
+
 #include "base/deadline.h"
+#include "base/env.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "node/node_group.h"
+#include "observe/find_runs.h"
+#include "observe/recorder_files.h"
 
 namespace lockstep::comm {
 namespace {
@@ -118,7 +124,19 @@ std::string finished_ranks(const GroupState& group) {
   return "";
 }
 
+// While the memory of the other ranks shows what they are doing.
+void write_recorder_files(const FailedCall& failed) noexcept {
+  const auto folder = Env().get(observe::kRecorderVariable);
+  if (!folder || failed.group.node_group() == nullptr) return;
+  try {
+    observe::keep_recorder_files(observe::find_run(std::to_string(::getpid())).read(), *folder);
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, fmt::format("{}: {}", observe::kRecorderVariable, error.what()));
+  }
+}
+
 [[noreturn]] void throw_lost(const FailedCall& failed, const std::string& reason) {
+  write_recorder_files(failed);
   if (const auto finished = finished_ranks(failed.group); !finished.empty()) {
     throw_error<PeerLost>(
         "{} failed because another rank is gone: {}. Unless it reports an error, this looks like uneven data: "
@@ -133,6 +151,7 @@ std::string finished_ranks(const GroupState& group) {
 }
 
 [[noreturn]] void throw_late(const FailedCall& failed, const std::string& reason) {
+  write_recorder_files(failed);
   throw_error<TimeoutError>(
       "{} did not finish in time: {}. Some rank did not make the matching call; compare what "
       "each rank was doing, or raise InitOptions::timeout{}",
@@ -182,6 +201,7 @@ void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group, c
     throw_late(failed, error.what());
   } catch (const DesyncError& error) {
     await_notes(failed);
+    write_recorder_files(failed);
     throw_error<DesyncError>("{}: {}. Every rank has to make the same calls in the same order{}",
                              failed.begin(), error.what(), failed.end());
   } catch (const Error& error) {

@@ -117,7 +117,10 @@ namespace {
 using node::CallDraft;
 
 CallDraft draft_of(const Call& call) {
-  CallDraft draft{.kind = call.kind, .root = call.root, .where = call.where};
+  CallDraft draft{.kind = call.kind,
+                  .root = call.root,
+                  .peer = is_message(call.kind) ? std::max(call.peer, -1) : -1,  // -1 for kAnyRank
+                  .where = call.where};
   if (const auto* tensor = main_tensor(call)) {
     draft.dtype = tensor->scalar_type();
     draft.shape = tensor->sizes();

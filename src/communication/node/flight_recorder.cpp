@@ -7,32 +7,18 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "observe/call_names.h"
+
 namespace lockstep {
 
 std::string_view name_of(CallKind kind) {
-  static constexpr std::array<std::string_view, 14> names{"all_reduce",
-                                                          "broadcast",
-                                                          "reduce",
-                                                          "all_gather",
-                                                          "all_gather_into_tensor",
-                                                          "gather",
-                                                          "scatter",
-                                                          "reduce_scatter",
-                                                          "reduce_scatter_tensor",
-                                                          "all_to_all",
-                                                          "all_to_all_single",
-                                                          "send",
-                                                          "recv",
-                                                          "barrier"};
-  static_assert(names.size() == static_cast<std::size_t>(CallKind::barrier) + 1);
-  return names[static_cast<std::size_t>(kind)];
+  static_assert(observe::kCallNames.size() == static_cast<std::size_t>(CallKind::barrier) + 1);
+  return observe::kCallNames[static_cast<std::size_t>(kind)];
 }
 
 std::string_view name_of(ReduceOp op) {
-  static constexpr std::array<std::string_view, 8> names{"SUM", "AVG",  "PRODUCT", "MIN",
-                                                         "MAX", "BAND", "BOR",     "BXOR"};
-  static_assert(names.size() == static_cast<std::size_t>(ReduceOp::BXOR) + 1);
-  return names[static_cast<std::size_t>(op)];
+  static_assert(observe::kOpNames.size() == static_cast<std::size_t>(ReduceOp::BXOR) + 1);
+  return observe::kOpNames[static_cast<std::size_t>(op)];
 }
 
 std::string CallRecord::describe() const {
@@ -60,10 +46,11 @@ Clock::time_point time_of_last_tick() {
   return Clock::time_point(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec));
 }
 
+bool is_message(CallKind kind) { return kind == CallKind::send || kind == CallKind::recv; }
+
 // Numbers of messages differ between ranks, so the last rank to start one is not defined.
 Clock::time_point issue_time_of(CallKind kind) {
-  const bool is_message = kind == CallKind::send || kind == CallKind::recv;
-  return is_message ? time_of_last_tick() : Clock::now();
+  return is_message(kind) ? time_of_last_tick() : Clock::now();
 }
 
 }  // namespace
@@ -71,15 +58,16 @@ Clock::time_point issue_time_of(CallKind kind) {
 CallRecord FlightRecorder::add(CallRecord record) {
   const MutexLock lock(mutex_);
   record.number = ++last_number_;
-  note(record);
+  note(record, -1);
   ring_[record.number % kKept] = record;
   return record;
 }
 
-void FlightRecorder::note(CallRecord& record) {
+void FlightRecorder::note(CallRecord& record, int peer) {
   record.state = CallState::issued;
   record.issued_at = issue_time_of(record.kind);
-  if (status_ != nullptr) write_entry(*status_, record, file_);
+  const auto sequence = is_message(record.kind) ? ++messages_ : ++collectives_;
+  if (status_ != nullptr) write_entry(*status_, record, {.peer = peer, .sequence = sequence}, file_);
 }
 
 void FlightRecorder::note_completed(std::uint64_t number) {
@@ -93,6 +81,8 @@ void FlightRecorder::set_state(std::uint64_t number, CallState state) {
   auto& record = ring_[number % kKept];
   if (record.number == number) record.state = state;
   if (state == CallState::completed) note_completed(number);
+  if (state == CallState::failed && status_ != nullptr)
+    status_->failed.store(number, std::memory_order_release);
 }
 
 // Overwrites the record of an earlier call and reuses its memory for the shape.
@@ -113,7 +103,7 @@ void FlightRecorder::RecorderLock::note(std::uint64_t number, const CallDraft& d
   record.where = draft.where;
   record.contents = draft.contents;
   record.index = draft.index;
-  log_.note(record);
+  log_.note(record, draft.peer);
 }
 
 void FlightRecorder::RecorderLock::await(std::uint64_t number) {

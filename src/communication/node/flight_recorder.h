@@ -21,6 +21,7 @@ struct CallDraft {
   c10::IntArrayRef shape = {};
   std::optional<ReduceOp> op = {};
   int root = -1;
+  int peer = -1;  // of a message; -1: any
   std::source_location where = {};
   std::string_view contents = {};
   int index = -1;
@@ -80,13 +81,15 @@ class FlightRecorder {
   };
 
  private:
-  void note(CallRecord& record) LOCKSTEP_REQUIRES(mutex_);
+  void note(CallRecord& record, int peer) LOCKSTEP_REQUIRES(mutex_);
   void note_completed(std::uint64_t number) LOCKSTEP_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   RankStatus* status_ LOCKSTEP_GUARDED_BY(mutex_);
   FileName file_ LOCKSTEP_GUARDED_BY(mutex_);
   std::uint64_t last_number_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::uint64_t collectives_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::uint64_t messages_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   std::array<CallRecord, kKept> ring_ LOCKSTEP_GUARDED_BY(mutex_){};
 };
 

@@ -13,9 +13,9 @@
 #include <lockstep/version.h>
 
 #include "base/host.h"
+#include "base/liveness.h"
 #include "base/throw_error.h"
 #include "base/version.h"
-#include "node/liveness.h"
 
 namespace lockstep::node {
 namespace {
@@ -27,12 +27,7 @@ constexpr int kTries = 1000;
 // Processes that one search for a dead rank inspects; each costs about 10 us.
 constexpr int kPolls = 8;
 
-// The start of a rank's segment. All versions begin with the numbers of their formats.
-struct Segment {
-  std::uint64_t recorder = formats::kFlightRecorder.number;
-  std::uint64_t layout = formats::kSharedMemory.number;
-  RankStatus status = {};
-};
+using observe::Segment;
 static_assert(sizeof(Segment) < kHugePage);
 
 Segment& segment_of(const NodeMember& member) {
@@ -53,7 +48,9 @@ std::string count(std::uint64_t number, const char* what) {
   return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
 }
 
-void introduce(RankStatus& status) {
+void introduce(RankStatus& status, int rank, int size) {
+  status.rank = rank;
+  status.size = size;
   status.pid = ::getpid();
   status.thread = ::gettid();
   const auto host = host_name();
@@ -62,16 +59,17 @@ void introduce(RankStatus& status) {
     const auto index = static_cast<std::size_t>(core);
     if (index / 64 < status.cores.size()) status.cores[index / 64] |= std::uint64_t{1} << index % 64;
   }
+  status.mark.store(observe::kStatusMark, std::memory_order_release);
 }
 
-RankMemory own_memory(int rank, const NodeGroup::Part& part, const std::string& name,
+RankMemory own_memory(int rank, int size, const NodeGroup::Part& part, const std::string& name,
                       const ExchangePoint& point) {
   try {
     const auto offset = NodeGroup::backend_offset();
-    auto memory = SharedMemory::create("lockstep " + name, offset + part.bytes);
+    auto memory = SharedMemory::create(observe::kMemoryPrefix + name, offset + part.bytes);
     memory.commit(0, sizeof(Segment), "notes on calls");
     if (part.committed > 0) memory.commit(offset, part.committed, "passing data between ranks");
-    introduce((new (memory.data()) Segment)->status);
+    introduce((new (memory.data()) Segment)->status, rank, size);
     return {.segment = std::make_shared<const SharedMemory>(std::move(memory)),
             .heap = part.heap ? part.heap() : nullptr};
   } catch (const std::exception& error) {
@@ -86,7 +84,7 @@ std::size_t NodeGroup::backend_offset() { return kHugePage; }
 
 std::shared_ptr<NodeGroup> NodeGroup::meet(int rank, int size, Part part, const std::string& name,
                                            const ExchangePoint& point, const Deadline& deadline) {
-  auto members = exchange_members(rank, size, own_memory(rank, part, name, point), point, deadline);
+  auto members = exchange_members(rank, size, own_memory(rank, size, part, name, point), point, deadline);
   for (std::size_t other = 0; other < members.size(); ++other) {
     const auto& segment = segment_of(members[other]);
     check_format(rank, other, formats::kFlightRecorder, segment.recorder);
@@ -105,6 +103,16 @@ NodeGroup::NodeGroup(int rank, std::vector<NodeMember> members, int owner)
     const int process = process_of_pidfd(member.process.get());
     processes_.push_back(process == ::getpid() ? 0 : process);
   }
+}
+
+void NodeGroup::set_shown_ranks(std::vector<int> numbers) {
+  shown_ranks_ = std::move(numbers);
+  own_status().rank = shown_ranks_.at(static_cast<std::size_t>(rank_));
+}
+
+void NodeGroup::set_global_ranks(std::vector<int> ranks) {
+  global_ranks_ = std::move(ranks);
+  own_status().job_rank = global_ranks_.at(static_cast<std::size_t>(rank_));
 }
 
 int NodeGroup::ranks_on_own_cores() const {
@@ -136,7 +144,7 @@ bool NodeGroup::has_died(int rank) const {
 
 bool NodeGroup::is_exiting(int rank) const {
   const int process = processes_[static_cast<std::size_t>(rank)];
-  return process != 0 && node::is_exiting(process);
+  return process != 0 && lockstep::is_exiting(process);
 }
 
 int NodeGroup::find_dead() const {

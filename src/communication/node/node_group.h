@@ -57,9 +57,9 @@ class NodeGroup {
   std::string name_of(int rank) const;
   // The numbers of the ranks in messages, for a group that is a part of another one: [rank]. Call it before
   // the first call on the group.
-  void set_shown_ranks(std::vector<int> numbers) { shown_ranks_ = std::move(numbers); }
+  void set_shown_ranks(std::vector<int> numbers);
   // The ranks' numbers in the job, which messages give too: [rank]. Call it before the first call.
-  void set_global_ranks(std::vector<int> ranks) { global_ranks_ = std::move(ranks); }
+  void set_global_ranks(std::vector<int> ranks);
   // The rank that issued the call last; -1 if this is not known (any more).
   int last_to_issue(std::uint64_t number) const;
   // Whether every rank has recorded a call with this number or a later one.

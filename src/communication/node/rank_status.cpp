@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "observe/call_names.h"
+
 namespace lockstep::node {
 namespace {
 
@@ -16,6 +18,8 @@ const StatusEntry* find_note(const RankStatus& status, std::uint64_t number) {
   const auto& note = status.notes[number % RankStatus::kNotes];
   return note.number.load(std::memory_order_acquire) == number ? &note : nullptr;
 }
+
+constexpr std::int8_t kNone = -1;  // of dtypes and operations
 
 constexpr unsigned kStepBits = 44;  // of step and forwards
 constexpr unsigned kForwardBits = 12;
@@ -52,13 +56,16 @@ const std::array<char, 61>& FileName::name_of(const char* path) {
   return name_;
 }
 
-void write_entry(RankStatus& status, const CallRecord& record, FileName& file) {
+void write_entry(RankStatus& status, const CallRecord& record, const CallPlace& place, FileName& file) {
   auto& note = status.notes[record.number % RankStatus::kNotes];
   note.number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   note.issued_at = std::chrono::nanoseconds(record.issued_at.time_since_epoch()).count();
-  note.kind = record.kind;
-  note.dtype = record.dtype;
+  note.kind = static_cast<std::uint8_t>(record.kind);
+  note.dtype = record.dtype == c10::ScalarType::Undefined ? kNone : static_cast<std::int8_t>(record.dtype);
+  note.op = record.op ? static_cast<std::int8_t>(*record.op) : kNone;
+  note.peer = record.root >= 0 ? record.root : place.peer;
+  note.sequence = place.sequence;
   note.dims = static_cast<std::uint8_t>(std::min<std::size_t>(record.shape.size(), 255));
   std::copy_n(record.shape.begin(), std::min(record.shape.size(), StatusEntry::kDims), note.shape.begin());
   note.line = record.where.line();
@@ -79,11 +86,11 @@ std::string in_brackets(std::string_view contents, int index) {
 std::string describe_entry(const RankStatus& status, std::uint64_t number) {
   const auto* note = find_note(status, number);
   if (note == nullptr) return fmt::format("call #{}", number);
-  std::string text = fmt::format("{} #{}", name_of(note->kind), number);
-  if (note->dtype != c10::ScalarType::Undefined) {
+  std::string text = fmt::format("{} #{}", observe::name_in(observe::kCallNames, note->kind), number);
+  if (note->dtype >= 0) {
     const auto shown = std::min<std::size_t>(note->dims, StatusEntry::kDims);
     text += fmt::format(
-        " of {}[{}{}]", c10::toString(note->dtype),
+        " of {}[{}{}]", observe::name_in(observe::kDtypeNames, note->dtype),
         fmt::join(note->shape.begin(), note->shape.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
         note->dims > StatusEntry::kDims ? ", ..." : "");
   }

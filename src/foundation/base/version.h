@@ -20,10 +20,13 @@ namespace formats {
 inline constexpr Format kCheckpoints{"checkpoint", 1};
 inline constexpr Format kLauncherMessages{"message between launchers", 6};
 inline constexpr Format kNodeOrders{"order of lockstep run --hosts", 2};
-// What the ranks of one host publish to each other: node::RankStatus with the entries of the flight recorder,
+// What the ranks of one host publish to each other: observe::RankStatus with the entries of the flight recorder,
 // and behind it the layout of the shm backend.
-inline constexpr Format kFlightRecorder{"flight recorder", 1};
+inline constexpr Format kFlightRecorder{"flight recorder", 2};
 inline constexpr Format kSharedMemory{"shared memory", 1};
+
+// What `lockstep recorder dump` writes for `lockstep recorder analyze`.
+inline constexpr Format kRecorderFiles{"recorder file", 1};
 
 }  // namespace formats
 

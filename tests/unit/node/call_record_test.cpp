@@ -7,6 +7,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 
+#include "observe/call_names.h"
+
 namespace lockstep {
 namespace {
 
@@ -49,6 +51,13 @@ TEST(CallRecord, KeepsTheLast128) {
   ASSERT_EQ(calls.size(), 128U);
   EXPECT_EQ(calls.front().number, 173U);
   EXPECT_EQ(calls.back().number, 300U);
+}
+
+TEST(CallRecord, ProcessesWithoutLibTorchKnowItsDtypes) {
+  for (int number = 0; number < static_cast<int>(at::ScalarType::Undefined); ++number) {
+    EXPECT_EQ(observe::name_in(observe::kDtypeNames, number),
+              c10::toString(static_cast<at::ScalarType>(number)));
+  }
 }
 
 TEST(CallRecord, CopiesOfAGroupShareTheLog) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "node/liveness.h"
+#include "base/liveness.h"
 
 #include <array>
 #include <csignal>
@@ -51,24 +51,24 @@ std::string stat_of(const std::string& name, unsigned flags, unsigned pending) {
 
 TEST(Liveness, IsDetectedFromThreadFlagsAndPendingSignals) {
   constexpr unsigned kPlain = 0x400040;
-  EXPECT_FALSE(node::is_thread_exiting(stat_of("train", kPlain, 0)));
-  EXPECT_FALSE(node::is_thread_exiting(stat_of("train", kPlain, 1U << (SIGTERM - 1))))
+  EXPECT_FALSE(is_thread_exiting(stat_of("train", kPlain, 0)));
+  EXPECT_FALSE(is_thread_exiting(stat_of("train", kPlain, 1U << (SIGTERM - 1))))
       << "which it may catch";
-  EXPECT_TRUE(node::is_thread_exiting(stat_of("train", kPlain, 1U << (SIGKILL - 1))));
-  EXPECT_TRUE(node::is_thread_exiting(stat_of("train", kPlain | 0x4, 0))) << "in exit()";
-  EXPECT_TRUE(node::is_thread_exiting(stat_of("train", kPlain | 0x400, 0))) << "ended by a signal";
-  EXPECT_TRUE(node::is_thread_exiting(stat_of("a (b) R 1 1 1 1 1", kPlain, 1U << (SIGKILL - 1))));
-  EXPECT_FALSE(node::is_thread_exiting(""));
-  EXPECT_FALSE(node::is_thread_exiting("4711 (train) "));
+  EXPECT_TRUE(is_thread_exiting(stat_of("train", kPlain, 1U << (SIGKILL - 1))));
+  EXPECT_TRUE(is_thread_exiting(stat_of("train", kPlain | 0x4, 0))) << "in exit()";
+  EXPECT_TRUE(is_thread_exiting(stat_of("train", kPlain | 0x400, 0))) << "ended by a signal";
+  EXPECT_TRUE(is_thread_exiting(stat_of("a (b) R 1 1 1 1 1", kPlain, 1U << (SIGKILL - 1))));
+  EXPECT_FALSE(is_thread_exiting(""));
+  EXPECT_FALSE(is_thread_exiting("4711 (train) "));
 }
 
 TEST(Liveness, AProcessThatRunsSleepsOrIsStoppedLives) {
-  EXPECT_FALSE(node::is_exiting(::getpid()));
+  EXPECT_FALSE(is_exiting(::getpid()));
   const Forked child([] { ::pause(); });
-  EXPECT_FALSE(node::is_exiting(child.pid()));
+  EXPECT_FALSE(is_exiting(child.pid()));
   ::kill(child.pid(), SIGSTOP);
   ::waitpid(child.pid(), nullptr, WUNTRACED);
-  EXPECT_FALSE(node::is_exiting(child.pid()));
+  EXPECT_FALSE(is_exiting(child.pid()));
 }
 
 TEST(Liveness, AKilledProcessIsDyingBeforeItIsReaped) {
@@ -76,7 +76,7 @@ TEST(Liveness, AKilledProcessIsDyingBeforeItIsReaped) {
   ::kill(child.pid(), SIGKILL);
   siginfo_t how{};
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child.pid()), &how, WEXITED | WNOWAIT), 0);
-  EXPECT_TRUE(node::is_exiting(child.pid()));
+  EXPECT_TRUE(is_exiting(child.pid()));
 }
 
 // From the moment of the kill on, which is what it is good for: no wait in between. One look may fall just
@@ -87,8 +87,8 @@ TEST(Liveness, IsDetectedImmediatelyAfterTheKill) {
       while (true) ::getppid();
     });
     ::kill(child.pid(), SIGKILL);
-    EXPECT_TRUE(node::is_exiting(child.pid()) || node::is_exiting(child.pid()) ||
-                node::is_exiting(child.pid()))
+    EXPECT_TRUE(is_exiting(child.pid()) || is_exiting(child.pid()) ||
+                is_exiting(child.pid()))
         << "round " << round;
   }
 }
@@ -98,28 +98,28 @@ TEST(Liveness, AProcessIsKnownByItsNumberAndStart) {
   ASSERT_EQ(::pipe(pipe), 0);
   const UniqueFd from(pipe[0]);
   const UniqueFd to(pipe[1]);
-  auto identity = node::ProcessIdentity::own();
-  EXPECT_FALSE(node::has_ended(identity));
+  auto identity = ProcessIdentity::own();
+  EXPECT_FALSE(has_ended(identity));
   {
     const Forked child([&] {
-      const auto start = node::ProcessIdentity::own().start;
+      const auto start = ProcessIdentity::own().start;
       (void)!::write(to.get(), &start, sizeof(start));
       ::pause();
     });
     identity.pid = child.pid();
     ASSERT_EQ(::read(from.get(), &identity.start, sizeof(identity.start)), sizeof(identity.start));
-    EXPECT_FALSE(node::has_ended(identity));
+    EXPECT_FALSE(has_ended(identity));
     auto former = identity;
     --former.start;
-    EXPECT_TRUE(node::has_ended(former)) << "its pid belongs to another process now";
+    EXPECT_TRUE(has_ended(former)) << "its pid belongs to another process now";
     ::kill(child.pid(), SIGKILL);
     siginfo_t how{};
     ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child.pid()), &how, WEXITED | WNOWAIT), 0);
-    EXPECT_TRUE(node::has_ended(identity));
+    EXPECT_TRUE(has_ended(identity));
   }
-  EXPECT_TRUE(node::has_ended(identity)) << "it has been reaped";
+  EXPECT_TRUE(has_ended(identity)) << "it has been reaped";
   identity.space += "1";
-  EXPECT_FALSE(node::has_ended(identity)) << "it cannot be seen from here";
+  EXPECT_FALSE(has_ended(identity)) << "it cannot be seen from here";
 }
 
 TEST(Liveness, AProcessWhoseMainThreadHasEndedLives) {
@@ -139,15 +139,15 @@ TEST(Liveness, AProcessWhoseMainThreadHasEndedLives) {
   to.reset();
   char told = 0;
   ASSERT_EQ(::read(from.get(), &told, 1), 1);
-  EXPECT_FALSE(node::is_exiting(child.pid()));
+  EXPECT_FALSE(is_exiting(child.pid()));
 }
 
 TEST(Liveness, ThePidOfAPidfd) {
   const Forked child([] { ::pause(); });
   const UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, child.pid(), 0)));
-  EXPECT_EQ(node::process_of_pidfd(fd.get()), child.pid());
+  EXPECT_EQ(process_of_pidfd(fd.get()), child.pid());
   const UniqueFd other(::dup(STDIN_FILENO));
-  EXPECT_EQ(node::process_of_pidfd(other.get()), 0) << "no pidfd";
+  EXPECT_EQ(process_of_pidfd(other.get()), 0) << "no pidfd";
 }
 
 // Its pidfd is not readable yet.

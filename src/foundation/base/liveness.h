@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace lockstep::node {
+namespace lockstep {
 
 // A killed process may take long to disappear: on a busy machine it waits for its turn to exit, and then the
 // kernel releases its memory. Its pidfd becomes readable only after that. The kernel shows earlier that none
@@ -20,6 +20,9 @@ bool is_exiting(int pid);
 
 // The same for the thread that a line of /proc/<pid>/stat describes.
 bool is_thread_exiting(const std::string& stat);
+
+// The letter of a thread's state in proc(5), '?' if it cannot be seen.
+char state_letter(int tid);
 
 // What the kernel reports about a thread of any process: "running", "stopped by a signal", "sleeping in
 // futex_wait, called from libfoo.so+0x1234". Contains only what this process may see.
@@ -37,4 +40,4 @@ struct ProcessIdentity {
 // Whether the process has ended or is_exiting(). False if this process cannot see it.
 bool has_ended(const ProcessIdentity& process);
 
-}  // namespace lockstep::node
+}  // namespace lockstep

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "node/liveness.h"
+#include "base/liveness.h"
 
 #include <algorithm>
 #include <array>
@@ -20,7 +20,7 @@
 #include "base/host.h"
 #include "base/unique_fd.h"
 
-namespace lockstep::node {
+namespace lockstep {
 namespace {
 
 // The kernel's flags of a thread that is in exit() or that a signal has ended.
@@ -67,13 +67,6 @@ std::string own_space() {
 }
 
 std::string file_of(int pid, const char* name) { return first_line(fmt::format("/proc/{}/{}", pid, name)); }
-
-// The letter after the program's name, which may itself hold spaces and brackets.
-char state_letter(int pid) {
-  const auto stat = file_of(pid, "stat");
-  const auto bracket = stat.rfind(')');
-  return bracket == std::string::npos || bracket + 2 >= stat.size() ? '?' : stat[bracket + 2];
-}
 
 // The user-space address that a sleeping thread will return to: the last word of /proc/<pid>/syscall.
 std::optional<std::uint64_t> return_address(int pid) {
@@ -133,6 +126,13 @@ bool is_exiting(int pid) {
   return true;
 }
 
+// The letter after the program's name, which may itself hold spaces and brackets.
+char state_letter(int tid) {
+  const auto stat = file_of(tid, "stat");
+  const auto bracket = stat.rfind(')');
+  return bracket == std::string::npos || bracket + 2 >= stat.size() ? '?' : stat[bracket + 2];
+}
+
 ProcessIdentity ProcessIdentity::own() {
   ProcessIdentity own{.space = own_space(), .pid = ::getpid(), .start = start_time_of("self")};
   // A /proc of another namespace shows other processes under these numbers.
@@ -171,4 +171,4 @@ std::string describe_thread(int tid) {
   return text;
 }
 
-}  // namespace lockstep::node
+}  // namespace lockstep

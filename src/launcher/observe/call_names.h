@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+namespace lockstep::observe {
+
+// In the order of CallKind.
+inline constexpr std::array<std::string_view, 14> kCallNames{
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "send",
+    "recv",
+    "barrier",
+};
+
+// In the order of ReduceOp.
+inline constexpr std::array<std::string_view, 8> kOpNames{"SUM", "AVG",  "PRODUCT", "MIN",
+                                                          "MAX", "BAND", "BOR",     "BXOR"};
+
+// In the order of c10::ScalarType, of which releases of LibTorch know the first ones.
+inline constexpr std::array<std::string_view, 47> kDtypeNames{
+    "Byte",
+    "Char",
+    "Short",
+    "Int",
+    "Long",
+    "Half",
+    "Float",
+    "Double",
+    "ComplexHalf",
+    "ComplexFloat",
+    "ComplexDouble",
+    "Bool",
+    "QInt8",
+    "QUInt8",
+    "QInt32",
+    "BFloat16",
+    "QUInt4x2",
+    "QUInt2x4",
+    "Bits1x8",
+    "Bits2x4",
+    "Bits4x2",
+    "Bits8",
+    "Bits16",
+    "Float8_e5m2",
+    "Float8_e4m3fn",
+    "Float8_e5m2fnuz",
+    "Float8_e4m3fnuz",
+    "UInt16",
+    "UInt32",
+    "UInt64",
+    "UInt1",
+    "UInt2",
+    "UInt3",
+    "UInt4",
+    "UInt5",
+    "UInt6",
+    "UInt7",
+    "Int1",
+    "Int2",
+    "Int3",
+    "Int4",
+    "Int5",
+    "Int6",
+    "Int7",
+    "Float8_e8m0fnu",
+    "Float4_e2m1fn_x2",
+    "BComplex32",
+};
+
+// "" for a number that this version does not know.
+template <std::size_t count>
+constexpr std::string_view name_in(const std::array<std::string_view, count>& names, int number) {
+  return number >= 0 && static_cast<std::size_t>(number) < count ? names[static_cast<std::size_t>(number)]
+                                                                 : std::string_view();
+}
+
+}  // namespace lockstep::observe

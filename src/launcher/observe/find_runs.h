@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "observe/processes.h"
+#include "observe/run.h"
+#include "observe/status_layout.h"
+
+namespace lockstep::observe {
+
+// What a rank publishes in one group, mapped read-only, or a copy where no process of the run holds the memory open.
+struct Publication {
+  std::string group{};
+  std::shared_ptr<const RankStatus> status{};
+  int pid = 0;     // of the rank as this process sees it; 0: it has ended
+  int thread = 0;  // likewise
+};
+
+// A run of this host that can be read at any time: its ranks may be stopped, stuck or dead.
+struct ObservedRun {
+  std::string id{};
+  std::vector<int> pids{};  // of all processes that have mapped the memory of its ranks
+  std::vector<Publication> publications{};
+  std::string problem{};  // why its ranks cannot be read: another version of Lockstep
+
+  Run read() const;
+};
+
+// The runs of this user on this host whose ranks share memory: those of which at least two ranks are here.
+std::vector<ObservedRun> find_runs(const std::vector<Process>& processes);
+
+// The run that `name` means: the PID of a rank or of a process above it such as its launcher, or the launcher's
+// --run-id; empty: the only run. Throws Error that says which runs there are, or why the process cannot be seen.
+ObservedRun find_run(const std::string& name);
+
+}  // namespace lockstep::observe

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "observe/processes.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <pwd.h>
+#include <sstream>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "base/text.h"
+#include "observe/status_layout.h"
+
+namespace lockstep::observe {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kMark = std::string("/memfd:") + kMemoryPrefix;
+constexpr std::string_view kDeleted = " (deleted)";
+
+std::string folder_of(int pid) { return fmt::format("/proc/{}", pid); }
+
+// The numbers of /proc, or of a folder below.
+std::vector<int> numbers_in(const std::string& folder) {
+  std::vector<int> numbers;
+  std::error_code gone;
+  fs::directory_iterator entries(folder, gone);
+  for (; !gone && entries != fs::directory_iterator(); entries.increment(gone)) {
+    if (const auto number = parse_number<int>(entries->path().filename().string()))
+      numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+std::optional<uid_t> owner_of(int pid) {
+  struct stat status {};
+  return ::stat(folder_of(pid).c_str(), &status) == 0 ? std::optional(status.st_uid) : std::nullopt;
+}
+
+// A line of /proc/PID/maps that shows the start of such memory.
+std::optional<MappedMemory> memory_in(const std::string& line) {
+  const auto mark = line.find(kMark);
+  if (mark == std::string::npos || !line.ends_with(kDeleted)) return std::nullopt;
+  std::istringstream fields(line);
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint64_t offset = 0;
+  unsigned major = 0;
+  unsigned minor = 0;
+  ino_t inode = 0;
+  char dash = 0;
+  std::string rights;
+  fields >> std::hex >> begin >> dash >> end >> rights >> offset >> major >> dash >> minor >> std::dec >>
+      inode;
+  if (!fields || offset != 0) return std::nullopt;
+  const auto name = mark + kMark.size();
+  return MappedMemory{.file = {makedev(major, minor), inode},
+                      .group = line.substr(name, line.size() - kDeleted.size() - name),
+                      .address = begin};
+}
+
+std::vector<MappedMemory> memory_of(int pid) {
+  std::vector<MappedMemory> memory;
+  std::ifstream maps(folder_of(pid) + "/maps");
+  std::string line;
+  while (std::getline(maps, line)) {
+    if (auto mapped = memory_in(line)) memory.push_back(std::move(*mapped));
+  }
+  return memory;
+}
+
+std::string user_name(uid_t user) {
+  const auto* const entry = ::getpwuid(user);
+  return entry != nullptr ? entry->pw_name : std::to_string(user);
+}
+
+}  // namespace
+
+std::vector<Process> own_processes() {
+  std::vector<Process> processes;
+  for (const int pid : numbers_in("/proc")) {
+    if (owner_of(pid) != ::geteuid()) continue;
+    processes.push_back({.pid = pid,
+                         .inner_pid = status_number(pid, "NSpid:"),
+                         .parent = status_number(pid, "PPid:"),
+                         .memory = memory_of(pid)});
+  }
+  return processes;
+}
+
+std::vector<int> threads_of(int pid) { return numbers_in(folder_of(pid) + "/task"); }
+
+int status_number(int pid, const std::string& key) {
+  std::ifstream status(folder_of(pid) + "/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.starts_with(key))
+      return parse_number<int>(line.substr(line.find_last_of(" \t") + 1)).value_or(0);
+  }
+  return 0;
+}
+
+bool descends_from(const std::vector<Process>& processes, int pid, int ancestor) {
+  std::map<int, int> parents;
+  for (const auto& process : processes) parents[process.pid] = process.parent;
+  for (std::size_t depth = 0; depth <= parents.size(); ++depth) {
+    if (pid == ancestor) return true;
+    const auto parent = parents.find(pid);
+    if (parent == parents.end()) return false;
+    pid = parent->second;
+  }
+  return false;
+}
+
+std::optional<std::string> open_file_of(int pid, const MappedMemory& memory) {
+  const auto folder = folder_of(pid) + "/fd";
+  for (const int fd : numbers_in(folder)) {
+    const auto path = fmt::format("{}/{}", folder, fd);
+    std::error_code gone;
+    if (!fs::read_symlink(path, gone).string().starts_with(kMark) || gone) continue;
+    struct stat status {};
+    if (::stat(path.c_str(), &status) == 0 && memory.file == std::pair{status.st_dev, status.st_ino})
+      return path;
+  }
+  return std::nullopt;
+}
+
+std::string variable_of(int pid, const std::string& name) {
+  std::ifstream environment(folder_of(pid) + "/environ");
+  std::string entry;
+  while (std::getline(environment, entry, '\0')) {
+    if (entry.starts_with(name + "=")) return entry.substr(name.size() + 1);
+  }
+  return {};
+}
+
+std::string reason_not_to_look(int pid) {
+  const auto owner = owner_of(pid);
+  if (!owner) return fmt::format("there is no process {} on this host", pid);
+  if (*owner != ::geteuid()) {
+    return fmt::format(
+        "process {} belongs to {}, and only a process's own user may look into it: run this as {}", pid,
+        user_name(*owner), user_name(*owner));
+  }
+  if (::access((folder_of(pid) + "/maps").c_str(), R_OK) != 0 ||
+      std::ifstream(folder_of(pid) + "/maps").peek() < 0) {
+    return fmt::format(
+        "the system does not let this user look into process {}: a program with more rights, or a "
+        "container without CAP_SYS_PTRACE; look from inside the container",
+        pid);
+  }
+  return {};
+}
+
+}  // namespace lockstep::observe

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <sys/types.h>
+#include <utility>
+#include <vector>
+
+// The processes of this user on this host that have mapped the memory of ranks, as /proc shows them.
+
+namespace lockstep::observe {
+
+// The memory of a rank in a group, as a process has mapped it.
+struct MappedMemory {
+  std::pair<unsigned long, ino_t> file{};  // device and inode
+  std::string group{};
+  std::uint64_t address = 0;  // in the process
+};
+
+struct Process {
+  int pid = 0;
+  int inner_pid = 0;  // in the innermost pid namespace of the process
+  int parent = 0;
+  std::vector<MappedMemory> memory{};  // empty: no rank
+};
+
+// All processes of this user, those without such memory among them.
+std::vector<Process> own_processes();
+
+// Whether `pid` is `ancestor` or a descendant of it.
+bool descends_from(const std::vector<Process>& processes, int pid, int ancestor);
+
+// The threads of a process.
+std::vector<int> threads_of(int pid);
+
+// The last number of the line of /proc/PID/status that begins with `key`, 0 without one.
+int status_number(int pid, const std::string& key);
+
+// The memory in /proc/PID/fd of a process that holds it open, else nullopt.
+std::optional<std::string> open_file_of(int pid, const MappedMemory& memory);
+
+// A variable of the environment with which a process started; empty without one.
+std::string variable_of(int pid, const std::string& name);
+
+// Why this process may not look into `pid`, in a sentence with the remedy; empty if nothing forbids it.
+std::string reason_not_to_look(int pid);
+
+}  // namespace lockstep::observe

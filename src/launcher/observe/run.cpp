@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "observe/run.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "base/throw_error.h"
+#include "base/version.h"
+
+namespace lockstep::observe {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::array<std::string_view, 4> kLives{"alive", "stopped", "finished",
+                                                 "dead"};  // in the order of Life
+
+json to_json(const Call& call) {
+  return {{"number", call.number},
+          {"sequence", call.sequence},
+          {"name", call.name},
+          {"dtype", call.dtype},
+          {"op", call.op},
+          {"shape", call.shape},
+          {"dims", call.dims},
+          {"peer", call.peer},
+          {"file", call.file},
+          {"line", call.line},
+          {"contents", call.contents},
+          {"issued_at_ns", call.issued_at}};
+}
+
+json to_json(const Membership& member) {
+  json calls = json::array();
+  for (const auto& call : member.calls) calls.push_back(to_json(call));
+  return {{"group", member.group},   {"rank", member.rank},           {"size", member.size},
+          {"issued", member.issued}, {"completed", member.completed}, {"awaited", member.awaited},
+          {"failed", member.failed}, {"calls", std::move(calls)}};
+}
+
+json to_json(const Rank& rank) {
+  json groups = json::array();
+  for (const auto& member : rank.groups) groups.push_back(to_json(member));
+  return {{"rank", rank.rank},         {"pid", rank.pid},
+          {"thread", rank.thread},     {"life", kLives.at(static_cast<std::size_t>(rank.life))},
+          {"activity", rank.activity}, {"groups", std::move(groups)}};
+}
+
+Call call_from(const json& value) {
+  Call call;
+  value.at("number").get_to(call.number);
+  value.at("sequence").get_to(call.sequence);
+  value.at("name").get_to(call.name);
+  value.at("dtype").get_to(call.dtype);
+  value.at("op").get_to(call.op);
+  value.at("shape").get_to(call.shape);
+  value.at("dims").get_to(call.dims);
+  value.at("peer").get_to(call.peer);
+  value.at("file").get_to(call.file);
+  value.at("line").get_to(call.line);
+  value.at("contents").get_to(call.contents);
+  value.at("issued_at_ns").get_to(call.issued_at);
+  return call;
+}
+
+Membership membership_from(const json& value) {
+  Membership member;
+  value.at("group").get_to(member.group);
+  value.at("rank").get_to(member.rank);
+  value.at("size").get_to(member.size);
+  value.at("issued").get_to(member.issued);
+  value.at("completed").get_to(member.completed);
+  value.at("awaited").get_to(member.awaited);
+  value.at("failed").get_to(member.failed);
+  for (const auto& call : value.at("calls")) member.calls.push_back(call_from(call));
+  return member;
+}
+
+Rank rank_from(const json& value) {
+  Rank rank;
+  value.at("rank").get_to(rank.rank);
+  value.at("pid").get_to(rank.pid);
+  value.at("thread").get_to(rank.thread);
+  const auto name = value.at("life").get<std::string>();
+  const auto life = std::ranges::find_if(kLives, [&](std::string_view each) { return each == name; });
+  if (life == kLives.end()) throw_error<Error>("\"life\" of rank {} is unknown", rank.rank);
+  rank.life = static_cast<Life>(life - kLives.begin());
+  value.at("activity").get_to(rank.activity);
+  for (const auto& member : value.at("groups")) rank.groups.push_back(membership_from(member));
+  return rank;
+}
+
+}  // namespace
+
+std::string Call::describe() const {
+  std::string text = fmt::format("{} #{}", name, sequence);
+  if (!dtype.empty()) {
+    text += fmt::format(" of {}[{}{}]", dtype, fmt::join(shape, ", "),
+                        dims > static_cast<int>(shape.size()) ? ", ..." : "");
+  }
+  if (is_message() && peer >= 0) text += fmt::format(" {} rank {}", name == "send" ? "to" : "from", peer);
+  if (line != 0) text += fmt::format(" at {}:{}", file, line);
+  return contents.empty() ? text : fmt::format("{} ({})", text, contents);
+}
+
+const Call* Membership::find(std::uint64_t number) const {
+  const auto found = std::ranges::find(calls, number, &Call::number);
+  return found == calls.end() ? nullptr : &*found;
+}
+
+const Call* Membership::collective(std::uint64_t sequence) const {
+  const auto found = std::ranges::find_if(
+      calls, [&](const Call& call) { return !call.is_message() && call.sequence == sequence; });
+  return found == calls.end() ? nullptr : &*found;
+}
+
+std::uint64_t Membership::last_collective() const {
+  std::uint64_t last = 0;
+  for (const auto& call : calls) {
+    if (!call.is_message()) last = std::max(last, call.sequence);
+  }
+  return last;
+}
+
+const Call* Membership::unfinished() const {
+  if (awaited != 0) return find(awaited);
+  return failed != 0 && failed == issued ? find(failed) : nullptr;
+}
+
+std::string Rank::describe() const {
+  return fmt::format("rank {} ({}pid {})", rank, thread == pid ? "" : fmt::format("thread {} of ", thread),
+                     pid);
+}
+
+json to_json(const Run& run) {
+  json ranks = json::array();
+  for (const auto& rank : run.ranks) ranks.push_back(to_json(rank));
+  return {{kFormatField, formats::kRecorderFiles.number},
+          {"run", run.id},
+          {"host", run.host},
+          {"taken_at_ns", run.taken_at},
+          {"ranks", std::move(ranks)}};
+}
+
+Run run_from_json(const json& value) {
+  try {
+    const auto reason =
+        reason_not_to_read(formats::kRecorderFiles, value.at(kFormatField).get<std::uint64_t>());
+    if (!reason.empty()) throw Error(reason);
+    Run run;
+    value.at("run").get_to(run.id);
+    value.at("host").get_to(run.host);
+    value.at("taken_at_ns").get_to(run.taken_at);
+    for (const auto& rank : value.at("ranks")) run.ranks.push_back(rank_from(rank));
+    return run;
+  } catch (const json::exception&) {
+    throw Error("not a recorder file of Lockstep, or a damaged one");
+  }
+}
+
+}  // namespace lockstep::observe

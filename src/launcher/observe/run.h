@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+// A run at one moment, as data.
+
+namespace lockstep::observe {
+
+// A call of a rank in a group.
+struct Call {
+  std::uint64_t number = 0;           // of the group's calls on this rank
+  std::uint64_t sequence = 0;         // among its collectives, or its messages: equal on ranks that agree
+  std::string name{};                 // "all_reduce"
+  std::string dtype{};                // "Float"; empty for a barrier
+  std::string op{};                   // "SUM"; empty for calls that do not reduce
+  std::vector<std::int64_t> shape{};  // of the rank's first tensor: at most five dimensions
+  int dims = 0;                       // all of them
+  int peer = -1;                      // of a message, or the root; -1: none or any
+  std::string file{};                 // without its folder; empty without a place
+  std::uint32_t line = 0;
+  std::string contents{};      // "gradients of bucket 2", or empty
+  std::int64_t issued_at = 0;  // nanoseconds of the host's steady clock
+
+  bool is_message() const { return name == "send" || name == "recv"; }
+  // "all_reduce #12 of Float[64, 3] at train.cpp:40 (gradients of bucket 2)"; the number is `sequence`
+  std::string describe() const;
+};
+
+// What a rank does in one group.
+struct Membership {
+  std::string group{};
+  int rank = 0;                 // in the group
+  int size = 0;                 // of the group, or of its part on this host
+  std::uint64_t issued = 0;     // number of the last call,
+  std::uint64_t completed = 0;  // of the last one known to be complete,
+  std::uint64_t awaited = 0;    // of the one that the rank waits for, or 0,
+  std::uint64_t failed = 0;     // and of the last one that failed, or 0
+  std::vector<Call> calls{};    // the last ones, oldest first
+
+  const Call* find(std::uint64_t number) const;
+  // The collective with this sequence; nullptr if it is not known (any more).
+  const Call* collective(std::uint64_t sequence) const;
+  // The sequence of the last collective, 0 without any.
+  std::uint64_t last_collective() const;
+  // The call that the rank waits for or that failed; nullptr if it does neither.
+  const Call* unfinished() const;
+};
+
+enum class Life : std::uint8_t { alive, stopped, finished, dead };
+
+struct Rank {
+  int rank = 0;  // in the job
+  std::int64_t pid = 0;
+  std::int64_t thread = 0;  // equal to pid unless the rank is a thread
+  Life life = Life::alive;
+  std::string activity{};  // of its thread: "its thread is running"
+  std::vector<Membership> groups{};
+
+  // "rank 1 (pid 4711)", "rank 1 (thread 4712 of pid 4711)"
+  std::string describe() const;
+};
+
+// The ranks of a run on one host, in the order of their numbers.
+struct Run {
+  std::string id{};  // of the launcher's --run-id; empty without one
+  std::string host{};
+  std::int64_t taken_at = 0;  // nanoseconds of the host's steady clock
+  std::vector<Rank> ranks{};
+};
+
+nlohmann::json to_json(const Run& run);
+// The run of a JSON value that to_json() made. Throws Error for another one.
+Run run_from_json(const nlohmann::json& value);
+
+}  // namespace lockstep::observe

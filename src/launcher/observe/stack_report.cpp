@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "observe/stack_report.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "observe/stacks.h"
+
+namespace lockstep::observe {
+namespace {
+
+// Threads with the same frames, in the same call.
+struct Block {
+  std::string activity{};  // empty for threads that make no calls
+  std::vector<std::string> frames{};
+  std::vector<std::string> ranks{};
+  std::set<std::string> names{};
+  std::size_t threads = 0;
+};
+
+std::string activity_of(const Rank& rank) {
+  for (const auto& member : rank.groups) {
+    if (const auto* const call = member.unfinished())
+      return fmt::format("in {} of group {}", call->describe(), member.group);
+  }
+  return "in the program's own code";
+}
+
+// [thread as this process sees it]: its rank.
+std::map<int, const Rank*> ranks_by_thread(const ObservedRun& observed, const Run& run) {
+  std::map<int, const Rank*> ranks;
+  for (const auto& publication : observed.publications) {
+    const auto rank = std::ranges::find_if(run.ranks, [&](const Rank& each) {
+      return each.pid == publication.status->pid && each.thread == publication.status->thread;
+    });
+    if (publication.pid != 0) ranks[publication.thread] = &*rank;
+  }
+  return ranks;
+}
+
+class Report {
+ public:
+  void add(const ThreadStack& stack, const Rank* rank, const std::string& process) {
+    const auto activity = rank == nullptr ? std::string() : activity_of(*rank);
+    auto block = std::ranges::find_if(
+        blocks_, [&](const Block& each) { return each.activity == activity && each.frames == stack.frames; });
+    if (block == blocks_.end()) {
+      blocks_.push_back({.activity = activity, .frames = stack.frames});
+      block = blocks_.end() - 1;
+    }
+    ++block->threads;
+    block->names.insert(stack.name);
+    const auto who = rank == nullptr ? process : rank->describe();
+    if (block->ranks.empty() || block->ranks.back() != who) block->ranks.push_back(who);
+  }
+
+  // Ranks' own threads first.
+  std::string text() const {
+    std::string text;
+    for (const bool own : {true, false}) {
+      for (const auto& block : blocks_) {
+        if (block.activity.empty() == own) continue;
+        const auto ranks = fmt::format("{}", fmt::join(block.ranks, ", "));
+        text += own ? fmt::format("{}: {}\n", ranks, block.activity)
+                    : fmt::format("{} other thread{} of {}: {}\n", block.threads,
+                                  block.threads == 1 ? "" : "s", ranks, fmt::join(block.names, ", "));
+        for (const auto& frame : block.frames) text += fmt::format("    {}\n", frame);
+      }
+    }
+    return text;
+  }
+
+ private:
+  std::vector<Block> blocks_;
+};
+
+}  // namespace
+
+std::string stacks_text(const ObservedRun& observed) {
+  const auto run = observed.read();
+  const auto ranks = ranks_by_thread(observed, run);
+  std::map<int, std::string> processes;  // those of ranks
+  for (const auto& publication : observed.publications) {
+    const auto rank = ranks.find(publication.thread);
+    if (rank != ranks.end()) processes.emplace(publication.pid, rank->second->describe());
+  }
+  Report report;
+  for (const auto& [pid, name] : processes) {
+    for (const auto& stack : stacks_of(pid)) {
+      const auto rank = ranks.find(stack.thread);
+      report.add(stack, rank == ranks.end() ? nullptr : rank->second, name);
+    }
+  }
+  std::string gone;
+  for (const auto& rank : run.ranks) {
+    if (rank.life == Life::dead || rank.life == Life::finished)
+      gone +=
+          fmt::format("{} {}\n", rank.describe(), rank.life == Life::dead ? "is dead" : "has left the run");
+  }
+  return gone + report.text();
+}
+
+}  // namespace lockstep::observe

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "observe/verdict.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep::observe {
+namespace {
+
+constexpr std::int64_t kPatience = 1'000'000'000;  // nanoseconds
+constexpr std::array kCauses{"none", "mismatch", "dead", "stopped", "missing", "deadlock"};
+
+// A rank that waits in a call, or whose call has failed.
+struct Wait {
+  const Rank* rank = nullptr;
+  const Membership* member = nullptr;
+  const Call* call = nullptr;
+  std::int64_t age = 0;  // nanoseconds
+  bool has_failed = false;
+};
+
+std::string seconds(std::int64_t nanoseconds) {
+  return fmt::format("{:.1f} s", static_cast<double>(nanoseconds) / 1e9);
+}
+
+// "rank 0", "ranks 0, 2 and 3"
+std::string list(std::vector<int> ranks) {
+  std::ranges::sort(ranks);
+  if (ranks.size() == 1) return fmt::format("rank {}", ranks.front());
+  const int last = ranks.back();
+  ranks.pop_back();
+  return fmt::format("ranks {} and {}", fmt::join(ranks, ", "), last);
+}
+
+const Membership* membership_in(const Rank& rank, const std::string& group) {
+  const auto found = std::ranges::find(rank.groups, group, &Membership::group);
+  return found == rank.groups.end() ? nullptr : &*found;
+}
+
+// The last one of the rank, over all groups.
+std::optional<Wait> wait_of(const Run& run, const Rank& rank) {
+  std::optional<Wait> last;
+  for (const auto& member : rank.groups) {
+    const auto* const call = member.unfinished();
+    if (call == nullptr || (last && last->call->issued_at > call->issued_at)) continue;
+    last = {&rank, &member, call, run.taken_at - call->issued_at, member.failed == call->number};
+  }
+  return last;
+}
+
+// The last call of the rank in any group.
+const Call* last_call(const Rank& rank) {
+  const Call* last = nullptr;
+  for (const auto& member : rank.groups) {
+    const auto* const call = member.calls.empty() ? nullptr : &member.calls.back();
+    if (call != nullptr && (last == nullptr || call->issued_at > last->issued_at)) last = call;
+  }
+  return last;
+}
+
+std::string last_call_text(const Run& run, const Rank& rank) {
+  const auto* const call = last_call(rank);
+  if (call == nullptr) return "it has made no call yet";
+  return fmt::format("its last call was {}, {} ago", call->describe(),
+                     seconds(run.taken_at - call->issued_at));
+}
+
+// What a rank that makes no call is doing.
+std::string state_text(const Run& run, const Rank& rank) {
+  const auto last = last_call_text(run, rank);
+  switch (rank.life) {
+    case Life::dead:
+      return "is dead; " + last;
+    case Life::finished:
+      return "has left the run, as with uneven data; " + last;
+    case Life::stopped:
+      return "is stopped by a signal or a debugger; " + last;
+    case Life::alive:
+      break;
+  }
+  return fmt::format("runs the program's own code ({}); {}", rank.activity, last);
+}
+
+Cause cause_of(const Rank& rank) {
+  if (rank.life == Life::dead) return Cause::dead;
+  return rank.life == Life::stopped ? Cause::stopped : Cause::missing;
+}
+
+bool is_uneven(const Call& call) {
+  static constexpr std::array kUneven{"all_gather", "gather", "all_to_all", "all_to_all_single"};
+  return std::ranges::find(kUneven, call.name) != kUneven.end();
+}
+
+bool differ(const Call& one, const Call& other) {
+  return one.name != other.name || one.dtype != other.dtype || one.op != other.op || one.peer != other.peer ||
+         (!is_uneven(one) && one.shape != other.shape);
+}
+
+class Judge {
+ public:
+  explicit Judge(const Run& run) : run_(run) {
+    for (const auto& rank : run.ranks) {
+      if (const auto wait = wait_of(run, rank)) waits_.push_back(*wait);
+    }
+    // The oldest one, whose cause is the cause of the others.
+    std::ranges::sort(waits_, std::greater(), &Wait::age);
+  }
+
+  Verdict judge() const {
+    for (const auto& wait : waits_) {
+      if (auto verdict = find_mismatch(wait)) return *verdict;
+    }
+    for (const auto& wait : waits_) {
+      if (auto verdict = follow(wait)) return *verdict;
+    }
+    for (const auto& rank : run_.ranks) {
+      if (rank.life == Life::dead || rank.life == Life::stopped) return blame(rank, "");
+    }
+    return {.text = all_is_well()};
+  }
+
+ private:
+  const Wait* wait_of_rank(const Rank& rank) const {
+    const auto found = std::ranges::find(waits_, &rank, &Wait::rank);
+    return found == waits_.end() ? nullptr : &*found;
+  }
+
+  Verdict blame(const Rank& rank, const std::string& call) const {
+    return {
+        cause_of(rank), {rank.rank}, fmt::format("{}{} {}.", rank.describe(), call, state_text(run_, rank))};
+  }
+
+  // Calls of the group with the same place in the order of its collectives: [text] the ranks that made it.
+  std::optional<Verdict> find_mismatch(const Wait& wait) const {
+    if (wait.call->is_message()) return std::nullopt;
+    std::vector<std::pair<const Call*, std::vector<int>>> kinds;
+    for (const auto& rank : run_.ranks) {
+      const auto* const member = membership_in(rank, wait.member->group);
+      const auto* const call = member == nullptr ? nullptr : member->collective(wait.call->sequence);
+      if (call == nullptr) continue;
+      const auto same =
+          std::ranges::find_if(kinds, [&](const auto& kind) { return !differ(*kind.first, *call); });
+      same == kinds.end() ? (void)kinds.emplace_back(call, std::vector{rank.rank})
+                          : same->second.push_back(rank.rank);
+    }
+    if (kinds.size() < 2) return std::nullopt;
+    std::ranges::stable_sort(kinds, std::greater(), [](const auto& kind) { return kind.second.size(); });
+    const bool is_tie = kinds[0].second.size() == kinds[1].second.size();
+    Verdict verdict{.cause = Cause::mismatch};
+    std::vector<std::string> texts;
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      texts.push_back(fmt::format("{} made {}", list(kinds[i].second), kinds[i].first->describe()));
+      if (i > 0 || is_tie)
+        verdict.ranks.insert(verdict.ranks.end(), kinds[i].second.begin(), kinds[i].second.end());
+    }
+    verdict.text = fmt::format(
+        "The ranks of group {} made different calls in the same place: {}. Every rank has to make "
+        "the same calls in the same order.",
+        wait.member->group, fmt::join(texts, ", but "));
+    return verdict;
+  }
+
+  // The ranks without which the call cannot end.
+  std::vector<const Rank*> missing_in(const Wait& wait) const {
+    std::vector<const Rank*> missing;
+    for (const auto& rank : run_.ranks) {
+      const auto* const member = membership_in(rank, wait.member->group);
+      if (member == nullptr || &rank == wait.rank) continue;
+      const bool is_late = wait.call->is_message() ? member->rank == wait.call->peer
+                                                   : member->last_collective() < wait.call->sequence;
+      if (is_late) missing.push_back(&rank);
+    }
+    return missing;
+  }
+
+  std::string waiting_text(const Wait& wait) const {
+    std::vector<int> ranks;
+    for (const auto& other : waits_) {
+      const bool same = other.member->group == wait.member->group &&
+                        other.call->sequence == wait.call->sequence &&
+                        other.call->is_message() == wait.call->is_message();
+      if (same && other.has_failed == wait.has_failed) ranks.push_back(other.rank->rank);
+    }
+    const char* const verb = ranks.size() == 1 ? "has" : "have";
+    return wait.has_failed
+               ? fmt::format("which {} made {} ago and which failed", list(ranks), seconds(wait.age))
+               : fmt::format("for which {} {} waited {}", list(ranks), verb, seconds(wait.age));
+  }
+
+  // From a wait to what it waits for, until a rank that waits for nobody, or in a circle.
+  std::optional<Verdict> follow(const Wait& first) const {
+    if (first.age < kPatience && !first.has_failed) return std::nullopt;
+    std::vector<const Wait*> path{&first};
+    while (true) {
+      const auto& wait = *path.back();
+      const auto missing = missing_in(wait);
+      if (missing.empty()) return std::nullopt;
+      for (const auto* rank : missing) {
+        if (rank->life == Life::alive && wait_of_rank(*rank) != nullptr) continue;
+        return blame(*rank, fmt::format(" has not entered {} of group {}, {}. It", wait.call->describe(),
+                                        wait.member->group, waiting_text(wait)));
+      }
+      const auto* const next = wait_of_rank(*missing.front());
+      if (const auto seen = std::ranges::find(path, next); seen != path.end())
+        return deadlock({seen, path.end()});
+      path.push_back(next);
+    }
+  }
+
+  static Verdict deadlock(const std::vector<const Wait*>& circle) {
+    Verdict verdict{.cause = Cause::deadlock};
+    std::vector<std::string> texts;
+    for (const auto* wait : circle) {
+      verdict.ranks.push_back(wait->rank->rank);
+      texts.push_back(fmt::format("{} has waited {} in {} of group {}", wait->rank->describe(),
+                                  seconds(wait->age), wait->call->describe(), wait->member->group));
+    }
+    verdict.text = fmt::format(
+        "The ranks wait for each other: {}. Make the calls of several groups, and messages, in one "
+        "order on all ranks.",
+        fmt::join(texts, ", and "));
+    std::ranges::sort(verdict.ranks);
+    return verdict;
+  }
+
+  std::string all_is_well() const {
+    if (waits_.empty()) {
+      return fmt::format("No rank of {} waits for another one: all run the program's own code or have left.",
+                         run_.ranks.size());
+    }
+    const auto& wait = waits_.front();
+    return fmt::format("No rank is late: the longest wait is that of {} in {} of group {}, {}.",
+                       wait.rank->describe(), wait.call->describe(), wait.member->group, seconds(wait.age));
+  }
+
+  const Run& run_;
+  std::vector<Wait> waits_;
+};
+
+}  // namespace
+
+std::string name_of(Cause cause) { return kCauses.at(static_cast<std::size_t>(cause)); }
+
+Verdict judge(const Run& run) { return Judge(run).judge(); }
+
+}  // namespace lockstep::observe

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "observe/run.h"
+
+namespace lockstep::observe {
+
+enum class Cause : std::uint8_t {
+  none,
+  mismatch,  // ranks made different calls
+  dead,      // a rank has died
+  stopped,   // a signal or a debugger has stopped a rank
+  missing,   // a rank does not make a call for which others wait
+  deadlock,  // ranks wait for each other, in several groups or with messages
+};
+
+// "mismatch", "dead", ...
+std::string name_of(Cause cause);
+
+struct Verdict {
+  Cause cause = Cause::none;
+  std::vector<int> ranks{};  // the culprits; both sides of a mismatch of two ranks, all of a deadlock
+  std::string text{};        // one paragraph
+};
+
+// Who keeps the run waiting, and why. A rank that is alive is missing once others have waited a second for it, or
+// after their call has failed.
+Verdict judge(const Run& run);
+
+}  // namespace lockstep::observe

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "observe/find_runs.h"
+
+#include <csignal>
+#include <new>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/shared_memory.h"
+#include "base/version.h"
+
+namespace lockstep::testing {
+namespace {
+
+using observe::find_run;
+using observe::Life;
+using observe::Segment;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+// The memory of a rank in a group, with one call that it waits for. The rank is a process that pauses.
+class PublishingRank {
+ public:
+  explicit PublishingRank(const std::string& group, std::uint64_t format = formats::kFlightRecorder.number)
+      : memory_(SharedMemory::create(observe::kMemoryPrefix + group, 1U << 20U)) {
+    auto& segment = *new (memory_.data()) Segment;
+    auto& status = segment.status;
+    segment.recorder = format;
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::alarm(60);
+      while (true) ::pause();
+    }
+    status.pid = status.thread = pid_;
+    status.rank = 0;
+    status.size = 2;
+    status.job_rank = 3;
+    auto& entry = status.notes[1];
+    entry.kind = 1;
+    entry.dtype = 6;
+    entry.dims = 1;
+    entry.shape[0] = 8;
+    entry.sequence = 1;
+    entry.number = 1;
+    status.issued = status.awaited = 1;
+    status.mark = observe::kStatusMark;
+  }
+  ~PublishingRank() { end(); }
+  PublishingRank(const PublishingRank&) = delete;
+  PublishingRank& operator=(const PublishingRank&) = delete;
+
+  std::string pid() const { return std::to_string(pid_); }
+  void stop() const {
+    ::kill(pid_, SIGSTOP);
+    ::waitpid(pid_, nullptr, WUNTRACED);
+  }
+  void end() {
+    if (pid_ == 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+
+ private:
+  SharedMemory memory_;
+  pid_t pid_ = 0;
+};
+
+TEST(FindRuns, ReadsTheCallsOfAStoppedRank) {
+  const PublishingRank rank("seen from outside");
+  rank.stop();
+  const auto run = find_run(rank.pid()).read();
+  ASSERT_EQ(run.ranks.size(), 1U);
+  EXPECT_EQ(run.ranks[0].rank, 3);
+  EXPECT_EQ(run.ranks[0].life, Life::stopped);
+  EXPECT_EQ(std::to_string(run.ranks[0].pid), rank.pid());
+  const auto& member = run.ranks[0].groups.at(0);
+  EXPECT_EQ(member.group, "seen from outside");
+  ASSERT_NE(member.unfinished(), nullptr);
+  EXPECT_EQ(member.unfinished()->describe(), "broadcast #1 of Float[8]");
+}
+
+TEST(FindRuns, ReadsTheCallsOfADeadRankThatOthersHaveMapped) {
+  PublishingRank rank("of the dead");
+  rank.end();
+  const auto run = find_run(std::to_string(::getpid())).read();
+  EXPECT_EQ(run.ranks.at(0).life, Life::dead);
+  EXPECT_EQ(run.ranks[0].groups.at(0).calls.size(), 1U);
+}
+
+TEST(FindRuns, RefusesMemoryOfAnotherVersion) {
+  const PublishingRank rank("of the future", 99);
+  EXPECT_THAT([&] { (void)find_run(rank.pid()); },
+              ThrowsMessage<Error>(HasSubstr("in flight recorder format 99")));
+}
+
+TEST(FindRuns, SaysWhyThereIsNoRun) {
+  EXPECT_THAT([] { (void)find_run("nightly"); },
+              ThrowsMessage<ArgumentError>(HasSubstr("there is no run nightly of this user on this host")));
+  EXPECT_THAT([] { (void)find_run("2147483647"); },
+              ThrowsMessage<ArgumentError>(HasSubstr("there is no process 2147483647 on this host")));
+  EXPECT_THAT([] { (void)find_run(std::to_string(::getpid())); },
+              ThrowsMessage<ArgumentError>(HasSubstr("is neither a rank that shares memory")));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

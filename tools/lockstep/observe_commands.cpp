@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "observe/find_runs.h"
+#include "observe/recorder_files.h"
+#include "observe/stack_report.h"
+#include "observe/verdict.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kRunHelp =
+    "PID of a rank or of a process above it, such as its launcher, or the launcher's --run-id (default: the only run)";
+
+int dump(const std::string& run, const std::string& folder) {
+  const auto files = observe::write_recorder_files(observe::find_run(run).read(), folder);
+  for (const auto& file : files) std::cout << file.string() << '\n';
+  std::cout << std::flush;
+  return 0;
+}
+
+int analyze(const std::string& source, bool json) {
+  const auto run = std::filesystem::is_directory(source) ? observe::read_recorder_files(source)
+                                                         : observe::find_run(source).read();
+  const auto verdict = observe::judge(run);
+  if (json) {
+    auto report = observe::to_json(run);
+    report["verdict"] = {
+        {"cause", observe::name_of(verdict.cause)}, {"ranks", verdict.ranks}, {"text", verdict.text}};
+    std::cout << report.dump(2) << '\n' << std::flush;
+  } else {
+    std::cout << verdict.text << '\n' << std::flush;
+  }
+  return verdict.cause == observe::Cause::none ? 0 : 1;
+}
+
+}  // namespace
+
+Command recorder_command(CLI::App& app) {
+  struct Options {
+    std::string run{};
+    std::string folder = "recorder";
+    std::string source{};
+    bool json = false;
+  };
+  const auto options = std::make_shared<Options>();
+  auto* recorder = app.add_subcommand("recorder", "Show what the ranks of a run on this host are doing");
+  recorder->require_subcommand(1);
+  auto* dumping = recorder->add_subcommand(
+      "dump", "Write the last calls of each rank to files, which torchfrtrace reads");
+  dumping->add_option("run", options->run, kRunHelp)->type_name("RUN");
+  dumping->add_option("--out", options->folder, "Folder for the files (default: recorder)")->type_name("DIR");
+  auto* analyzing =
+      recorder->add_subcommand("analyze", "Say in a paragraph which rank keeps the others waiting, and why");
+  analyzing->add_option("run", options->source, std::string(kRunHelp) + "; or a folder that dump wrote")
+      ->type_name("RUN|DIR");
+  analyzing->add_flag("--json", options->json, "Print the verdict and all calls as JSON");
+  analyzing->footer("The exit code is 0 if no rank keeps others waiting, else 1.");
+  return {.app = recorder, .run = [options, dumping](const auto& /*rest*/) {
+            if (dumping->parsed()) return dump(options->run, options->folder);
+            return analyze(options->source, options->json);
+          }};
+}
+
+Command stacks_command(CLI::App& app) {
+  const auto run = std::make_shared<std::string>();
+  auto* stacks =
+      app.add_subcommand("stacks", "Show where the threads of the ranks of a run on this host are");
+  stacks->add_option("run", *run, kRunHelp)->type_name("RUN");
+  return {.app = stacks, .run = [run](const auto& /*rest*/) {
+            std::cout << observe::stacks_text(observe::find_run(*run)) << std::flush;
+            return 0;
+          }};
+}
+
+}  // namespace lockstep::cli
