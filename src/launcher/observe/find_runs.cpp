@@ -2,7 +2,9 @@
 #include "observe/find_runs.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <fcntl.h>
 #include <functional>
@@ -46,12 +48,15 @@ std::shared_ptr<const Segment> map_file(const std::string& path) {
 
 // For a rank that has ended, whose memory others have only mapped. Needs the right to trace the process.
 std::shared_ptr<const Segment> copy_memory(int pid, std::uint64_t address) {
+  struct alignas(Segment) Copy {
+    std::array<std::byte, sizeof(Segment)> bytes{};
+  };
   const UniqueFd fd(::open(fmt::format("/proc/{}/mem", pid).c_str(), O_RDONLY | O_CLOEXEC));
-  auto segment = std::make_shared<Segment>();
-  const auto wanted = static_cast<ssize_t>(sizeof(Segment));
-  const bool copied = fd && ::pread(fd.get(), static_cast<void*>(segment.get()), sizeof(Segment),
-                                    static_cast<off_t>(address)) == wanted;
-  return copied ? segment : nullptr;
+  const auto copy = std::make_shared<Copy>();
+  auto& bytes = copy->bytes;
+  const auto count = fd ? ::pread(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(address)) : -1;
+  if (count != static_cast<ssize_t>(bytes.size())) return nullptr;
+  return {copy, reinterpret_cast<const Segment*>(bytes.data())};
 }
 
 using Mappings = std::vector<std::pair<const Process*, const MappedMemory*>>;
