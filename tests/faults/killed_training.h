@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
@@ -89,6 +90,7 @@ inline void kill_and_resume(const Scenario& doomed, const Scenario& resumed, int
   for (int round = 0; round < rounds && !::testing::Test::HasFailure(); ++round) {
     const TempFolder folder;
     auto options = options_of(round);
+    options.timeout = std::chrono::minutes(2);  // eight ranks on two cores, beside other tests
     const auto victim = random() % static_cast<unsigned>(options.world_size);
     options.env["TEST_FOLDER"] = (folder / "run").string();
     options.env["TEST_STEPS"] = std::to_string(steps);

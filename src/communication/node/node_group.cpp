@@ -164,7 +164,7 @@ int NodeGroup::find_dead() const {
 }
 
 std::string NodeGroup::describe_dead() const {
-  constexpr std::size_t kNamed = 4;
+  constexpr std::size_t kNamed = 16;
   std::vector<std::string> named;
   std::size_t others = 0;
   for (int rank = 0; rank < size(); ++rank) {

@@ -74,7 +74,7 @@ class NodeGroup {
   std::string refusals() const;
   std::string reason_of(int rank) const;
 
-  // "rank 1 (pid 4711 on node3), rank 2 (pid 4712 on node3)": the other ranks that have died, at most four of
+  // "rank 1 (pid 4711 on node3), rank 2 (pid 4712 on node3)": the other ranks that have died, at most 16 of
   // them by name. Empty if none has.
   std::string describe_dead() const;
   // What each other rank was doing, one per line.
