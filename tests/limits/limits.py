@@ -4,8 +4,7 @@
 
     limits.py <folder with the programs> <docs/limits.md> [row...]
 
-A cell says "works" or "fails", with messages in quotation marks, in which "..." stands for anything. A message
-after the word "sometimes" may be missing. Needs root."""
+A cell says "works" or "fails", with messages in quotation marks, in which "..." stands for anything. Needs root."""
 import contextlib
 import os
 import pathlib
@@ -17,15 +16,17 @@ import sys
 import tempfile
 import time
 
+import under
+
 COLUMNS = ("library", "lockstep run", "lockstep doctor", "lockstep bench", "lockstep ckpt show", "lockstep plan --measure")
 TIMEOUT = 60
 # A user of its own, so that no other process counts towards its limit.
 USER = ["setpriv", "--reuid", "64999", "--regid", "64999", "--clear-groups", "--bounding-set", "-all", "--inh-caps", "-all"]
-UNDER = [sys.executable, str(pathlib.Path(__file__).with_name("under.py"))]
+UNDER = [sys.executable, under.__file__]
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 # Text of others, which only a cell that quotes it allows.
 RAW = ("terminate called", "what():", "filesystem error", "std::", "c10::Error", "Exception raised from", "SIGSEGV", "SIGABRT",
-       "Error in cpuinfo")
+       "Error in cpuinfo", "recursive_init_error", "[enforce fail", "failed to map segment")
 
 
 def mounts(script):
@@ -64,6 +65,7 @@ def rows():
         "`ulimit -u`: 2": USER + ["prlimit", "--nproc=2"],
         "`ulimit -t`: 60 s": ["prlimit", "--cpu=60"],
         "cgroup: 5 processes": cgroup("pids", {"pids.max": 5}, {"pids.max": 5}),
+        "cgroup: 10 processes": cgroup("pids", {"pids.max": 10}, {"pids.max": 10}),
         "cgroup: 400 MiB": cgroup("memory", {"memory.limit_in_bytes": 400 << 20}, {"memory.max": 400 << 20}),
         "cgroup: half a core": cgroup("cpu", {"cpu.cfs_quota_us": 50000}, {"cpu.max": '"50000 100000"'}),
         "`/dev/shm` of 64 KiB": mounts("mount -t tmpfs -o size=64k none /dev/shm"),
@@ -81,6 +83,33 @@ def rows():
         "no `pidfd_open`": UNDER + ["pidfd_open"],
         "no user namespaces": UNDER + ["unshare"],
     }
+
+
+def proof(name, prefix):
+    """A command that succeeds under the limit `name`, which `prefix` sets, and fails without it."""
+    if prefix[:-1] == UNDER:
+        refused = under.NUMBERS[os.uname().machine][prefix[-1]]
+        return [sys.executable, "-c", "import ctypes, sys; libc = ctypes.CDLL(None, use_errno=True); "
+                f"sys.exit(libc.syscall({refused}, 0, 0, 0, 0, 0, 0) != -1 or ctypes.get_errno() != 1)"]
+    if name == "no loopback interface":
+        return [sys.executable, "-c", "import errno, socket, sys; "
+                "sys.exit(socket.socket().connect_ex(('127.0.0.1', 1)) != errno.ENETUNREACH)"]
+    if prefix[-1].startswith("--"):
+        resource, value = prefix[-1].removeprefix("--").split("=")
+        line = {"fsize": "file size", "as": "address space", "nofile": "open files", "memlock": "locked memory",
+                "stack": "stack size", "nproc": "processes", "cpu": "cpu time"}[resource]
+        return ["grep", "-Eq", f"^Max {line} +{value} ", "/proc/self/limits"]
+    written = "head -c 100000 /dev/zero > {0} 2>/dev/null; state=$?; rm -f {0} 2>/dev/null; [ $state != 0 ]"
+    script = {"`/dev/shm` of 64 KiB": written.format("/dev/shm/lockstep-limits"),
+              "`/dev/shm` read-only": written.format("/dev/shm/lockstep-limits"),
+              "root read-only": written.format("/var/tmp/lockstep-limits"),
+              "no `HOME`": '[ -z "$HOME" ]',
+              "`TMPDIR` does not exist": '[ ! -e "${TMPDIR-/tmp}" ]',
+              "disk of `/tmp` full": written.format("/tmp/lockstep-limits"),
+              "stdout on a full disk": "! echo x 2>/dev/null",
+              "no `/proc`": "[ ! -e /proc/self ]",
+              "no `/sys`": "[ ! -e /sys/kernel ]"}.get(name, f"grep -q lockstep-limits-{os.getpid()} /proc/self/cgroup")
+    return ["sh", "-c", script]
 
 
 def table_of(page):
@@ -160,9 +189,9 @@ def complaints(cell, code, output, known):
     """What is not as the cell says. `known`: what the doctor says without a limit."""
     found = [f"raw text: {each}" for each in RAW if each in output and each not in cell]
     patterns = []
-    for sometimes, message in re.findall(r'(sometimes )?"([^"]*)"', cell):
+    for message in re.findall(r'"([^"]*)"', cell):
         patterns.append(".*".join(re.escape(flat(part)) for part in message.split("...")))
-        if not sometimes and not re.search(patterns[-1], flat(output)):
+        if not re.search(patterns[-1], flat(output)):
             found.append(f"missing: {message}")
     if known is not None:
         found += [f"not in the cell: {line}" for line in sorted(findings(output) - known)
@@ -186,6 +215,10 @@ def main():
         for name, prefix in known.items():
             if chosen and name not in chosen:
                 continue
+            in_force, without = run(([*prefix, *proof(name, prefix)], {}))[0], run((proof(name, prefix), {}))[0]
+            if in_force != 0 or without == 0:
+                failed += 1
+                print(f"FAILED  {name}: the limit is not in force")
             for column, cell in zip(COLUMNS, table[name]):
                 began = time.monotonic()
                 code, output = programs.cell(column, prefix)

@@ -218,6 +218,7 @@ int run_bench(std::vector<std::string> words, const std::string& hosts, int rank
     return 0;
   }
   if (!hosts.empty()) return run_bench_on(hosts, words, ranks);
+  require_address_space();
   words.insert(words.begin(), bench_program());
   return launch::launch({.command = words, .nproc_per_node = ranks, .output = {.mark_lines = false}});
 }
@@ -240,6 +241,7 @@ Command bench_command(CLI::App& app) {
 namespace {
 
 [[noreturn]] void become(const std::string& name, std::vector<std::string> words) {
+  require_address_space();
   words.insert(words.begin(), own_program().replace_filename("lockstep-" + name).string());
   std::vector<char*> argv;
   argv.reserve(words.size() + 1);

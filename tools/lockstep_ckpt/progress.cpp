@@ -11,6 +11,8 @@
 
 #include <fmt/format.h>
 
+#include "base/limits.h"
+
 namespace lockstep::ckpt {
 namespace {
 
@@ -52,7 +54,7 @@ Progress::Progress(std::string what, std::uint64_t total, std::function<std::uin
       total_(total),
       done_(std::move(done)),
       terminal_(::isatty(STDERR_FILENO) != 0),
-      thread_([this] { show_until_over(); }) {}
+      thread_(start_thread<std::thread>("the progress", [this] { show_until_over(); })) {}
 
 Progress::~Progress() {
   {

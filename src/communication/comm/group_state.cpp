@@ -9,6 +9,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/deadline.h"
+#include "base/limits.h"
 #include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "comm/membership.h"
@@ -129,7 +130,8 @@ bool GroupState::end_watch() {
     if (const auto open = locked_backend()) shut_down(*open);
   } else {
     // Waits until aborting has freed the device.
-    revoking_ = std::jthread([watch, closed] { watch->revoke_graphs(closed); });
+    revoking_ =
+        start_thread<std::jthread>("the end of graphs", [watch, closed] { watch->revoke_graphs(closed); });
   }
   return drained;
 }

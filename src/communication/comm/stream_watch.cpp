@@ -9,6 +9,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/limits.h"
 #include "comm/group_state.h"
 #include "comm/peer_check.h"
 #include "graphs/graph_phase.h"
@@ -40,7 +41,10 @@ std::exception_ptr as_ours(const std::exception_ptr& cause, const GroupState& gr
 }  // namespace
 
 StreamWatch::StreamWatch(GroupState& group, const StreamBackend& backend, std::function<void()> abort)
-    : group_(group), backend_(backend), abort_(std::move(abort)), thread_([this] { run(); }) {}
+    : group_(group),
+      backend_(backend),
+      abort_(std::move(abort)),
+      thread_(start_thread<std::thread>("the watch of a device", [this] { run(); })) {}
 
 StreamWatch::~StreamWatch() { stop(); }
 
@@ -208,8 +212,8 @@ void StreamWatch::end_everything(const std::exception_ptr& reason) {
   std::packaged_task<void()> revoke([this, reason] { revoke_graphs(reason); });
   auto aborted = abort.get_future();
   auto revoked = revoke.get_future();
-  std::thread aborting(std::move(abort));
-  std::thread revoking(std::move(revoke));
+  auto aborting = start_thread<std::thread>("the end of calls on a device", std::move(abort));
+  auto revoking = start_thread<std::thread>("the end of graphs", std::move(revoke));
   if (aborted.wait_until(deadline) == std::future_status::ready &&
       revoked.wait_until(deadline) == std::future_status::ready) {
     aborting.join();

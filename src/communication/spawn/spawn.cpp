@@ -164,7 +164,8 @@ void SpawnContext::Run::throw_rank_failure() const {
                               .pid = rank.pid,
                               .code = outcome.code,
                               .signal = outcome.signal,
-                              .core_dumped = outcome.core_dumped};
+                              .core_dumped = outcome.core_dumped,
+                              .cpu_limit = outcome.cpu_limit};
   throw RankExited(fmt::format("{} {}", who, launch::describe(exit)), outcome.rank, rank.pid,
                    launch::exit_code(exit), outcome.signal);
 }

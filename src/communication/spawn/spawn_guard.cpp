@@ -144,6 +144,7 @@ void SpawnSupervisor::record_outcome() const {
   outcome.code = first.code;
   outcome.signal = first.signal;
   outcome.core_dumped = first.core_dumped;
+  outcome.cpu_limit = first.cpu_limit;
   outcome.kind = request_.state.rank(first.rank).raised && first.signal == 0 ? Kind::raised : Kind::exited;
 }
 

@@ -39,6 +39,7 @@ struct SpawnOutcome {
   int code;    // its exit code
   int signal;  // that killed it, or 0
   bool core_dumped;
+  bool cpu_limit;
   SharedText<4096> text;  // timeout: the ranks that still ran; error: its message
 };
 

@@ -66,7 +66,7 @@ void mark_hidden(std::vector<Gpu>& gpus, const std::optional<std::string>& visib
 }
 
 Gpus read_gpus(const std::optional<std::string>& visible, std::chrono::milliseconds timeout) {
-  if (!is_on_path(kSmi)) return {.has_smi = false};
+  if (!is_on_path(kSmi)) return {};
   // nvidia-smi is slow, so both queries run at the same time, where a thread can be started.
   auto second = std::async([&] { return run_command(process_query(), timeout); });
   const auto described = run_command(gpu_query(), timeout);

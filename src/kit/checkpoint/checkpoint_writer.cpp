@@ -13,6 +13,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/base/mutex.h>
 
+#include "base/limits.h"
 #include "base/throw_error.h"
 #include "checkpoint/distributed_save.h"
 #include "checkpoint/tensor_copies.h"
@@ -20,6 +21,8 @@
 
 namespace lockstep::checkpointing {
 namespace {
+
+constexpr const char* kAsyncSave = "a save in the background";
 
 // Note [Saves by rank 0]
 //
@@ -62,7 +65,7 @@ class FirstRankWriter : public CheckpointWriter {
     const CheckpointInfo info{.step = step, .file = folder_.file_of(step), .metric = metric};
     if (options_.async_save) {
       const auto& copy = snapshot_.take(contents);
-      writing_ = std::async(std::launch::async, [this, &copy, info] { write(copy, info); });
+      writing_ = start_async(kAsyncSave, [this, &copy, info] { write(copy, info); });
     } else {
       write(serialize::pickle_value(contents), info);
     }
@@ -267,9 +270,9 @@ class EveryRankWriter : public CheckpointWriter {
   }
 
   void start_threads(const CheckpointInfo& info) {
-    writing_ = std::async(std::launch::async, [this] { write(); });
+    writing_ = start_async(kAsyncSave, [this] { write(); });
     if (!is_first(group_)) return;
-    publishing_ = std::async(std::launch::async, [this, info] {
+    publishing_ = start_async(kAsyncSave, [this, info] {
       wait_for_files();
       commit(info);
     });

@@ -8,6 +8,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/data/detail/loader_iteration.h>
 
+#include "base/limits.h"
 #include "data/worker_pool.h"
 #include "intercept/thread_defaults.h"
 
@@ -51,7 +52,8 @@ LoaderWorkers::LoaderWorkers(const LoaderOptions& options, const WorkerInfo& inf
   pool_->workers.assign(static_cast<std::size_t>(options.num_workers), {.busy = true, .busy_since = now});
   try {
     for (int id = 0; id < options.num_workers; ++id) {
-      threads_.emplace_back([pool = pool_, id] { run_worker(pool, id); });
+      threads_.push_back(start_thread<std::thread>("a worker of a DataLoader",
+                                                   [pool = pool_, id] { run_worker(pool, id); }));
     }
   } catch (...) {
     end();

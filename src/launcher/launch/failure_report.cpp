@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/host.h"
+#include "base/limits.h"
 #include "base/text.h"
 
 namespace lockstep::launch {
@@ -52,7 +53,9 @@ std::string first_failure(const FailureReport& report) {
   if (report.restarts > 0) {
     line += fmt::format(", after {} restart{}", report.restarts, report.restarts == 1 ? "" : "s");
   }
-  if (first.signal == SIGKILL) {
+  const auto shortage = report.host == host_name() ? address_space_shortage() : std::nullopt;
+  if (shortage) line += fmt::format("; {}; raise it: {}", shortage->text, shortage->remedy);
+  if (first.signal == SIGKILL && !first.cpu_limit) {
     const auto limit = report.host == host_name() ? Cgroups().memory_limit() : std::nullopt;
     line += fmt::format("; the launcher did not send that SIGKILL: check whether memory ran out (dmesg{})",
                         limit ? fmt::format("; the cgroup may use {}", bytes_text(*limit)) : "");
@@ -61,9 +64,10 @@ std::string first_failure(const FailureReport& report) {
 }
 
 // The limit that the kernel enforces with a signal.
-std::string limit_behind(int signal) {
-  if (signal == SIGXFSZ) return " (a file grew beyond `ulimit -f`; raise it)";
-  if (signal == SIGXCPU) return " (its CPU time reached `ulimit -t`; raise it)";
+std::string limit_behind(const RankExit& exit) {
+  if (exit.signal == SIGXFSZ) return " (a file grew beyond `ulimit -f`; raise it)";
+  if (exit.signal == SIGXCPU) return " (its CPU time reached `ulimit -t`; raise it)";
+  if (exit.cpu_limit) return " (its CPU time reached the hard limit of `ulimit -t`; raise it)";
   return "";
 }
 
@@ -91,7 +95,7 @@ std::string signal_name(int signal) {
 
 std::string describe(const RankExit& exit) {
   if (exit.signal == 0) return fmt::format("exited with code {}", exit.code);
-  return fmt::format("was killed by {}{}{}", signal_name(exit.signal), limit_behind(exit.signal),
+  return fmt::format("was killed by {}{}{}", signal_name(exit.signal), limit_behind(exit),
                      exit.core_dumped ? " (core dumped)" : "");
 }
 
@@ -179,7 +183,8 @@ void to_json(nlohmann::json& json, const RankExit& exit) {
           {"exit_code", nullptr},
           {"signal", exit.signal},
           {"signal_name", nullptr},
-          {"core_dumped", exit.core_dumped}};
+          {"core_dumped", exit.core_dumped},
+          {"cpu_limit", exit.cpu_limit}};
   if (exit.signal == 0) {
     json["exit_code"] = exit.code;
   } else {
@@ -194,7 +199,8 @@ void from_json(const nlohmann::json& json, RankExit& exit) {
           .pid = json.at("pid"),
           .code = code.is_null() ? 0 : code.get<int>(),
           .signal = json.at("signal"),
-          .core_dumped = json.at("core_dumped")};
+          .core_dumped = json.at("core_dumped"),
+          .cpu_limit = json.value("cpu_limit", false)};
 }
 
 void to_json(nlohmann::json& json, const FailureReport& report) {

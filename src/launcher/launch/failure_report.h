@@ -20,6 +20,7 @@ struct RankExit {
   int code = 0;    // its exit code; meaningless when `signal` is not 0
   int signal = 0;  // the signal that killed it, or 0
   bool core_dumped = false;
+  bool cpu_limit = false;  // its CPU time had reached the hard limit of `ulimit -t`, at which SIGKILL comes
 
   bool failed() const { return code != 0 || signal != 0; }
 };

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
@@ -120,16 +121,32 @@ bool kill_descendants(const Deadline& deadline) {
 
 namespace {
 
+constexpr pid_t kAnyChild = -1;
+
+// A child inherits the limit of this process. The kernel compares in whole seconds.
+bool reached_cpu_limit(const rusage& used) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_CPU, &limit) != 0 || limit.rlim_max == RLIM_INFINITY) return false;
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
+  constexpr double rounding = 0.5;
+  return seconds(used.ru_utime) + seconds(used.ru_stime) + rounding >= static_cast<double>(limit.rlim_max);
+}
+
 // 0, EAGAIN when none has ended, or ECHILD when there is none.
-int take(idtype_t type, pid_t pid, std::vector<RankExit>& exits) {
-  siginfo_t info{};
-  if (::waitid(type, static_cast<id_t>(pid), &info, WEXITED | WNOHANG) != 0) return errno;
-  if (info.si_pid == 0) return EAGAIN;
-  const bool exited = info.si_code == CLD_EXITED;
-  exits.push_back({.pid = info.si_pid,
-                   .code = exited ? info.si_status : 0,
-                   .signal = exited ? 0 : info.si_status,
-                   .core_dumped = info.si_code == CLD_DUMPED});
+int take(pid_t child, std::vector<RankExit>& exits) {
+  int status = 0;
+  rusage used{};
+  const pid_t pid = ::wait4(child, &status, WNOHANG, &used);
+  if (pid < 0) return errno;
+  if (pid == 0) return EAGAIN;
+  const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  exits.push_back({.pid = pid,
+                   .code = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
+                   .signal = signal,
+                   .core_dumped = signal != 0 && WCOREDUMP(status),
+                   .cpu_limit = signal == SIGKILL && reached_cpu_limit(used)});
   return 0;
 }
 
@@ -137,10 +154,10 @@ int take(idtype_t type, pid_t pid, std::vector<RankExit>& exits) {
 
 EndedChildren reap_ended_children(pid_t first) {
   EndedChildren ended;
-  take(P_PID, first, ended.exits);
+  take(first, ended.exits);
   const auto known = static_cast<std::ptrdiff_t>(ended.exits.size());
   int outcome = 0;
-  while (outcome == 0) outcome = take(P_ALL, 0, ended.exits);
+  while (outcome == 0) outcome = take(kAnyChild, ended.exits);
   ended.any_left = outcome != ECHILD;
   // Children that ended at nearly the same time have no useful order: a crash is more likely the cause than
   // an exit.

@@ -2,10 +2,17 @@
 #include "launch/failure_report.h"
 
 #include <csignal>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+
+#include "base/host.h"
+#include "launch/process_tree.h"
+#include "unit/base/child.h"
 
 namespace lockstep::launch {
 namespace {
@@ -30,6 +37,34 @@ TEST(FailureReport, EndsWithTheRankThatFailedFirst) {
                   "after that, rank 1 exited with code 1", "then stopped: ranks 0, 4",
                   "rank 2 failed first: it was killed by SIGSEGV (core dumped); pid 77 on host box, "
                   "after 1 restart"));
+}
+
+TEST(FailureReport, NamesTheHardLimitOfCpuTime) {
+  testing::Child child([] {
+    const rlimit one_second{.rlim_cur = 1, .rlim_max = 1};
+    ::setrlimit(RLIMIT_CPU, &one_second);
+    const pid_t busy = ::fork();
+    for (volatile int i = 0; busy == 0; i = i + 1) {
+    }
+    siginfo_t info{};
+    ::waitid(P_PID, static_cast<id_t>(busy), &info, WEXITED | WNOWAIT);
+    const auto ended = reap_ended_children(busy);
+    if (ended.exits.size() != 1) return false;
+    const auto last = report_lines({.first = ended.exits.front()}, false).back();
+    return last.find("SIGKILL (its CPU time reached the hard limit of `ulimit -t`; raise it)") != last.npos &&
+           last.find("memory") == last.npos;
+  });
+  EXPECT_TRUE(child.passed());
+}
+
+TEST(FailureReport, NamesAnAddressSpaceThatIsTooSmall) {
+  testing::Child child([] {
+    const rlimit little{.rlim_cur = 300 << 20, .rlim_max = 300 << 20};
+    ::setrlimit(RLIMIT_AS, &little);
+    const auto last = report_lines({.first = {.code = 127}, .host = host_name()}, false).back();
+    return last.find("`ulimit -v` allows 300.0 MiB of address space") != last.npos;
+  });
+  EXPECT_TRUE(child.passed());
 }
 
 TEST(FailureReport, ALostPeerAfterRanksThatFinishedLooksLikeUnevenData) {

@@ -37,14 +37,16 @@ TEST(Messages, TravelBothWays) {
   EXPECT_EQ(start.assignment.restarts, 2);
   EXPECT_EQ(start.assignment.world_size, 9);
 
-  const Failed failed{.attempt = 1,
-                      .report = {.first = {.rank = 7, .signal = SIGABRT, .core_dumped = true},
-                                 .host = "h",
-                                 .stderr_tail = {"a\nb", "\xff"},
-                                 .later = {{.rank = 8, .code = 3}}}};
+  const Failed failed{
+      .attempt = 1,
+      .report = {.first = {.rank = 7, .signal = SIGABRT, .core_dumped = true, .cpu_limit = true},
+                 .host = "h",
+                 .stderr_tail = {"a\nb", "\xff"},
+                 .later = {{.rank = 8, .code = 3}}}};
   const auto back = std::get<Failed>(decode_from_node(encode(FromNode(failed))));
   EXPECT_EQ(back.report.first.signal, SIGABRT);
   EXPECT_TRUE(back.report.first.core_dumped);
+  EXPECT_TRUE(back.report.first.cpu_limit);
   EXPECT_EQ(back.report.stderr_tail.front(), "a\nb");
   EXPECT_EQ(back.report.later.front().code, 3);
   EXPECT_EQ(encode(FromNode(failed)).find('\n'), std::string::npos) << "one message is one line";

@@ -9,6 +9,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/limits.h"
 #include "base/throw_error.h"
 #include "comm/peer_check.h"
 
@@ -53,7 +54,7 @@ Engine& Engine::get(const Env& env) {
 Engine::Engine(Library& library, Threads wanted) : library_(library) {
   std::promise<Threads> initialised;
   auto threads = initialised.get_future();
-  std::thread([this, wanted, promise = std::move(initialised)]() mutable {
+  start_thread<std::thread>("MPI", [this, wanted, promise = std::move(initialised)]() mutable {
     loop(wanted, std::move(promise));
   }).detach();
   threads_ = threads.get();

@@ -14,6 +14,7 @@
 
 #include "backends/factories.h"
 #include "base/deadline.h"
+#include "base/limits.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "comm/from_c10d.h"
@@ -74,7 +75,7 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
     action();
   });
   auto done = task.get_future();
-  std::thread running(std::move(task));
+  auto running = start_thread<std::thread>("the connection of NCCL", std::move(task));
   const Deadline deadline(timeout);
   int dead = -1;
   while (done.wait_for(kConnectPollPeriod) != std::future_status::ready && !deadline.expired() && dead < 0) {
