@@ -2,6 +2,7 @@
 // The calls of every part of the library name a line of the program, or none, and what they carry.
 #include <filesystem>
 #include <set>
+#include <source_location>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +16,9 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::Not;
 
 constexpr auto kThisFile = "call_places_test.cpp";
 
@@ -32,14 +35,22 @@ class Calls {
       const auto file = std::filesystem::path(call.where.file_name()).filename().string();
       EXPECT_TRUE(call.where.line() == 0 || file == kThisFile) << call.describe();
       EXPECT_FALSE(call.where.line() == 0 && call.contents.empty()) << call.describe();
+      if (call.where.line() == 0) without_line_.emplace(call.contents);
+      lines_.insert(call.where.line());
       contents.emplace(call.contents);
     }
     return contents;
   }
 
+  // The contents of the calls without a place, and the lines of all calls, since the construction.
+  const std::set<std::string>& without_line() const { return without_line_; }
+  const std::set<std::uint32_t>& lines() const { return lines_; }
+
  private:
   ProcessGroup group_;
   std::uint64_t last_ = 0;
+  std::set<std::string> without_line_;
+  std::set<std::uint32_t> lines_;
 };
 
 const Scenario in_metrics("places of calls: metrics", [] {
@@ -82,6 +93,7 @@ const Scenario in_training("places of calls: training", [] {
   for (const char* each : {"gradients of bucket", "buffers", "which parameters were used",
                            "statistics of SyncBatchNorm", "number of ranks with data, in Join"})
     EXPECT_THAT(contents, Contains(each));
+  EXPECT_THAT(calls.without_line(), Not(Contains("statistics of SyncBatchNorm")));
   amp::GradScaler scaler(torch::kCPU, {.process_group = context.group()});
   scaler.scale(ddp->forward(torch::rand({3, 4})).sum()).backward();
   scaler.step(optimizer);
@@ -101,7 +113,24 @@ const Scenario in_hooks("places of calls: communication hooks", [] {
     ddp->register_comm_hook(hook);
     for (int step = 0; step < 3; ++step) ddp->forward(torch::rand({3, 40})).sum().backward();
     EXPECT_THAT(calls.since_last_look(), Contains("gradients of bucket"));
+    EXPECT_THAT(calls.without_line(), Not(Contains("gradients of bucket")));
   }
+});
+
+const Scenario in_own_hooks("places of calls: communication hooks of the program", [] {
+  const auto context = init();
+  Calls calls(context);
+  torch::nn::Linear net(4, 4);
+  DistributedDataParallel ddp(net);
+  std::source_location here;
+  ddp->register_comm_hook([&](GradBucket& bucket) {
+    return BucketWork(bucket.process_group().all_reduce_async(bucket.buffer(), ReduceOp::SUM,
+                                                              here = std::source_location::current()),
+                      bucket.buffer());
+  });
+  ddp->forward(torch::rand({3, 4})).sum().backward();
+  calls.since_last_look();
+  EXPECT_THAT(calls.lines(), Contains(here.line()));
 });
 
 const Scenario in_checkpoints("places of calls: checkpoints", [] {
@@ -114,10 +143,19 @@ const Scenario in_checkpoints("places of calls: checkpoints", [] {
   EXPECT_THAT(calls.since_last_look(), Contains("starting weights"));
   TrainingState state;
   metrics::AverageMeter meter;
-  state.add("net", net).add("meter", meter).add_generator();
+  std::source_location here;
+  const auto save_own = [&] {
+    context.barrier(here = std::source_location::current());
+    return Value(1);
+  };
+  state.add("net", net).add("meter", meter).add_generator().add_functions("own", save_own, [](const Value&) {
+  });
   CheckpointManager manager(folder / "run");
   manager.save(1, state.state_dict());
-  EXPECT_THAT(calls.since_last_look(), Contains("checkpoint"));
+  const auto saved = calls.since_last_look();
+  EXPECT_THAT(saved, AllOf(Contains("sums of a metric"), Contains("checkpoint")));
+  EXPECT_THAT(calls.lines(), Contains(here.line()));
+  EXPECT_THAT(calls.without_line(), Not(Contains("sums of a metric")));
   state.load_state_dict(manager.load_latest()->contents.as_dict());
   manager.wait();
   calls.since_last_look();
@@ -160,7 +198,7 @@ const Scenario in_trainer("places of calls: Trainer", [] {
 
 TEST(CallPlaces, AreOfTheProgram) {
   for (const auto* scenario :
-       {&in_metrics, &in_training, &in_hooks, &in_checkpoints, &in_sharding, &in_trainer}) {
+       {&in_metrics, &in_training, &in_hooks, &in_own_hooks, &in_checkpoints, &in_sharding, &in_trainer}) {
     SCOPED_TRACE(scenario->name());
     expect_all_passed(run_ranks(*scenario));
   }

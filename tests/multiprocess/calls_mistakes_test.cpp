@@ -74,8 +74,8 @@ const Mistake to_self("SendToItself", {.on_rank0 = {"send", "0"}}, [] {
 
 const Mistake both_receive("BothRanksReceive",
                            {.on_all = {"recv #1", "did not finish in time", "matching call"}}, [] {
-                             const auto context = init({.timeout = 300ms});
-                             context.group().recv(torch::zeros({2}), 1 - context.rank());
+                             const auto context = init({.timeout = 20s});
+                             context.group().recv_async(torch::zeros({2}), 1 - context.rank()).wait(300ms);
                            });
 
 const Mistake one_output("AllGatherIntoOneTensorTwice", {.on_all = {"all_gather", "output[0] and output[1]"}},
@@ -108,24 +108,42 @@ const Mistake other_splits("AllToAllWithOtherSplits", {.on_all = {"all_to_all_si
                                     {1, 1 + context.rank()});
 });
 
-const Mistake not_a_member("GroupOfOtherRanks",
-                           {.on_rank1 = {"new_group()", "member"}, .place = Place::elsewhere}, [] {
+const Mistake not_a_member("GroupOfOtherRanks", {.on_rank1 = {"new_group()", "not a member", "this rank at"}},
+                           [] {
                              const auto context = init({.timeout = 20s});
                              const auto first = context.new_group({0});
                              first.value().barrier();
                            });
 
 const Mistake group_on_one_rank("NewGroupOnOneRankOnly",
-                                {.on_rank0 = {"rank 1 did not arrive"}, .place = Place::elsewhere}, [] {
-                                  const auto context = init({.timeout = 1s});
-                                  if (context.is_main()) (void)context.new_group({0, 1});
+                                {.on_rank0 = {"new_group: group 1 of the ranks [0, 1]",
+                                              "rank 1 did not arrive",
+                                              "All ranks of the run call new_group()"}},
+                                [] {
+                                  const auto context = init({.timeout = 20s});
+                                  if (context.is_main()) (void)context.new_group({0, 1}, {.timeout = 500ms});
                                 });
 
-const Mistake wrong_members("NewGroupOfARankThatIsNone",
-                            {.on_all = {"new_group([0, 2])", "0 to 1"}, .place = Place::elsewhere}, [] {
-                              const auto context = init({.timeout = 20s});
-                              (void)context.new_group({0, 2});
-                            });
+const Mistake wrong_members("NewGroupOfARankThatIsNone", {.on_all = {"new_group([0, 2])", "0 to 1"}}, [] {
+  const auto context = init({.timeout = 20s});
+  (void)context.new_group({0, 2});
+});
+
+const Mistake mesh_too_large("MeshOfMoreRanksThanTheRunHas",
+                             {.on_all = {"a mesh of [3] has 3 ranks", "only 2"}}, [] {
+                               const auto context = init({.timeout = 20s});
+                               (void)init_device_mesh({3});
+                             });
+
+const Mistake unknown_dimension("UnknownDimensionOfAMesh", {.on_all = {"no dimension \"tp\"", "(dp)"}}, [] {
+  const auto context = init({.timeout = 20s});
+  (void)init_device_mesh({2}, {.mesh_dim_names = {"dp"}}).get_group("tp");
+});
+
+const Mistake split_twice("RankInTwoPartsOfASplit", {.on_all = {"split_ranks", "without common ranks"}}, [] {
+  const auto context = init({.timeout = 20s});
+  (void)split_group(context.group(), {{0, 1}, {1}});
+});
 
 const Mistake after_context("CallAfterTheContextHasEnded", {.on_all = {"all_reduce", "closed"}}, [] {
   const auto group = init({.timeout = 20s}).group();

@@ -21,31 +21,28 @@ struct Numbers {
   std::size_t size() const { return 8; }
 };
 
-const Mistake no_barrier("FileReadBeforeABarrier",
-                         {.on_rank1 = {"weights.pt", "No such file", "barrier()"}, .place = Place::elsewhere},
+const Mistake no_barrier("FileReadBeforeABarrier", {.on_rank1 = {"weights.pt", "No such file", "barrier()"}},
                          [] {
                            const auto context = init({.timeout = 20s});
                            const TempFolder folder;
                            if (context.rank() == 1) (void)load(folder / "weights.pt");
                          });
 
-const Mistake to_gpu("MapLocationWithoutAGpu",
-                     {.on_all = {"map_location", "cuda:0", "at::kCPU"}, .place = Place::elsewhere}, [] {
-                       const auto context = init({.timeout = 20s});
-                       const TempFolder folder;
-                       save(Value(torch::ones({2})), folder / "weights.pt");
-                       (void)load(folder / "weights.pt", {.map_location = at::Device("cuda:0")});
-                     });
+const Mistake to_gpu("MapLocationWithoutAGpu", {.on_all = {"map_location", "cuda:0", "at::kCPU"}}, [] {
+  const auto context = init({.timeout = 20s});
+  const TempFolder folder;
+  save(Value(torch::ones({2})), folder / "weights.pt");
+  (void)load(folder / "weights.pt", {.map_location = at::Device("cuda:0")});
+});
 
-const Mistake other_model("StateOfAnotherModel",
-                          {.on_all = {"weight", "[2, 2]", "[3, 2]"}, .place = Place::elsewhere}, [] {
-                            const auto context = init({.timeout = 20s});
-                            const auto state = state_dict(*Linear(2, 2));
-                            Linear net(2, 3);
-                            load_state_dict(net, state);
-                          });
+const Mistake other_model("StateOfAnotherModel", {.on_all = {"weight", "[2, 2]", "[3, 2]"}}, [] {
+  const auto context = init({.timeout = 20s});
+  const auto state = state_dict(*Linear(2, 2));
+  Linear net(2, 3);
+  load_state_dict(net, state);
+});
 
-const Mistake no_checkpoint("FileIsNoCheckpoint", {.on_all = {"notes.txt"}, .place = Place::elsewhere}, [] {
+const Mistake no_checkpoint("FileIsNoCheckpoint", {.on_all = {"notes.txt"}}, [] {
   const auto context = init({.timeout = 20s});
   const TempFolder folder;
   std::ofstream(folder / "notes.txt") << "loss 0.1";
@@ -59,45 +56,48 @@ const Mistake pinned("PinnedMemoryWithoutAnAccelerator", {.once = {"pin_memory"}
                        for (auto& batch : loader) (void)batch;
                      });
 
-const Mistake no_batch("BatchSizeOfZero", {.on_all = {"batch_size", "0"}, .place = Place::elsewhere}, [] {
+const Mistake no_batch("BatchSizeOfZero", {.on_all = {"batch_size", "0"}}, [] {
   const auto context = init({.timeout = 20s});
   (void)data::make_loader(Numbers(), {.batch_size = 0});
 });
 
-const Mistake shuffle_twice("ShuffleBesideASampler",
-                            {.on_all = {"shuffle", "sampler"}, .place = Place::elsewhere}, [] {
-                              const auto context = init({.timeout = 20s});
-                              const auto sampler = std::make_shared<data::DistributedSampler>(8);
-                              (void)data::make_loader(Numbers(),
-                                                      {.batch_size = 2, .shuffle = true, .sampler = sampler});
-                            });
+const Mistake shuffle_twice("ShuffleBesideASampler", {.on_all = {"shuffle", "sampler"}}, [] {
+  const auto context = init({.timeout = 20s});
+  const auto sampler = std::make_shared<data::DistributedSampler>(8);
+  (void)data::make_loader(Numbers(), {.batch_size = 2, .shuffle = true, .sampler = sampler});
+});
 
-const Mistake no_images("FolderOfImagesIsMissing", {.on_all = {"/nowhere/train"}, .place = Place::elsewhere},
-                        [] {
-                          const auto context = init({.timeout = 20s});
-                          (void)data::ImageFolder("/nowhere/train");
-                        });
+const Mistake no_images("FolderOfImagesIsMissing", {.on_all = {"/nowhere/train"}}, [] {
+  const auto context = init({.timeout = 20s});
+  (void)data::ImageFolder("/nowhere/train");
+});
 
-const Mistake in_a_used_folder(
-    "TrainerInAFolderOfAnotherRun", {.on_all = {"resume"}, .place = Place::elsewhere}, [] {
-      const auto context = init({.timeout = 20s});
-      const TempFolder folder;
-      const auto path = context.group().broadcast_object(folder.path().string(), 0);
-      for (int run = 0; run < 2; ++run) {
-        Linear net(1, 1);
-        torch::optim::SGD optimizer(net->parameters(), 0.1);
-        DistributedDataParallel ddp(net);
-        Trainer trainer(ddp, optimizer, {.epochs = 1, .checkpoints = path + "/runs"});
-        std::vector batches{torch::ones({1, 1})};
-        trainer.fit(batches, [&](auto& batch) { return ddp->forward(batch).sum(); });
-      }
-    });
+const Mistake in_a_used_folder("TrainerInAFolderOfAnotherRun", {.on_all = {"resume"}}, [] {
+  const auto context = init({.timeout = 20s});
+  const TempFolder folder;
+  const auto path = context.group().broadcast_object(folder.path().string(), 0);
+  for (int run = 0; run < 2; ++run) {
+    Linear net(1, 1);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    DistributedDataParallel ddp(net);
+    Trainer trainer(ddp, optimizer, {.epochs = 1, .checkpoints = path + "/runs"});
+    std::vector batches{torch::ones({1, 1})};
+    trainer.fit(batches, [&](auto& batch) { return ddp->forward(batch).sum(); });
+  }
+});
 
-const Mistake wrong_share("SamplerOfARankThatIsNone",
-                          {.on_all = {"rank", "2", "num_replicas"}, .place = Place::elsewhere}, [] {
-                            const auto context = init({.timeout = 20s});
-                            (void)data::DistributedSampler(8, {.num_replicas = 2, .rank = 2});
-                          });
+const Mistake wrong_share("SamplerOfARankThatIsNone", {.on_all = {"rank", "2", "num_replicas"}}, [] {
+  const auto context = init({.timeout = 20s});
+  (void)data::DistributedSampler(8, {.num_replicas = 2, .rank = 2});
+});
+
+const Mistake shared_wrong_share("SamplerOfMakeSharedOfARankThatIsNone",
+                                 {.on_all = {"rank", "2", "num_replicas"}, .place = Place::none}, [] {
+                                   const auto context = init({.timeout = 20s});
+                                   using Options = data::DistributedSamplerOptions;
+                                   (void)std::make_shared<data::DistributedSampler>(
+                                       8, Options{.num_replicas = 2, .rank = 2});
+                                 });
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -2,9 +2,15 @@
 #include "multiprocess/mistakes.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 #include <filesystem>
+#include <future>
+#include <map>
+#include <optional>
 #include <regex>
 #include <sys/resource.h>
+#include <thread>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -66,6 +72,9 @@ std::string faults_of(const Reported& reported, const RankResult& result, std::s
   const bool speaks = !reported.on_all.empty() || !own.empty();
   if (speaks && reported.place == Place::source_line)
     faults.expect(std::regex_search(err, std::regex(file + ":[0-9]+")), "no line of " + file);
+  static const std::regex kLine("([A-Za-z_0-9]+[.](cpp|h)):[0-9]+");
+  for (std::sregex_iterator line(err.begin(), err.end(), kLine), end; line != end; ++line)
+    faults.expect((*line)[1] == file, "a line of " + (*line)[1].str());
   faults.expect(result.out.find(reported.printed) != std::string::npos, "lost what it had printed");
   const bool renamed = reported.rank_env.contains(static_cast<int>(rank));
   if (failed(result) && !renamed)
@@ -86,22 +95,73 @@ std::string faults_of(const Reported& reported, const std::vector<RankResult>& r
   return text + faults.text();
 }
 
+struct Row {
+  Scenario program;
+  Reported reported;
+  std::string file;
+};
+
+// By the names of the tests.
+std::map<std::string, Row>& all_rows() {
+  static std::map<std::string, Row> all;
+  return all;
+}
+
+// Runs the rows of this call of the program, several at a time: a row waits for most of its time.
+class Runs {
+ public:
+  using Results = std::vector<RankResult>;
+
+  explicit Runs(const ::testing::TestSuite& suite) {
+    for (int i = 0; i < suite.total_test_count(); ++i) {
+      const auto& test = *suite.GetTestInfo(i);
+      if (test.should_run()) results_[names_.emplace_back(test.name())];
+    }
+    for (int i = 0; i < kAtATime; ++i) workers_.emplace_back([this] { work(); });
+  }
+
+  Results results_of(const std::string& name) { return results_.at(name).get_future().get(); }
+
+ private:
+  static constexpr int kAtATime = 4;
+
+  void work() {
+    for (auto next = next_++; next < names_.size(); next = next_++) {
+      const auto& [program, reported, file] = all_rows().at(names_[next]);
+      auto& result = results_.at(names_[next]);
+      try {
+        result.set_value(run_ranks(
+            program,
+            {.world_size = reported.world_size, .env = reported.env, .rank_env = reported.rank_env}));
+      } catch (...) {
+        result.set_exception(std::current_exception());
+      }
+    }
+  }
+
+  std::vector<std::string> names_;
+  std::map<std::string, std::promise<Results>> results_;
+  std::atomic<std::size_t> next_{0};
+  std::vector<std::jthread> workers_;
+};
+
 class MistakeTest : public ::testing::Test {
  public:
-  MistakeTest(const Scenario& program, const Reported& reported, std::string file)
-      : program_(program), reported_(reported), file_(std::move(file)) {}
+  explicit MistakeTest(std::string name) : name_(std::move(name)) {}
+
+  static void SetUpTestSuite() { runs_.emplace(*::testing::UnitTest::GetInstance()->current_test_suite()); }
+  static void TearDownTestSuite() { runs_.reset(); }
 
   void TestBody() override {
-    const auto results = run_ranks(
-        program_, {.world_size = reported_.world_size, .env = reported_.env, .rank_env = reported_.rank_env});
-    const auto faults = faults_of(reported_, results, file_);
-    EXPECT_EQ(faults, "") << shown(results);
+    const auto results = runs_->results_of(name_);
+    const auto& row = all_rows().at(name_);
+    EXPECT_EQ(faults_of(row.reported, results, row.file), "") << shown(results);
   }
 
  private:
-  Scenario program_;
-  Reported reported_;
-  std::string file_;
+  static inline std::optional<Runs> runs_;
+
+  std::string name_;
 };
 
 void run_without_core_dump(const std::function<void()>& program) {
@@ -118,9 +178,9 @@ Mistake::Mistake(std::string name, Reported reported, std::function<void()> prog
       "mistake: " + name, [program = std::move(program)] { run_without_core_dump(program); },
       Thrown::leaves_main);
   const auto file = std::filesystem::path(where.file_name()).filename().string();
-  ::testing::RegisterTest(
-      "Mistakes", name.c_str(), nullptr, nullptr, where.file_name(), static_cast<int>(where.line()),
-      [scenario, reported = std::move(reported), file] { return new MistakeTest(scenario, reported, file); });
+  all_rows().emplace(name, Row{scenario, std::move(reported), file});
+  ::testing::RegisterTest("Mistakes", name.c_str(), nullptr, nullptr, where.file_name(),
+                          static_cast<int>(where.line()), [name] { return new MistakeTest(name); });
 }
 
 }  // namespace lockstep::testing

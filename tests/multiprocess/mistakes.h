@@ -20,13 +20,14 @@ enum class Ending : std::uint8_t {
 /// Whether a report names a line of the program.
 enum class Place : std::uint8_t {
   source_line,  ///< the test's own file, with a line
-  elsewhere,    ///< the mistake is in the environment or a file, or the error does not know its line yet
+  none,         ///< LibTorch or the program itself threw, or std::make_shared() called Lockstep
 };
 
 /// What a user reads on stderr.
 ///
 /// For every row, whatever it says here: each rank writes 15 lines at most, without a C++ stack, an enum's
-/// number or, after init(), "terminate called". A rank that fails names itself, "rank 1" or "RANK=1".
+/// number or, after init(), "terminate called", and names lines of no file but the test's own. A rank that fails
+/// names itself, "rank 1" or "RANK=1".
 struct Reported {
   std::vector<std::string> on_all = {};    ///< texts that every rank's stderr contains: cause and remedy
   std::vector<std::string> on_rank0 = {};  ///< also

@@ -25,88 +25,66 @@ using namespace std::chrono_literals;
 
 void start() { const auto context = init({.timeout = 2s}); }
 
-const Mistake no_init("ForgottenInit", {.on_all = {"call lockstep::init() first"}, .place = Place::elsewhere},
-                      [] {
-                        torch::nn::Linear net(2, 2);
-                        DistributedDataParallel ddp(net);
-                      });
+const Mistake no_init("ForgottenInit", {.on_all = {"call lockstep::init() first"}}, [] {
+  torch::nn::Linear net(2, 2);
+  DistributedDataParallel ddp(net);
+});
 
-const Mistake second_init(
-    "SecondInit", {.on_all = {"in a run already", "end the first context"}, .place = Place::elsewhere}, [] {
-      const auto context = init({.timeout = 20s});
-      const auto again = init();
-    });
+const Mistake second_init("SecondInit", {.on_all = {"in a run already", "end the first context"}}, [] {
+  const auto context = init({.timeout = 20s});
+  const auto again = init();
+});
 
 const Mistake same_rank("BothAreRankZero",
-                        {.on_rank1 = {"MASTER_PORT", "RANK"},
-                         .place = Place::elsewhere,
-                         .rank_env = {{1, {{"RANK", "0"}}}}},
-                        start);
+                        {.on_rank1 = {"MASTER_PORT", "RANK"}, .rank_env = {{1, {{"RANK", "0"}}}}}, start);
 
-const Mistake rank_too_high(
-    "RankIsTheWorldSize",
-    {.on_rank1 = {"rank 2", "0 to 1"}, .place = Place::elsewhere, .rank_env = {{1, {{"RANK", "2"}}}}}, start);
+const Mistake rank_too_high("RankIsTheWorldSize",
+                            {.on_rank1 = {"rank 2", "0 to 1"}, .rank_env = {{1, {{"RANK", "2"}}}}}, start);
 
 const Mistake no_world_size("NoWorldSize",
-                            {.on_all = {"WORLD_SIZE", "lockstep run"},
-                             .place = Place::elsewhere,
-                             .env = {{"WORLD_SIZE", ""}}},
-                            start);
+                            {.on_all = {"WORLD_SIZE", "lockstep run"}, .env = {{"WORLD_SIZE", ""}}}, start);
 
-const Mistake no_address("NoMasterAddress",
-                         {.on_all = {"MASTER_ADDR"}, .place = Place::elsewhere, .env = {{"MASTER_ADDR", ""}}},
-                         start);
+const Mistake no_address("NoMasterAddress", {.on_all = {"MASTER_ADDR"}, .env = {{"MASTER_ADDR", ""}}}, start);
 
-const Mistake not_a_number(
-    "RankIsNoNumber",
-    {.on_rank1 = {"RANK", "one"}, .place = Place::elsewhere, .rank_env = {{1, {{"RANK", "one"}}}}}, start);
+const Mistake not_a_number("RankIsNoNumber",
+                           {.on_rank1 = {"RANK", "one"}, .rank_env = {{1, {{"RANK", "one"}}}}}, start);
 
 const Mistake not_a_port("PortOutOfRange",
-                         {.on_all = {"MASTER_PORT", "99999"},
-                          .place = Place::elsewhere,
-                          .env = {{"MASTER_PORT", "99999"}}},
-                         start);
+                         {.on_all = {"MASTER_PORT", "99999"}, .env = {{"MASTER_PORT", "99999"}}}, start);
 
 const Mistake too_few_ranks("FewerRanksThanTheWorldSize",
                             {.on_all = {"rank 2"},
                              .on_rank0 = {"did not arrive", "WORLD_SIZE"},
-                             .place = Place::elsewhere,
                              .env = {{"WORLD_SIZE", "3"}}},
                             start);
 
 const Mistake other_world_size("WorldSizesDiffer",
                                {.on_all = {"different world sizes", "WORLD_SIZE is ", "3 on rank 1",
                                            "2 on rank 0", "the same WORLD_SIZE"},
-                                .place = Place::elsewhere,
                                 .rank_env = {{1, {{"WORLD_SIZE", "3"}}}}},
-                               start);
+                               [] { const auto context = init({.timeout = 20s}); });
 
-const Mistake unknown_backend("MisspelledBackend",
-                              {.on_all = {"glo", "gloo", "shm"}, .place = Place::elsewhere},
+const Mistake unknown_backend("MisspelledBackend", {.on_all = {"glo", "gloo", "shm"}},
                               [] { const auto context = init({.backend = "glo"}); });
 
-const Mistake nccl_without_gpu("NcclWithoutAGpu", {.on_all = {"nccl", "gloo"}, .place = Place::elsewhere},
+const Mistake nccl_without_gpu("NcclWithoutAGpu", {.on_all = {"nccl", "gloo"}},
                                [] { const auto context = init({.backend = "nccl"}); });
 
-const Mistake device_without_gpu("InitOnAGpuWithoutOne",
-                                 {.on_all = {"cuda:0", "CPU"}, .place = Place::elsewhere},
+const Mistake device_without_gpu("InitOnAGpuWithoutOne", {.on_all = {"cuda:0", "CPU"}},
                                  [] { const auto context = init({.device = at::Device("cuda:0")}); });
 
-const Mistake unknown_method("MisspelledInitMethod",
-                             {.on_all = {"tpc://", "tcp://", "env://"}, .place = Place::elsewhere},
+const Mistake unknown_method("MisspelledInitMethod", {.on_all = {"tpc://", "tcp://", "env://"}},
                              [] { const auto context = init({.init_method = "tpc://127.0.0.1:1"}); });
 
-const Mistake rank_alone("RankWithoutWorldSize",
-                         {.on_all = {"rank is given", "world_size"}, .place = Place::elsewhere},
+const Mistake rank_alone("RankWithoutWorldSize", {.on_all = {"rank is given", "world_size"}},
                          [] { const auto context = init({.rank = 0}); });
 
-const Mistake no_timeout("TimeoutOfZero",
-                         {.on_all = {"timeout is 0 ms", "positive"}, .place = Place::elsewhere},
+const Mistake no_timeout("TimeoutOfZero", {.on_all = {"timeout is 0 ms", "positive"}},
                          [] { const auto context = init({.timeout = 0ms}); });
 
 const Mistake printed_before(
     "ExceptionAfterOutput",
-    {.on_all = {"uncaught std::out_of_range"}, .printed = "epoch 1\n", .place = Place::elsewhere}, [] {
+    {.on_all = {"uncaught std::out_of_range"}, .printed = "epoch 1\n", .place = Place::none}, [] {
       const auto context = init({.timeout = 20s});
       std::printf("epoch 1\n");
       (void)std::vector<int>().at(7);
@@ -114,7 +92,7 @@ const Mistake printed_before(
 
 const Mistake own_handler("ExceptionWithAHandlerOfTheProgram",
                           {.on_all = {"uncaught std::out_of_range", "the program's handler"},
-                           .place = Place::elsewhere},
+                           .place = Place::none},
                           [] {
                             std::set_terminate([] {
                               std::fputs("the program's handler\n", stderr);
@@ -125,13 +103,13 @@ const Mistake own_handler("ExceptionWithAHandlerOfTheProgram",
                           });
 
 const Mistake refused_report("ExceptionWithoutAReport",
-                             {.on_all = {"terminate called after throwing"}, .place = Place::elsewhere}, [] {
+                             {.on_all = {"terminate called after throwing"}, .place = Place::none}, [] {
                                const auto context =
                                    init({.timeout = 20s, .report_uncaught_exceptions = false});
                                throw std::runtime_error(fmt::format("rank {} is odd", context.rank()));
                              });
 
-const Mistake thrown_number("ThrownNumber", {.on_all = {"uncaught int"}, .place = Place::elsewhere}, [] {
+const Mistake thrown_number("ThrownNumber", {.on_all = {"uncaught int"}, .place = Place::none}, [] {
   const auto context = init({.timeout = 20s});
   throw 7;
 });
@@ -170,14 +148,12 @@ bool is_rank_one() { return std::string_view(std::getenv("RANK")) == "1"; }
 
 const Mistake different_backends(
     "DifferentBackends",
-    {.on_all = {"different backends", "gloo on rank 1", "shm on rank 0", "InitOptions::backend"},
-     .place = Place::elsewhere},
+    {.on_all = {"different backends", "gloo on rank 1", "shm on rank 0", "InitOptions::backend"}},
     [] { const auto context = init({.backend = is_rank_one() ? "gloo" : "shm"}); });
 
 const Mistake different_versions("DifferentVersionsOfLockstep",
                                  {.on_all = {"different versions of Lockstep", "99.1 on rank 1",
-                                             lockstep::version() + " on rank 0", "the same version"},
-                                  .place = Place::elsewhere},
+                                             lockstep::version() + " on rank 0", "the same version"}},
                                  [] {
                                    rendezvous::SessionOptions options;
                                    if (is_rank_one()) options.lockstep = "99.1";

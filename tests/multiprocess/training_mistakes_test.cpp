@@ -31,40 +31,33 @@ struct TwoHeadsImpl : torch::nn::Module {
 };
 TORCH_MODULE(TwoHeads);
 
-const Mistake unused("UnusedParameters",
-                     {.on_all = {"second.weight", "find_unused_parameters"}, .place = Place::elsewhere}, [] {
-                       const auto context = init({.timeout = 20s});
-                       TwoHeads net;
-                       DistributedDataParallel ddp(net);
-                       for (int step = 0; step < 2; ++step)
-                         ddp->forward(torch::ones({1, 2})).sum().backward();
-                     });
+const Mistake unused("UnusedParameters", {.on_all = {"second.weight", "find_unused_parameters"}}, [] {
+  const auto context = init({.timeout = 20s});
+  TwoHeads net;
+  DistributedDataParallel ddp(net);
+  for (int step = 0; step < 2; ++step) ddp->forward(torch::ones({1, 2})).sum().backward();
+});
 
-const Mistake other_models("ModelsDiffer",
-                           {.on_all = {"weight", "[2, 2]", "[3, 2]", "rank 1"}, .place = Place::elsewhere},
-                           [] {
-                             const auto context = init({.timeout = 20s});
-                             Linear net(2, 2 + context.rank());
-                             DistributedDataParallel ddp(net);
-                           });
+const Mistake other_models("ModelsDiffer", {.on_all = {"weight", "[2, 2]", "[3, 2]", "rank 1"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2 + context.rank());
+  DistributedDataParallel ddp(net);
+});
 
 const Mistake nothing_to_train("NoParameterRequiresGradients",
-                               {.on_all = {"no parameter that requires a gradient"},
-                                .place = Place::elsewhere},
-                               [] {
+                               {.on_all = {"no parameter that requires a gradient"}}, [] {
                                  const auto context = init({.timeout = 20s});
                                  torch::nn::ReLU net;
                                  DistributedDataParallel ddp(net);
                                });
 
-const Mistake frozen_on_one_rank("FrozenOnOneRankAfterWrapping",
-                                 {.on_all = {"weight", "requires_grad"}, .place = Place::elsewhere}, [] {
-                                   const auto context = init({.timeout = 20s});
-                                   Linear net(2, 2);
-                                   DistributedDataParallel ddp(net);
-                                   if (context.rank() == 1) net->weight.set_requires_grad(false);
-                                   ddp->forward(torch::ones({1, 2})).sum().backward();
-                                 });
+const Mistake frozen_on_one_rank("FrozenOnOneRankAfterWrapping", {.on_all = {"weight", "requires_grad"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  DistributedDataParallel ddp(net);
+  if (context.rank() == 1) net->weight.set_requires_grad(false);
+  ddp->forward(torch::ones({1, 2})).sum().backward();
+});
 
 const Mistake replaced("ParameterReplacedAfterWrapping", {.on_all = {"weight", "replaced"}}, [] {
   const auto context = init({.timeout = 20s});
@@ -85,20 +78,17 @@ const Mistake bare_forward("ForwardOfTheWrappedModule",
                            });
 
 const Mistake ddp_without_gpu("DdpOnAGpuWithoutOne",
-                              {.on_all = {"no cuda:0", "DistributedDataParallel", "context.device()"},
-                               .place = Place::elsewhere},
-                              [] {
+                              {.on_all = {"no cuda:0", "DistributedDataParallel", "context.device()"}}, [] {
                                 const auto context = init({.timeout = 20s});
                                 Linear net(2, 2);
                                 DistributedDataParallel ddp(net, {.device = at::Device("cuda:0")});
                               });
 
-const Mistake replicas_without_gpu("DataParallelOnGpusWithoutOne",
-                                   {.on_all = {"cuda:0", "at::kCPU"}, .place = Place::elsewhere}, [] {
-                                     const auto context = init({.timeout = 20s});
-                                     Linear net(2, 2);
-                                     DataParallel model(net, {.device_ids = {0, 3}});
-                                   });
+const Mistake replicas_without_gpu("DataParallelOnGpusWithoutOne", {.on_all = {"cuda:0", "at::kCPU"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  DataParallel model(net, {.device_ids = {0, 3}});
+});
 
 const Mistake one_rank_throws("ExceptionOnOneRank", {.on_rank0 = {"rank 1"}, .once = {"no such sample"}}, [] {
   const auto context = init({.timeout = 20s});
@@ -124,7 +114,7 @@ const Mistake sharded_twice("ShardedTwice", {.on_all = {"already sharded"}}, [] 
   (void)fully_shard(*net);
 });
 
-const Mistake nan_loss("LossIsNaN", {.on_all = {"rank 1", "nan"}, .place = Place::elsewhere}, [] {
+const Mistake nan_loss("LossIsNaN", {.on_all = {"rank 1", "nan"}}, [] {
   const auto context = init({.timeout = 20s});
   Linear net(2, 2);
   DistributedDataParallel ddp(net);
@@ -133,18 +123,17 @@ const Mistake nan_loss("LossIsNaN", {.on_all = {"rank 1", "nan"}, .place = Place
   finite_or_stop(loss, ddp, 1);
 });
 
-const Mistake scaler_twice("ScalerStepsTwice", {.on_all = {"step()", "update()"}, .place = Place::elsewhere},
-                           [] {
-                             const auto context = init({.timeout = 20s});
-                             Linear net(2, 2);
-                             torch::optim::SGD optimizer(net->parameters(), 0.1);
-                             amp::GradScaler scaler(at::kCPU);
-                             scaler.scale(net->forward(torch::ones({1, 2})).sum()).backward();
-                             scaler.step(optimizer);
-                             scaler.step(optimizer);
-                           });
+const Mistake scaler_twice("ScalerStepsTwice", {.on_all = {"step()", "update()"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  amp::GradScaler scaler(at::kCPU);
+  scaler.scale(net->forward(torch::ones({1, 2})).sum()).backward();
+  scaler.step(optimizer);
+  scaler.step(optimizer);
+});
 
-const Mistake scaler_unused("ScalerWithoutScaledLoss", {.on_all = {"scale"}, .place = Place::elsewhere}, [] {
+const Mistake scaler_unused("ScalerWithoutScaledLoss", {.on_all = {"scale"}}, [] {
   const auto context = init({.timeout = 20s});
   Linear net(2, 2);
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -153,21 +142,20 @@ const Mistake scaler_unused("ScalerWithoutScaledLoss", {.on_all = {"scale"}, .pl
   scaler.step(optimizer);
 });
 
-const Mistake label_dtype("LabelsOfFloats", {.on_all = {"targets", "int64"}, .place = Place::elsewhere}, [] {
+const Mistake label_dtype("LabelsOfFloats", {.on_all = {"targets", "int64"}}, [] {
   const auto context = init({.timeout = 20s});
   metrics::Accuracy accuracy;
   accuracy.update(torch::ones({4, 2}), torch::ones({4}));
 });
 
-const Mistake label_shape("LabelsOfAnotherShape", {.on_all = {"targets", "[3]"}, .place = Place::elsewhere},
-                          [] {
-                            const auto context = init({.timeout = 20s});
-                            metrics::Accuracy accuracy;
-                            accuracy.update(torch::ones({4, 2}), torch::ones({3}, at::kLong));
-                          });
+const Mistake label_shape("LabelsOfAnotherShape", {.on_all = {"targets", "[3]"}}, [] {
+  const auto context = init({.timeout = 20s});
+  metrics::Accuracy accuracy;
+  accuracy.update(torch::ones({4, 2}), torch::ones({3}, at::kLong));
+});
 
 const Mistake libtorch_label_dtype(
-    "LossOfFloatLabels", {.on_all = {"Long", "LibTorch threw it"}, .place = Place::elsewhere}, [] {
+    "LossOfFloatLabels", {.on_all = {"Long", "LibTorch threw it"}, .place = Place::none}, [] {
       const auto context = init({.timeout = 20s});
       Linear net(2, 2);
       DistributedDataParallel ddp(net);
@@ -176,8 +164,8 @@ const Mistake libtorch_label_dtype(
     });
 
 const Mistake libtorch_label_shape(
-    "LossOfLabelsOfAnotherShape",
-    {.on_all = {"batch_size (4)", "LibTorch threw it"}, .place = Place::elsewhere}, [] {
+    "LossOfLabelsOfAnotherShape", {.on_all = {"batch_size (4)", "LibTorch threw it"}, .place = Place::none},
+    [] {
       const auto context = init({.timeout = 20s});
       Linear net(2, 2);
       DistributedDataParallel ddp(net);
@@ -225,7 +213,8 @@ const Mistake checkpoint_on_one_rank("CheckpointOnOneRank",
                                      });
 
 const Mistake no_set_epoch("NoSetEpoch",
-                           {.once = {"without set_epoch()", "call set_epoch(epoch) on the loader"},
+                           {.once = {"training_mistakes_test.cpp", "without set_epoch()",
+                                     "call set_epoch(epoch) on the loader"},
                             .ending = Ending::well},
                            [] {
                              const auto context = init({.timeout = 20s});
@@ -236,17 +225,15 @@ const Mistake no_set_epoch("NoSetEpoch",
                              }
                            });
 
-const Mistake batch_of_one("SyncBatchNormOfOneValue",
-                           {.on_all = {"SyncBatchNorm", "one value"}, .place = Place::elsewhere}, [] {
-                             const auto context = init({.timeout = 20s});
-                             const auto group = context.new_group({0}), other = context.new_group({1});
-                             SyncBatchNorm layer(2, context.is_main() ? group : other);
-                             layer->forward(torch::ones({1, 2}));
-                           });
+const Mistake batch_of_one("SyncBatchNormOfOneValue", {.on_all = {"SyncBatchNorm", "one value"}}, [] {
+  const auto context = init({.timeout = 20s});
+  const auto group = context.new_group({0}), other = context.new_group({1});
+  SyncBatchNorm layer(2, context.is_main() ? group : other);
+  layer->forward(torch::ones({1, 2}));
+});
 
 const Mistake wrong_input("InputOfAnotherWidth",
-                          {.on_all = {"cannot be multiplied", "LibTorch threw it"},
-                           .place = Place::elsewhere},
+                          {.on_all = {"cannot be multiplied", "LibTorch threw it"}, .place = Place::none},
                           [] {
                             const auto context = init({.timeout = 20s});
                             Linear net(2, 2);
@@ -255,7 +242,7 @@ const Mistake wrong_input("InputOfAnotherWidth",
                           });
 
 const Mistake backward_twice("BackwardTwice",
-                             {.on_all = {"second time", "LibTorch threw it"}, .place = Place::elsewhere}, [] {
+                             {.on_all = {"second time", "LibTorch threw it"}, .place = Place::none}, [] {
                                const auto context = init({.timeout = 20s});
                                Linear net(2, 2);
                                DistributedDataParallel ddp(net);
@@ -265,21 +252,20 @@ const Mistake backward_twice("BackwardTwice",
                              });
 
 const Mistake changed_leaf("ParameterChangedInPlace",
-                           {.on_all = {"leaf Variable", "LibTorch threw it"}, .place = Place::elsewhere}, [] {
+                           {.on_all = {"leaf Variable", "LibTorch threw it"}, .place = Place::none}, [] {
                              const auto context = init({.timeout = 20s});
                              Linear net(2, 2);
                              DistributedDataParallel ddp(net);
                              net->weight.mul_(0.9);
                            });
 
-const Mistake other_options("OptionsDiffer",
-                            {.on_all = {"find_unused_parameters"}, .place = Place::elsewhere}, [] {
-                              const auto context = init({.timeout = 20s});
-                              Linear net(2, 2);
-                              DistributedDataParallel ddp(net, {.find_unused_parameters = context.is_main()});
-                            });
+const Mistake other_options("OptionsDiffer", {.on_all = {"find_unused_parameters"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  DistributedDataParallel ddp(net, {.find_unused_parameters = context.is_main()});
+});
 
-const Mistake negative_norm("NegativeMaxNorm", {.on_all = {"max_norm", "-1"}, .place = Place::elsewhere}, [] {
+const Mistake negative_norm("NegativeMaxNorm", {.on_all = {"max_norm", "-1"}}, [] {
   const auto context = init({.timeout = 20s});
   Linear net(2, 2);
   DistributedDataParallel ddp(net);
@@ -288,9 +274,7 @@ const Mistake negative_norm("NegativeMaxNorm", {.on_all = {"max_norm", "-1"}, .p
 });
 
 const Mistake own_models("TrainerOfAModelThatIsNotWrapped",
-                         {.on_all = {"not a DistributedDataParallel", "2 different models"},
-                          .place = Place::elsewhere},
-                         [] {
+                         {.on_all = {"not a DistributedDataParallel", "2 different models"}}, [] {
                            const auto context = init({.timeout = 20s});
                            Linear net(1, 1);
                            torch::optim::SGD optimizer(net->parameters(), 0.1);

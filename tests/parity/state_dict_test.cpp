@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <regex>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -12,8 +14,10 @@
 namespace lockstep::testing {
 namespace {
 
+// Without the line of this file, which Python's message does not have.
 std::string message_of(torch::nn::Sequential& net, const Dict& dict, bool strict) {
-  return error_of<CheckpointError>([&] { load_state_dict(net, dict, {.strict = strict}); });
+  const auto text = error_of<CheckpointError>([&] { load_state_dict(net, dict, {.strict = strict}); });
+  return std::regex_replace(text, std::regex(R"( \(at state_dict_test\.cpp:[0-9]+\))"), "");
 }
 
 TEST(StateDict, MismatchesAreReportedInPythonsWords) {

@@ -49,7 +49,8 @@ class GradScaler {
   /// `device` gives the device type of the gradients. Throws ArgumentError for factors on the wrong side of 1
   /// and an interval below 1. As in PyTorch, logs a warning and is disabled for CUDA if this process has no
   /// CUDA device.
-  explicit GradScaler(c10::Device device = c10::kCUDA, const GradScalerOptions& options = {});
+  explicit GradScaler(c10::Device device = c10::kCUDA, const GradScalerOptions& options = {},
+                      std::source_location where = std::source_location::current());
 
   /// Returns `outputs` times the factor, or `outputs` when disabled.
   at::Tensor scale(const at::Tensor& outputs);
@@ -72,15 +73,16 @@ class GradScaler {
   /// The result is then always true; a step was skipped if get_scale() is lower after update().
   bool step(torch::optim::Optimizer& optimizer, std::source_location where = std::source_location::current());
   /// Throws ArgumentError, as in PyTorch. When disabled, steps and returns the loss.
-  at::Tensor step(torch::optim::Optimizer& optimizer, const torch::optim::Optimizer::LossClosure& closure);
+  at::Tensor step(torch::optim::Optimizer& optimizer, const torch::optim::Optimizer::LossClosure& closure,
+                  std::source_location where = std::source_location::current());
 
   /// Ends the iteration: lowers the factor after a skipped step, raises it after growth_interval good ones.
   /// Does not synchronize with the device. Throws ArgumentError when no optimizer was unscaled since the last
   /// call.
-  void update();
+  void update(std::source_location where = std::source_location::current());
   /// Sets the factor. A tensor must have one element and is copied.
-  void update(double new_scale);
-  void update(const at::Tensor& new_scale);
+  void update(double new_scale, std::source_location where = std::source_location::current());
+  void update(const at::Tensor& new_scale, std::source_location where = std::source_location::current());
 
   /// The factor; 1 when disabled. Synchronizes with the device.
   double get_scale() const;
@@ -97,7 +99,7 @@ class GradScaler {
   Dict state_dict() const;
   /// Loads a state dict of C++ or Python; does nothing when disabled. Throws CheckpointError when the dict is
   /// empty or an entry is missing or not a number; the scaler is then unchanged.
-  void load_state_dict(const Dict& state_dict);
+  void load_state_dict(const Dict& state_dict, std::source_location where = std::source_location::current());
 
  private:
   enum class Stage : std::uint8_t { ready, unscaled, stepped };

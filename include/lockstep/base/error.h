@@ -6,10 +6,11 @@
 
 namespace lockstep {
 
-/// Base class of all exceptions of Lockstep. The message names the event, the rank, the object and a remedy.
+/// Base class of all exceptions of Lockstep. The message names the event, the rank, the object and a remedy,
+/// and if a call of the program is the cause, the line of that call: "(at train.cpp:42)".
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& message);
 };
 
 /// Wrong argument. Nothing was sent or changed.

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <iosfwd>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -102,7 +103,8 @@ std::ostream& operator<<(std::ostream& stream, const LoadReport& report);
 /// states. Throws CheckpointError that lists every mismatch in Python's words; the module is then unchanged.
 /// A tensor of the module on device meta is a mismatch. PyTorch: `Module.load_state_dict()`.
 LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
-                           const LoadStateDictOptions& options = {});
+                           const LoadStateDictOptions& options = {},
+                           std::source_location where = std::source_location::current());
 
 /// Loads the state dict in a file of torch.save() or save(), in a `.safetensors` file, or in several with an
 /// index (`file` is the folder or `model.safetensors.index.json`), as load_state_dict() does. The file's
@@ -112,7 +114,8 @@ LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
 ///
 ///     std::cout << lockstep::load_pretrained(net, "resnet34.pth", {.partial = true});
 LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& file,
-                           const LoadStateDictOptions& options = {});
+                           const LoadStateDictOptions& options = {},
+                           std::source_location where = std::source_location::current());
 
 /// A TORCH_MODULE holder, a shared_ptr of a module, a DistributedDataParallel or a DataParallel.
 template <typename Holder>
@@ -126,14 +129,16 @@ Dict state_dict(const Holder& module) {
 }
 
 template <ModulePointer Holder>
-LoadReport load_state_dict(Holder& module, const Dict& dict, const LoadStateDictOptions& options = {}) {
-  return load_state_dict(static_cast<torch::nn::Module&>(*module), dict, options);
+LoadReport load_state_dict(Holder& module, const Dict& dict, const LoadStateDictOptions& options = {},
+                           std::source_location where = std::source_location::current()) {
+  return load_state_dict(static_cast<torch::nn::Module&>(*module), dict, options, where);
 }
 
 template <ModulePointer Holder>
 LoadReport load_pretrained(Holder& module, const std::filesystem::path& file,
-                           const LoadStateDictOptions& options = {}) {
-  return load_pretrained(static_cast<torch::nn::Module&>(*module), file, options);
+                           const LoadStateDictOptions& options = {},
+                           std::source_location where = std::source_location::current()) {
+  return load_pretrained(static_cast<torch::nn::Module&>(*module), file, options, where);
 }
 
 /// Removes `prefix` from every key that has it, in `_metadata` too. PyTorch:
@@ -152,7 +157,8 @@ Dict state_dict(const torch::optim::Optimizer& optimizer);
 /// the optimizer unchanged, for different numbers of groups or parameters, shape mismatches, the state of
 /// another kind of optimizer, and maximize=True for an optimizer of LibTorch. PyTorch:
 /// `Optimizer.load_state_dict()`.
-void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& state_dict);
+void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& state_dict,
+                     std::source_location where = std::source_location::current());
 
 /// {"last_epoch", "_step_count", "_last_lr"} of a LibTorch scheduler. The learning rates are in the
 /// optimizer's state dict. PyTorch: `LRScheduler.state_dict()`.
@@ -161,6 +167,7 @@ Dict state_dict(const torch::optim::LRScheduler& scheduler);
 /// Loads "last_epoch", the number of calls of step(), from a state dict of C++ or Python. LibTorch's own
 /// StepLR lowers the rate one call later than Python's, with or without checkpoints; optim::StepLR does not.
 /// Throws CheckpointError.
-void load_state_dict(torch::optim::LRScheduler& scheduler, const Dict& state_dict);
+void load_state_dict(torch::optim::LRScheduler& scheduler, const Dict& state_dict,
+                     std::source_location where = std::source_location::current());
 
 }  // namespace lockstep

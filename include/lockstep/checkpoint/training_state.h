@@ -58,20 +58,24 @@ class TrainingState {
       return add_optimizer(name, part);
     } else if constexpr (std::derived_from<Part, torch::nn::Module> ||
                          std::derived_from<Part, torch::optim::LRScheduler> || ModulePointer<Part>) {
-      return add_functions(
+      return add_own(
           name, [&part] { return Value(lockstep::state_dict(part)); },
           [&part](const Value& value) { lockstep::load_state_dict(part, value.as_dict()); });
     } else if constexpr (requires(data::LoaderPosition position) {
                            part.seek(position);
                            position = part.position();
                          }) {
-      return add_functions(
+      return add_own(
           name, [&part] { return Value(position_dict(part.position())); },
           [&part](const Value& value) { part.seek(position_of(value.as_dict())); });
     } else if constexpr (requires(const Dict& dict) { part.load_state_dict(dict, group_); }) {
-      return add_functions(
+      return add_own(
           name, [&part, group = group_] { return Value(Dict(part.state_dict(group))); },
           [&part, group = group_](const Value& value) { part.load_state_dict(value.as_dict(), group); });
+    } else if constexpr (requires(std::source_location place) { part.state_dict(place); }) {
+      return add_own(
+          name, [&part] { return Value(Dict(part.state_dict())); },
+          [&part](const Value& value) { part.load_state_dict(value.as_dict()); });
     } else if constexpr (Stateful<Part>) {
       return add_functions(
           name, [&part] { return Value(Dict(part.state_dict())); },
@@ -109,6 +113,9 @@ class TrainingState {
 
  private:
   TrainingState& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer);
+  // For functions of the library: their calls have the line of the caller of state_dict() or load_state_dict().
+  TrainingState& add_own(std::string name, std::function<Value()> save,
+                         std::function<void(const Value&)> load);
 
   struct Entry {
     std::string name;

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <typeinfo>
 #include <utility>
 
@@ -15,6 +16,10 @@
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/sampler.h>
 
+namespace lockstep {
+class CallerPlace;
+}
+
 namespace lockstep::data {
 
 /// The part of a loader that does not depend on the dataset's type.
@@ -23,7 +28,8 @@ class LoaderBase {
   /// Throws ArgumentError as make_loader() does. `dataset_size`: nullopt for an iterable dataset.
   /// `is_pytree`: whether `batch_type` is a PyTree.
   LoaderBase(std::optional<std::int64_t> dataset_size, const LoaderOptions& options,
-             const std::type_info& batch_type, bool is_pytree);
+             const std::type_info& batch_type, bool is_pytree,
+             std::source_location where = std::source_location::current());
 
   /// Number of batches per pass, on this rank. Throws ArgumentError for an iterable dataset. PyTorch:
   /// `len(loader)`.
@@ -36,12 +42,12 @@ class LoaderBase {
   /// The position of the loader, for a checkpoint. Within a pass the current batch counts as done; prefetched
   /// batches do not count. A pass that the loop left early can continue. Throws ArgumentError within a pass
   /// with in_order = false. PyTorch: torchdata's `StatefulDataLoader.state_dict()`.
-  LoaderPosition position() const;
+  LoaderPosition position(std::source_location where = std::source_location::current()) const;
   /// Makes the next begin() continue at `position`, in the middle of an epoch too: with the same samples as
   /// without the interruption, for any number of workers. With another number of ranks, the ranks share the
   /// remaining samples. LibTorch's default generator and generators of user-defined samplers are not
   /// restored; save them separately. PyTorch: `load_state_dict()`.
-  void seek(const LoaderPosition& position);
+  void seek(const LoaderPosition& position, std::source_location where = std::source_location::current());
   const std::shared_ptr<BatchSource>& batch_sampler() const { return batch_sampler_; }
 
  protected:
@@ -54,6 +60,9 @@ class LoaderBase {
                                          const std::type_info& type);
 
  private:
+  LoaderBase(const CallerPlace& place, std::optional<std::int64_t> dataset_size, const LoaderOptions& options,
+             const std::type_info& batch_type, bool is_pytree);
+
   LoaderOptions options_;
   std::shared_ptr<BatchSource> batch_sampler_;
   std::optional<World> made_in_;  // whose ranks share the samples
@@ -76,8 +85,9 @@ class Loader : public LoaderBase {
   using BatchType = typename DatasetPass<Dataset>::BatchType;
   class Iterator;
 
-  Loader(Dataset dataset, const LoaderOptions& options)
-      : LoaderBase(size_of(dataset), options, typeid(BatchType), PyTree<BatchType>),
+  Loader(Dataset dataset, const LoaderOptions& options,
+         std::source_location where = std::source_location::current())
+      : LoaderBase(size_of(dataset), options, typeid(BatchType), PyTree<BatchType>, where),
         dataset_(std::make_shared<const Dataset>(std::move(dataset))) {}
 
   Iterator begin() { return Iterator(*this); }
@@ -142,8 +152,9 @@ class Loader<Dataset>::Iterator {
 /// shuffle, sampler, batch_sampler and seed. PyTorch: DataLoader.
 template <typename Dataset>
   requires BatchDataset<Dataset> || IterableDataset<Dataset>
-Loader<Dataset> make_loader(Dataset dataset, const LoaderOptions& options = {}) {
-  return Loader<Dataset>(std::move(dataset), options);
+Loader<Dataset> make_loader(Dataset dataset, const LoaderOptions& options = {},
+                            std::source_location where = std::source_location::current()) {
+  return Loader<Dataset>(std::move(dataset), options, where);
 }
 
 }  // namespace lockstep::data

@@ -5,11 +5,16 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <span>
 #include <vector>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+
+namespace lockstep {
+class CallerPlace;
+}
 
 namespace lockstep::data {
 
@@ -80,7 +85,8 @@ struct RandomSamplerOptions {
 class RandomSampler : public Sampler {
  public:
   /// Throws ArgumentError when the dataset is empty or num_samples is not positive.
-  explicit RandomSampler(SampleCount dataset, RandomSamplerOptions options = {});
+  explicit RandomSampler(SampleCount dataset, RandomSamplerOptions options = {},
+                         std::source_location where = std::source_location::current());
   std::unique_ptr<IndexStream> iter() const override;
   bool uses_default_generator() const override { return !options_.generator; }
   std::int64_t size() const override { return num_samples_; }
@@ -100,9 +106,11 @@ struct SubsetRandomSamplerOptions {
 class SubsetRandomSampler : public Sampler {
  public:
   /// `indices` int64 [n] on the CPU; may be empty. Throws ArgumentError for any other tensor.
-  explicit SubsetRandomSampler(at::Tensor indices, SubsetRandomSamplerOptions options = {});
+  explicit SubsetRandomSampler(at::Tensor indices, SubsetRandomSamplerOptions options = {},
+                               std::source_location where = std::source_location::current());
   explicit SubsetRandomSampler(const std::vector<std::int64_t>& indices,
-                               SubsetRandomSamplerOptions options = {});
+                               SubsetRandomSamplerOptions options = {},
+                               std::source_location where = std::source_location::current());
   std::unique_ptr<IndexStream> iter() const override;
   bool uses_default_generator() const override { return !options_.generator; }
   std::int64_t size() const override { return indices_.size(0); }
@@ -126,9 +134,11 @@ class WeightedRandomSampler : public Sampler {
   /// ArgumentError when they are not 1 to 2^24 finite numbers of which none is negative and one is positive,
   /// and when num_samples is not positive or, without replacement, larger than n.
   WeightedRandomSampler(const at::Tensor& weights, std::int64_t num_samples,
-                        WeightedRandomSamplerOptions options = {});
+                        WeightedRandomSamplerOptions options = {},
+                        std::source_location where = std::source_location::current());
   WeightedRandomSampler(const std::vector<double>& weights, std::int64_t num_samples,
-                        WeightedRandomSamplerOptions options = {});
+                        WeightedRandomSamplerOptions options = {},
+                        std::source_location where = std::source_location::current());
   std::unique_ptr<IndexStream> iter() const override;
   bool uses_default_generator() const override { return !options_.generator; }
   std::int64_t size() const override { return num_samples_; }
@@ -174,7 +184,8 @@ struct BatchSamplerOptions {
 class BatchSampler : public BatchSource {
  public:
   /// Throws ArgumentError when there is no sampler or batch_size is not positive.
-  BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions options);
+  BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions options,
+               std::source_location where = std::source_location::current());
   std::unique_ptr<BatchStream> iter() const override;
   std::unique_ptr<BatchStream> iter_from(std::int64_t batches, std::int64_t samples) const override;
   std::int64_t shares() const override { return sampler_->shares(); }
@@ -199,13 +210,14 @@ struct DistributedSamplerOptions {
 
 /// The share of one rank: every num_replicas-th index of an order that is a function of seed + epoch. Yields
 /// the indices of PyTorch's DistributedSampler. Call set_epoch() before each epoch; without the call every
-/// epoch has the same order. Rank 0 logs a warning, once, when a shuffled pass begins after a complete one and
-/// set_epoch() has never been called.
+/// epoch has the same order. Rank 0 logs a warning, once for each sampler, when a shuffled pass begins after a
+/// complete one and set_epoch() has never been called.
 class DistributedSampler : public Sampler {
  public:
   /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1, and when a number is to come from
   /// the current world before init() in a rank of a launcher.
-  explicit DistributedSampler(SampleCount dataset, DistributedSamplerOptions options = {});
+  explicit DistributedSampler(SampleCount dataset, DistributedSamplerOptions options = {},
+                              std::source_location where = std::source_location::current());
   std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
   /// Shares the remaining samples among the current ranks: each sample of the epoch is visited once, and
   /// padding repeats some unless drop_last is set.
@@ -219,6 +231,8 @@ class DistributedSampler : public Sampler {
   virtual at::Tensor order(std::uint64_t seed) const;
 
  private:
+  DistributedSampler(const CallerPlace& place, SampleCount dataset, const DistributedSamplerOptions& options);
+
   std::int64_t count_;
   int num_replicas_;
   int rank_;
@@ -242,13 +256,17 @@ class DistributedEvalSampler : public Sampler {
  public:
   /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1, and when a number is to come from
   /// the current world before init() in a rank of a launcher.
-  explicit DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options = {});
+  explicit DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options = {},
+                                  std::source_location where = std::source_location::current());
   std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
   std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const override;
   std::int64_t shares() const override { return num_replicas_; }
   std::int64_t size() const override;
 
  private:
+  DistributedEvalSampler(const CallerPlace& place, SampleCount dataset,
+                         const DistributedEvalSamplerOptions& options);
+
   std::int64_t count_;
   int num_replicas_;
   int rank_;

@@ -78,7 +78,7 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
 
   /// Replaces the averaging of buckets. Call it once, before the first forward. See CommHook. PyTorch:
   /// `register_comm_hook`.
-  void register_comm_hook(CommHook hook);
+  void register_comm_hook(CommHook hook, std::source_location where = std::source_location::current());
 
   /// The wrapped module's parameters without those of params_and_buffers_to_ignore.
   std::vector<at::Tensor> averaged_parameters() const;
@@ -96,12 +96,13 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   DdpStats stats() const;
 
   /// See lockstep::trace().
-  void trace(const std::string& path, int steps);
+  void trace(const std::string& path, int steps,
+             std::source_location where = std::source_location::current());
 
   /// Gives all ranks the buffers of rank 0, as the next forward will, e.g. before an evaluation that calls
   /// the wrapped module. With broadcast_buffers = false it does nothing. Collective. PyTorch:
   /// `_sync_buffers`.
-  void sync_buffers();
+  void sync_buffers(std::source_location where = std::source_location::current());
 
   /// With optimizer_in_backward: the optimizers of the parameters that require gradients, in their order,
   /// e.g. for changing the learning rate between steps. Otherwise empty.
@@ -222,8 +223,9 @@ class DistributedDataParallel
 /// ranks to `path`. All ranks call it. Throws ArgumentError for an empty path, no steps, or while another
 /// trace is active. That forward throws Error if the file cannot be written.
 template <typename Module>
-void trace(DistributedDataParallel<Module>& ddp, const std::string& path, int steps = 5) {
-  ddp->trace(path, steps);
+void trace(DistributedDataParallel<Module>& ddp, const std::string& path, int steps = 5,
+           std::source_location where = std::source_location::current()) {
+  ddp->trace(path, steps, where);
 }
 
 /// Makes every rank's parameters and buffers equal to those of rank `src`, as the construction of
@@ -251,11 +253,13 @@ void broadcast_module(const Holder& module, int src = 0,
 /// nothing.
 ///
 ///     lockstep::freeze(*net, {"backbone", "layer?.*.bias"});
-std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std::string>& patterns);
+std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std::string>& patterns,
+                                std::source_location where = std::source_location::current());
 
 /// The same for the parameters that match none of the patterns, for fine-tuning: `freeze_all_but(*net,
 /// {"fc"})`.
-std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns);
+std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns,
+                                        std::source_location where = std::source_location::current());
 
 /// Scales all gradients so that their total norm is at most `max_norm`, and returns the norm before scaling
 /// (see ClipGradNormOptions). Call it after the backward that reduces. It needs no communication: the
@@ -263,22 +267,26 @@ std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::ve
 /// averaged (the last backward was in no_sync()) and with optimizer_in_backward, which leaves no gradients.
 /// PyTorch: `torch.nn.utils.clip_grad_norm_`.
 double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
-                       const ClipGradNormOptions& options = {});
+                       const ClipGradNormOptions& options = {},
+                       std::source_location where = std::source_location::current());
 
 /// Clamps each element of the gradients to [-clip_value, clip_value], under the same rules. Throws
 /// ArgumentError if clip_value is negative or NaN, or if a gradient is complex. PyTorch:
 /// `torch.nn.utils.clip_grad_value_`.
-void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value);
+void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value,
+                      std::source_location where = std::source_location::current());
 
 template <typename Module>
 double clip_grad_norm_(const DistributedDataParallel<Module>& ddp, double max_norm,
-                       const ClipGradNormOptions& options = {}) {
-  return clip_grad_norm_(*ddp, max_norm, options);
+                       const ClipGradNormOptions& options = {},
+                       std::source_location where = std::source_location::current()) {
+  return clip_grad_norm_(*ddp, max_norm, options, where);
 }
 
 template <typename Module>
-void clip_grad_value_(const DistributedDataParallel<Module>& ddp, double clip_value) {
-  clip_grad_value_(*ddp, clip_value);
+void clip_grad_value_(const DistributedDataParallel<Module>& ddp, double clip_value,
+                      std::source_location where = std::source_location::current()) {
+  clip_grad_value_(*ddp, clip_value, where);
 }
 
 }  // namespace lockstep

@@ -44,7 +44,8 @@ struct EarlyStoppingOptions {
 class EarlyStopping {
  public:
   /// Throws ArgumentError for a patience below 1 and a negative min_delta.
-  explicit EarlyStopping(EarlyStoppingOptions options = {});
+  explicit EarlyStopping(EarlyStoppingOptions options = {},
+                         std::source_location where = std::source_location::current());
   /// Takes the metric of a validation and returns whether to stop. NaN is no improvement.
   bool step(double metric);
   bool stops() const { return bad_validations_ >= options_.patience; }  ///< what step() returned last
@@ -82,7 +83,8 @@ class Sums {
                   std::source_location where = std::source_location::current()) const;
   /// Throws CheckpointError for the state of another metric or of another number of classes.
   void load_state_dict(const Dict& state_dict,
-                       const std::optional<ProcessGroup>& process_group = std::nullopt);
+                       const std::optional<ProcessGroup>& process_group = std::nullopt,
+                       std::source_location where = std::source_location::current());
 
  protected:
   Sums(std::int64_t size, at::ScalarType dtype);
@@ -104,8 +106,9 @@ class AverageMeter : public Sums {
   AverageMeter();
   /// `value` is the mean of `n` samples, of any value for n = 0. A tensor has one element. Throws
   /// ArgumentError for another tensor and a negative n.
-  void update(double value, std::int64_t n = 1);
-  void update(const at::Tensor& value, std::int64_t n = 1);
+  void update(double value, std::int64_t n = 1, std::source_location where = std::source_location::current());
+  void update(const at::Tensor& value, std::int64_t n = 1,
+              std::source_location where = std::source_location::current());
   double val() const;          ///< the last value of this rank; NaN before the first
   double avg() const;          ///< the mean of this rank; NaN before the first value
   std::int64_t count() const;  ///< the samples of this rank
@@ -139,10 +142,11 @@ class Throughput {
 class Accuracy : public Sums {
  public:
   /// Throws ArgumentError for a top_k below 1.
-  explicit Accuracy(std::int64_t top_k = 1);
+  explicit Accuracy(std::int64_t top_k = 1, std::source_location where = std::source_location::current());
   /// `scores`: [..., classes] floating point, or with top_k = 1 predicted classes [...]. `targets`: [...]
   /// int64. Throws ArgumentError for other shapes and for fewer than top_k classes.
-  void update(const at::Tensor& scores, const at::Tensor& targets);
+  void update(const at::Tensor& scores, const at::Tensor& targets,
+              std::source_location where = std::source_location::current());
   /// 0 to 1; NaN without samples.
   double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
                  std::source_location where = std::source_location::current()) const;
@@ -154,11 +158,13 @@ class Accuracy : public Sums {
 /// The number of samples by target (row) and prediction (column). scikit-learn: `confusion_matrix`.
 class ConfusionMatrix : public Sums {
  public:
-  explicit ConfusionMatrix(std::int64_t num_classes);
+  explicit ConfusionMatrix(std::int64_t num_classes,
+                           std::source_location where = std::source_location::current());
   /// Shapes as for Accuracy, with num_classes scores per sample. Samples whose target is `ignore_index` do
   /// not count.
   void update(const at::Tensor& scores, const at::Tensor& targets,
-              std::optional<std::int64_t> ignore_index = std::nullopt);
+              std::optional<std::int64_t> ignore_index = std::nullopt,
+              std::source_location where = std::source_location::current());
   /// int64 [num_classes, num_classes] on the CPU. Throws ArgumentError if a target or a prediction was
   /// outside of 0 .. num_classes-1.
   at::Tensor compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
@@ -182,22 +188,28 @@ struct ClassScores {
 };
 /// Computes them from a confusion matrix, of counts or of shares. Throws ArgumentError if it is not square,
 /// as the functions below.
-ClassScores class_scores(const at::Tensor& confusion_matrix);
+ClassScores class_scores(const at::Tensor& confusion_matrix,
+                         std::source_location where = std::source_location::current());
 // Each takes a confusion matrix. scikit-learn: `precision_score`, `recall_score`, `f1_score` with
 // zero_division=0.
-double precision(const at::Tensor& confusion_matrix, Average average = Average::macro);
-double recall(const at::Tensor& confusion_matrix, Average average = Average::macro);
-double f1_score(const at::Tensor& confusion_matrix, Average average = Average::macro);
+double precision(const at::Tensor& confusion_matrix, Average average = Average::macro,
+                 std::source_location where = std::source_location::current());
+double recall(const at::Tensor& confusion_matrix, Average average = Average::macro,
+              std::source_location where = std::source_location::current());
+double f1_score(const at::Tensor& confusion_matrix, Average average = Average::macro,
+                std::source_location where = std::source_location::current());
 /// The mean recall of the classes that occur among the targets (class-mean accuracy). scikit-learn:
 /// `balanced_accuracy_score`.
-double balanced_accuracy(const at::Tensor& confusion_matrix);
+double balanced_accuracy(const at::Tensor& confusion_matrix,
+                         std::source_location where = std::source_location::current());
 
 /// The mean of the squared differences. scikit-learn: `mean_squared_error`.
 class MeanSquaredError : public Sums {
  public:
   MeanSquaredError();
   /// Tensors of the same shape. Differences are computed in float64.
-  void update(const at::Tensor& predictions, const at::Tensor& targets);
+  void update(const at::Tensor& predictions, const at::Tensor& targets,
+              std::source_location where = std::source_location::current());
   /// NaN without samples.
   double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
                  std::source_location where = std::source_location::current()) const;
@@ -210,10 +222,12 @@ class Perplexity : public Sums {
   explicit Perplexity(std::int64_t ignore_index = -100);
   /// `logits`: [..., vocabulary], floating point, taken as float32 at least; `targets`: [...] int64. Throws
   /// ArgumentError for other shapes.
-  void update(const at::Tensor& logits, const at::Tensor& targets);
+  void update(const at::Tensor& logits, const at::Tensor& targets,
+              std::source_location where = std::source_location::current());
   /// Adds the mean negative log-likelihood of `n` targets, such as a cross-entropy loss; `n` as in
   /// AverageMeter.
-  void update_loss(const at::Tensor& mean_loss, std::int64_t n);
+  void update_loss(const at::Tensor& mean_loss, std::int64_t n,
+                   std::source_location where = std::source_location::current());
   /// NaN without targets.
   double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
                  std::source_location where = std::source_location::current()) const;
@@ -229,7 +243,8 @@ class Auroc {
  public:
   /// `scores`: [n] of the positive class with targets 0 and 1, or [n, classes]. `targets`: [n] int64. Throws
   /// ArgumentError for other shapes, for NaN, and for targets that are no class.
-  void update(const at::Tensor& scores, const at::Tensor& targets);
+  void update(const at::Tensor& scores, const at::Tensor& targets,
+              std::source_location where = std::source_location::current());
   /// NaN if a class has no positive or no negative sample, where it is undefined.
   double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
                  std::source_location where = std::source_location::current()) const;
@@ -237,7 +252,8 @@ class Auroc {
   Dict state_dict(const std::optional<ProcessGroup>& process_group = std::nullopt,
                   std::source_location where = std::source_location::current()) const;
   void load_state_dict(const Dict& state_dict,
-                       const std::optional<ProcessGroup>& process_group = std::nullopt);
+                       const std::optional<ProcessGroup>& process_group = std::nullopt,
+                       std::source_location where = std::source_location::current());
 
  private:
   std::vector<at::Tensor> scores_, targets_;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -24,7 +25,7 @@ class DeviceId {
   DeviceId(c10::Device device) : device_(device) {}
   DeviceId(c10::DeviceType type) : device_(type) {}
   /// Throws ArgumentError unless `cuda_index` is between 0 and 127.
-  DeviceId(int cuda_index);
+  DeviceId(int cuda_index, std::source_location where = std::source_location::current());
 
   operator c10::Device() const { return device_; }
 
@@ -69,7 +70,7 @@ class DataParallelModule : public nn::WrapperModule {
   using Call = std::function<Tensors(std::size_t, torch::nn::Module&)>;
 
   DataParallelModule(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options,
-                     const IsReplica& is_replica);
+                     const IsReplica& is_replica, std::source_location where);
 
   // One device: the module itself is called, with its arguments there.
   bool runs_by_itself() const { return device_ids_.size() <= 1; }
@@ -99,11 +100,14 @@ class DataParallelModule : public nn::WrapperModule {
 template <typename Wrapped>
 class DataParallelImpl : public DataParallelModule {
  public:
-  DataParallelImpl(std::shared_ptr<Wrapped> module, const DataParallelOptions& options)
-      : DataParallelModule(module, options,
-                           [](const torch::nn::Module& replica) {
-                             return dynamic_cast<const Wrapped*>(&replica) != nullptr;
-                           }),
+  DataParallelImpl(std::shared_ptr<Wrapped> module, const DataParallelOptions& options,
+                   std::source_location where)
+      : DataParallelModule(
+            module, options,
+            [](const torch::nn::Module& replica) {
+              return dynamic_cast<const Wrapped*>(&replica) != nullptr;
+            },
+            where),
         module_(std::move(module)) {
     register_module("module", module_);
   }
@@ -253,9 +257,10 @@ class DataParallel : public torch::nn::ModuleHolder<DataParallelImpl<typename nn
   using Impl = DataParallelImpl<typename nn::WrappedBy<Module>::type>;
 
  public:
-  explicit DataParallel(const Module& module, const DataParallelOptions& options = {})
+  explicit DataParallel(const Module& module, const DataParallelOptions& options = {},
+                        std::source_location where = std::source_location::current())
       : torch::nn::ModuleHolder<Impl>(
-            std::make_shared<Impl>(nn::WrappedBy<Module>::pointer(module), options)) {}
+            std::make_shared<Impl>(nn::WrappedBy<Module>::pointer(module), options, where)) {}
 };
 
 }  // namespace lockstep

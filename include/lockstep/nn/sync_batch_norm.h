@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <optional>
+#include <source_location>
 #include <utility>
 
 #include <torch/nn/modules/batchnorm.h>
@@ -19,7 +22,8 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
   /// `process_group`: the ranks that normalize together. Default: the default group at the time of each
   /// forward; without one the layer is a plain BatchNorm, as in PyTorch.
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& layer,
-                             std::optional<ProcessGroup> process_group = std::nullopt);
+                             std::optional<ProcessGroup> process_group = std::nullopt,
+                             std::source_location where = std::source_location::current());
 
   /// Normalizes `input`: [N, C, ...] with at least two dimensions and any layout. The result has its shape
   /// and dtype. In training all ranks of the group call it, each with any number of samples, also none; if
@@ -40,6 +44,7 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
   double next_momentum();
 
   std::optional<ProcessGroup> group_;
+  std::source_location where_;  // of the constructor: calls and errors of forward() name it
 };
 
 /// Batch normalization over the samples of all ranks of a group. Forward, backward and running statistics are
@@ -48,7 +53,20 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
 ///
 /// Parameters are fp32, fp64 or of the input's dtype. Statistics of bf16 and fp16 input are computed in fp32,
 /// sums across ranks in fp64. In eval(), and in a group of one, it is a plain BatchNorm.
-TORCH_MODULE(SyncBatchNorm);
+class SyncBatchNorm : public torch::nn::ModuleHolder<SyncBatchNormImpl> {
+ public:
+  using Impl = SyncBatchNormImpl;
+
+  SyncBatchNorm(std::nullptr_t)
+      : torch::nn::ModuleHolder<Impl>(nullptr) {}  // NOLINT: as of LibTorch's holders
+  SyncBatchNorm(std::shared_ptr<Impl> layer)       // NOLINT
+      : torch::nn::ModuleHolder<Impl>(std::move(layer)) {}
+  /// As SyncBatchNormImpl's constructor.
+  explicit SyncBatchNorm(const torch::nn::BatchNormOptions& layer,
+                         std::optional<ProcessGroup> process_group = std::nullopt,
+                         std::source_location where = std::source_location::current())
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(layer, std::move(process_group), where)) {}
+};
 
 /// Makes every BatchNorm1d, BatchNorm2d and BatchNorm3d in `module` (itself included) normalize over all
 /// ranks of `process_group`, as SyncBatchNorm does, and gives `process_group` to the SyncBatchNorms in it.
@@ -64,13 +82,15 @@ TORCH_MODULE(SyncBatchNorm);
 /// `process_group`: as for SyncBatchNorm. Throws ArgumentError if `module` is a layer outside of any
 /// shared_ptr. Not safe while another thread uses the module.
 void convert_sync_batchnorm(torch::nn::Module& module,
-                            std::optional<ProcessGroup> process_group = std::nullopt);
+                            std::optional<ProcessGroup> process_group = std::nullopt,
+                            std::source_location where = std::source_location::current());
 
 /// The same for a module holder or shared_ptr; returns it.
 template <typename Module>
   requires requires(Module& module) { static_cast<torch::nn::Module&>(*module); }
-Module convert_sync_batchnorm(Module module, std::optional<ProcessGroup> process_group = std::nullopt) {
-  convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module), std::move(process_group));
+Module convert_sync_batchnorm(Module module, std::optional<ProcessGroup> process_group = std::nullopt,
+                              std::source_location where = std::source_location::current()) {
+  convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module), std::move(process_group), where);
   return module;
 }
 

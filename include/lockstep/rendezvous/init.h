@@ -133,13 +133,14 @@ class [[nodiscard]] Context {
   /// world_size() and the local numbers, which are counted anew, are those of the new group. Closes the
   /// groups of new_group() and split_group(). Objects that were made over the old group, as
   /// DistributedDataParallel, stay with it and cannot go on.
-  void reconfigure(const ReconfigureOptions& options) const;
+  void reconfigure(const ReconfigureOptions& options,
+                   std::source_location where = std::source_location::current()) const;
 
   /// Creates a group of `ranks` (global ranks, in the order of their group ranks). Every rank of the default
   /// group calls it with the same arguments; ranks outside the new group get nullopt. PyTorch:
   /// `torch.distributed.new_group`.
-  std::optional<ProcessGroup> new_group(const std::vector<int>& ranks,
-                                        const GroupOptions& options = {}) const;
+  std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
+                                        std::source_location where = std::source_location::current()) const;
 
  private:
   // Rank 0's side of main_process_first, and the others'.
@@ -173,10 +174,11 @@ class [[nodiscard]] Context {
 /// are set and missing) or if ranks have not arrived within the timeout (naming them), and ArgumentError for
 /// wrong options and for a second init() while a context exists. PyTorch:
 /// `torch.distributed.init_process_group`.
-Context init(const InitOptions& options = {});
+Context init(const InitOptions& options = {}, std::source_location where = std::source_location::current());
 
 /// Context::new_group of the current context.
-std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {});
+std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
+                                      std::source_location where = std::source_location::current());
 
 /// Splits a group of this run: returns the new group of the part of `split_ranks` that this rank is in, or
 /// nullopt. Parts hold ranks within `parent_pg`; a rank's position in its part is its rank in the new group,
@@ -185,7 +187,8 @@ std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const Group
 /// `torch.distributed.split_group` (which sorts the ranks of a part before 2.14).
 std::optional<ProcessGroup> split_group(const ProcessGroup& parent_pg,
                                         const std::vector<std::vector<int>>& split_ranks,
-                                        const GroupOptions& options = {});
+                                        const GroupOptions& options = {},
+                                        std::source_location where = std::source_location::current());
 
 template <typename Action>
 auto Context::main_process_first(Action&& action, std::source_location where) const {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <variant>
 #include <vector>
@@ -44,17 +45,20 @@ class DeviceMesh {
  public:
   /// `mesh`: integers, the global ranks, each once. A dimension that covers the whole run has the default
   /// group; the ranks of the other groups are in ascending order of the global ranks. Throws ArgumentError.
-  explicit DeviceMesh(const at::Tensor& mesh, const DeviceMeshOptions& options = {});
+  explicit DeviceMesh(const at::Tensor& mesh, const DeviceMeshOptions& options = {},
+                      std::source_location where = std::source_location::current());
 
   /// The one-dimensional mesh of a group's ranks. Makes no group, so only the group's ranks call it; with
   /// other ranks in the run, flatten() and unflatten() of it are not possible. `mesh`:
   /// if given, these ranks. Throws ArgumentError. PyTorch: `from_group`.
   static DeviceMesh from_group(const ProcessGroup& group,
                                const std::optional<at::Tensor>& mesh = std::nullopt,
-                               const std::vector<std::string>& mesh_dim_names = {});
+                               const std::vector<std::string>& mesh_dim_names = {},
+                               std::source_location where = std::source_location::current());
   /// The same with several dimensions: groups[i] has the ranks of this rank's row of `mesh` in dimension i.
   static DeviceMesh from_group(const std::vector<ProcessGroup>& groups, const at::Tensor& mesh,
-                               const std::vector<std::string>& mesh_dim_names);
+                               const std::vector<std::string>& mesh_dim_names,
+                               std::source_location where = std::source_location::current());
 
   /// The part of the mesh with these dimensions, in their order in the mesh, that contains this rank:
   /// `mesh["tp"]`, `mesh[{"dp", "tp"}]`. The whole mesh also has the names of flatten(). Makes no group.
@@ -67,24 +71,28 @@ class DeviceMesh {
   /// All dimensions as one. The name is by default that of the dimensions, joined by "_"; a second call with
   /// it returns the same groups. Throws ArgumentError for a name that the whole mesh has for other ranks.
   /// PyTorch: `_flatten`.
-  DeviceMesh flatten(const std::string& mesh_dim_name = {}) const;
+  DeviceMesh flatten(const std::string& mesh_dim_name = {},
+                     std::source_location where = std::source_location::current()) const;
 
   /// Dimension `dim` as several of `mesh_sizes`, whose product is its size, with new groups for these. The
   /// result is a whole mesh, or the same slice of one; this mesh stays as it is. Throws ArgumentError, also
   /// for a dimension of flatten(). PyTorch: `_unflatten`.
   DeviceMesh unflatten(const MeshDim& dim, const std::vector<std::int64_t>& mesh_sizes,
                        const std::vector<std::string>& mesh_dim_names,
-                       const std::map<MeshDim, std::string>& backend_override = {}) const;
+                       const std::map<MeshDim, std::string>& backend_override = {},
+                       std::source_location where = std::source_location::current()) const;
 
   /// The group of this rank in a dimension of the mesh or with a name of flatten(). Without an argument the
   /// mesh must have one dimension. Throws ArgumentError, also on a rank that is not in the mesh.
-  ProcessGroup get_group(const std::optional<MeshDim>& mesh_dim = std::nullopt) const;
+  ProcessGroup get_group(const std::optional<MeshDim>& mesh_dim = std::nullopt,
+                         std::source_location where = std::source_location::current()) const;
   /// The groups of this rank in all dimensions; none on a rank that is not in the mesh.
   std::vector<ProcessGroup> get_all_groups() const;
 
   int get_rank() const;  ///< of this process in the default group
   /// The rank of this process within get_group(mesh_dim).
-  int get_local_rank(const std::optional<MeshDim>& mesh_dim = std::nullopt) const;
+  int get_local_rank(const std::optional<MeshDim>& mesh_dim = std::nullopt,
+                     std::source_location where = std::source_location::current()) const;
   /// The position of this rank in mesh(), one number for each dimension; nullopt if it is not in it.
   std::optional<std::vector<std::int64_t>> get_coordinate() const;
 
@@ -124,7 +132,8 @@ class DeviceMesh {
 /// The mesh of the ranks 0, 1, 2, ... in row-major order; their number is the product of `mesh_shape`, and
 /// not more than that of the run. PyTorch: `torch.distributed.device_mesh.init_device_mesh`.
 DeviceMesh init_device_mesh(const std::vector<std::int64_t>& mesh_shape,
-                            const DeviceMeshOptions& options = {});
+                            const DeviceMeshOptions& options = {},
+                            std::source_location where = std::source_location::current());
 
 /// Seeds a rank of a mesh. Ranks draw apart if their coordinates differ in one of the dimensions `apart`, and
 /// alike otherwise. On a mesh, dropout draws apart on ranks with other samples, positions or layers. No rank
@@ -135,7 +144,8 @@ DeviceMesh init_device_mesh(const std::vector<std::int64_t>& mesh_shape,
 ///     manual_seed(seed, mesh, {"dp", "pp"});
 ///
 /// Throws ArgumentError for a dimension that the mesh does not have. Not in PyTorch.
-void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<std::string>& apart);
+void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<std::string>& apart,
+                 std::source_location where = std::source_location::current());
 
 /// PyTorch: `torch.distributed.tensor`.
 namespace tensor {

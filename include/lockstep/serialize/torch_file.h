@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <source_location>
 #include <span>
 #include <string>
 
@@ -32,11 +33,13 @@ struct LoadOptions {
 /// Views of one storage share it again. Time and memory are proportional to the file size, whatever its
 /// contents. Throws CheckpointError that names the file (damaged, truncated, not plain data), and
 /// CheckpointReadError. Thread-safe. PyTorch: `torch.load(file, weights_only=True)`.
-Value load(const std::filesystem::path& file, const LoadOptions& options = {});
+Value load(const std::filesystem::path& file, const LoadOptions& options = {},
+           std::source_location where = std::source_location::current());
 
 /// Like load(), from memory. `name` appears in messages.
 Value load_bytes(std::span<const char> bytes, const LoadOptions& options = {},
-                 const std::string& name = "bytes");
+                 const std::string& name = "bytes",
+                 std::source_location where = std::source_location::current());
 
 struct SaveOptions {
   /// save() returns after the data has reached the disk.
@@ -47,9 +50,10 @@ struct SaveOptions {
 /// A tensor is written with its whole storage, as in Python; clone() a small view of a large tensor first.
 /// Tensors must not change during the call. Throws CheckpointError: the file cannot be written (full disk,
 /// permission), or Python has no equivalent of the value. PyTorch: `torch.save`.
-void save(const Value& value, const std::filesystem::path& file, const SaveOptions& options = {});
+void save(const Value& value, const std::filesystem::path& file, const SaveOptions& options = {},
+          std::source_location where = std::source_location::current());
 
 /// Like save(), into memory.
-std::string save_bytes(const Value& value);
+std::string save_bytes(const Value& value, std::source_location where = std::source_location::current());
 
 }  // namespace lockstep

@@ -29,6 +29,8 @@
 
 namespace lockstep {
 
+class CallerPlace;
+
 /// Throws NonFiniteError on all ranks if the loss of any rank is infinite or NaN. The message names the step,
 /// the ranks with their losses, and the first parameter of `module` whose gradient is not finite. Call it
 /// after backward and before the optimizer's step, which would spoil the parameters. Collective over
@@ -213,6 +215,9 @@ class Trainer {
   std::int64_t batch() const { return batch_; }  ///< batches of the epoch so far
 
  private:
+  Trainer(const CallerPlace& place, torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+          TrainerOptions options, std::source_location where);
+
   template <typename Callback>
   Trainer& add(std::vector<Callback>& callbacks, Callback callback) {
     callbacks.push_back(std::move(callback));

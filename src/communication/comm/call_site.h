@@ -4,6 +4,8 @@
 #include <source_location>
 #include <string_view>
 
+#include "base/caller_place.h"
+
 namespace lockstep::comm {
 
 // Note [Places of calls]
@@ -12,21 +14,25 @@ namespace lockstep::comm {
 // takes the line of its caller and keeps a CallSite: the calls of this thread that begin meanwhile have that
 // line, and what they carry. Of several CallSites the outermost one gives the line, because inner functions may
 // have been called from a file of ours, and the innermost one the contents. Code of the program, such as a
-// communication hook, runs outside of CallSites where possible: its calls have lines of their own.
+// communication hook, runs outside of CallSites where possible: its calls have lines of their own. Around it
+// there is a CallerPlace, whose line the CallSites of our own hooks have, which are given none. An error meanwhile
+// names the line, too: a CallSite is one.
 
 class CallSite {
  public:
   // `contents`: what the tensors are, "gradients of bucket", with `index` behind it unless it is -1; a text
-  // that lives as long as the process. Without a line, messages name no place.
+  // that lives as long as the process.
   explicit CallSite(std::source_location where, std::string_view contents = {}, int index = -1)
-      : outer_(innermost_),
+      : place_(where),
+        outer_(innermost_),
         where_(outer_ != nullptr ? outer_->where_ : where),
         contents_(contents),
         index_(index) {
     innermost_ = this;
   }
+  // With the line of the CallerPlace or CallSite around it; without one, messages name none.
   explicit CallSite(std::string_view contents, int index = -1)
-      : CallSite(std::source_location(), contents, index) {}
+      : CallSite(innermost_ != nullptr ? innermost_->where_ : CallerPlace::current(), contents, index) {}
   ~CallSite() { innermost_ = outer_; }
   CallSite(const CallSite&) = delete;
   CallSite& operator=(const CallSite&) = delete;
@@ -41,6 +47,7 @@ class CallSite {
  private:
   static inline thread_local const CallSite* innermost_ = nullptr;
 
+  CallerPlace place_;
   const CallSite* outer_;
   std::source_location where_;
   std::string_view contents_;

@@ -2,11 +2,11 @@
 #include "node/flight_recorder.h"
 
 #include <ctime>
-#include <filesystem>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/caller_place.h"
 #include "observe/call_names.h"
 
 namespace lockstep {
@@ -27,10 +27,7 @@ std::string CallRecord::describe() const {
   if (dtype != c10::ScalarType::Undefined) {
     text += fmt::format(" of {}[{}]", c10::toString(dtype), fmt::join(shape, ", "));
   }
-  if (where.line() != 0) {  // else a caller through c10d
-    text +=
-        fmt::format(" at {}:{}", std::filesystem::path(where.file_name()).filename().string(), where.line());
-  }
+  if (const auto line = line_text(where); !line.empty()) text += " at " + line;  // else a caller through c10d
   return text + node::in_brackets(contents, index);
 }
 

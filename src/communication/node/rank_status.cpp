@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/caller_place.h"
 #include "observe/call_names.h"
 
 namespace lockstep::node {
@@ -49,7 +50,7 @@ std::uint64_t steps_begun(const RankStatus& status) {
 const std::array<char, 61>& FileName::name_of(const char* path) {
   if (path == path_) return name_;
   path_ = path;
-  const auto name = base_name(path);
+  const auto name = is_file_of_program(path) ? base_name(path) : std::string_view();
   const auto length = std::min(name.size(), name_.size() - 1);
   name_.fill('\0');
   std::memcpy(name_.data(), name.data(), length);
@@ -68,8 +69,8 @@ void write_entry(RankStatus& status, const CallRecord& record, const CallPlace& 
   note.sequence = place.sequence;
   note.dims = static_cast<std::uint8_t>(std::min<std::size_t>(record.shape.size(), 255));
   std::copy_n(record.shape.begin(), std::min(record.shape.size(), StatusEntry::kDims), note.shape.begin());
-  note.line = record.where.line();
   note.file = file.name_of(record.where.file_name());
+  note.line = note.file.front() == '\0' ? 0 : record.where.line();
   note.index = record.index;
   const auto length = std::min(record.contents.size(), note.contents.size() - 1);
   std::copy_n(record.contents.begin(), length, note.contents.begin());

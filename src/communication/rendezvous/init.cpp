@@ -10,6 +10,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "backends/registry.h"
+#include "base/caller_place.h"
 #include "base/deadline.h"
 #include "base/limits.h"
 #include "base/text.h"
@@ -278,7 +279,8 @@ std::unique_ptr<Session> join(const SessionOptions& options) {
 
 }  // namespace
 
-Context init(const SessionOptions& options) {
+Context init(const SessionOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   require_stack();
   require_address_space();
   return Context(join(options));
@@ -286,7 +288,9 @@ Context init(const SessionOptions& options) {
 
 }  // namespace rendezvous
 
-Context init(const InitOptions& options) { return rendezvous::init({options}); }
+Context init(const InitOptions& options, std::source_location where) {
+  return rendezvous::init({options}, where);
+}
 
 Context::Context(std::unique_ptr<rendezvous::Session> session) : session_(std::move(session)) {}
 Context::~Context() = default;
@@ -301,10 +305,14 @@ const ProcessGroup& Context::group() const { return session_->group(); }
 void Context::synchronize() const { session_->synchronize(); }
 void Context::barrier(std::source_location where) const { group().barrier(where); }
 
-void Context::reconfigure(const ReconfigureOptions& options) const { session_->reconfigure(options); }
+void Context::reconfigure(const ReconfigureOptions& options, std::source_location where) const {
+  const CallerPlace place(where);
+  session_->reconfigure(options);
+}
 
-std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks,
-                                               const GroupOptions& options) const {
+std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks, const GroupOptions& options,
+                                               std::source_location where) const {
+  const CallerPlace place(where);
   return session_->new_group(ranks, options);
 }
 
@@ -326,13 +334,16 @@ void Context::await_main(std::source_location where) const {
   }
 }
 
-std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options) {
+std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options,
+                                      std::source_location where) {
+  const CallerPlace place(where);
   return runtime::require_run("lockstep::new_group").new_group(ranks, options);
 }
 
 std::optional<ProcessGroup> split_group(const ProcessGroup& parent_pg,
                                         const std::vector<std::vector<int>>& split_ranks,
-                                        const GroupOptions& options) {
+                                        const GroupOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   return runtime::require_run("lockstep::split_group").split_group(parent_pg, split_ranks, options);
 }
 

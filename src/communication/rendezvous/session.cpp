@@ -16,6 +16,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/device/device.h>
 
+#include "base/caller_place.h"
 #include "base/deadline.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
@@ -218,8 +219,21 @@ c10::intrusive_ptr<c10d::Backend> Session::split_default_group(const c10::intrus
   return comm::state_of(*group_).backend()->split(store, ranks, options);
 }
 
-std::optional<ProcessGroup> Session::connect_subgroup(const GroupRecipe& recipe,
+std::optional<ProcessGroup> Session::connect_subgroup(const char* function, const GroupRecipe& recipe,
                                                       const std::vector<int>& ranks, ProcessGroupInfo info) {
+  const auto name = info.name;
+  try {
+    return connect_members(recipe, ranks, std::move(info));
+  } catch (const RendezvousError& error) {
+    throw_error<RendezvousError>(
+        "{}: {} of the ranks [{}]: {}. All ranks of {} call {}(), with the same arguments and in the same order",
+        function, name, fmt::join(ranks, ", "), error.what(),
+        std::string_view(function) == "new_group" ? "the run" : "the group that is split", function);
+  }
+}
+
+std::optional<ProcessGroup> Session::connect_members(const GroupRecipe& recipe, const std::vector<int>& ranks,
+                                                     ProcessGroupInfo info) {
   const QuietC10d quiet;
   auto choice = backends::resolve_backend(recipe.backend, topology(ranks));
   // Without a backend for the GPU of this rank beside it: the Python ranks have none.
@@ -227,6 +241,7 @@ std::optional<ProcessGroup> Session::connect_subgroup(const GroupRecipe& recipe,
   const auto own = std::ranges::find(ranks, config_.world.rank);
   if (own == ranks.end()) {
     if (splits_default_group(choice.spec)) split_default_group(config_.store, {}, info);
+    line_without_group_ = CallerPlace::current();
     return std::nullopt;
   }
   info.global_ranks = ranks;
@@ -313,6 +328,7 @@ std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const Gro
   // Counted on every rank, members or not, so that keys agree.
   const int number = ++groups_made_;
   return connect_subgroup(
+      "new_group",
       {.key = fmt::format("{}", number), .backend = wanted, .nccl = options.nccl.value_or(config_.nccl)},
       ranks,
       {.name = options.group_name.empty() ? fmt::format("group {}", number) : options.group_name,
@@ -339,11 +355,14 @@ std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
                         .timeout = options.timeout.value_or(parent.timeout())};
   const auto own = std::ranges::find_if(
       split_ranks, [&](const auto& part) { return std::ranges::find(part, parent.rank()) != part.end(); });
-  if (own == split_ranks.end()) return std::nullopt;
+  if (own == split_ranks.end()) {
+    line_without_group_ = CallerPlace::current();
+    return std::nullopt;
+  }
   recipe.key = fmt::format("{}/split {}/{}", recipe.key, number, own - split_ranks.begin());
   auto ranks = *own;
   for (auto& rank : ranks) rank = parent.global_rank(rank);
-  return connect_subgroup(recipe, ranks, std::move(info));
+  return connect_subgroup("split_group", recipe, ranks, std::move(info));
 }
 
 void Session::wait_for_others_to_leave() {

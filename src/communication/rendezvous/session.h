@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -60,7 +61,7 @@ struct SessionOptions : InitOptions {
 };
 
 // lockstep::init().
-Context init(const SessionOptions& options);
+Context init(const SessionOptions& options, std::source_location where = std::source_location::current());
 
 // What a Context owns: the store, the default group and the groups made from it.
 class Session : public runtime::Run {
@@ -88,6 +89,7 @@ class Session : public runtime::Run {
   std::optional<ProcessGroup> split_group(const ProcessGroup& parent,
                                           const std::vector<std::vector<int>>& split_ranks,
                                           const GroupOptions& options) override;
+  std::source_location line_without_group() const override { return line_without_group_; }
 
  private:
   struct Config {
@@ -125,8 +127,11 @@ class Session : public runtime::Run {
   void connect_default_group(const SessionOptions& options);
   ProcessGroup connect_group(const std::string& key, const backends::BackendSpec& spec,
                              const Members& members, const NcclOptions& nccl, ProcessGroupInfo info);
-  std::optional<ProcessGroup> connect_subgroup(const GroupRecipe& recipe, const std::vector<int>& ranks,
-                                               ProcessGroupInfo info);
+  // `function`: of the program, for messages.
+  std::optional<ProcessGroup> connect_subgroup(const char* function, const GroupRecipe& recipe,
+                                               const std::vector<int>& ranks, ProcessGroupInfo info);
+  std::optional<ProcessGroup> connect_members(const GroupRecipe& recipe, const std::vector<int>& ranks,
+                                              ProcessGroupInfo info);
   // With Python ranks: see python_splits_default_group().
   bool splits_default_group(const backends::BackendSpec& spec) const;
   // All ranks of the default group call it, those outside of the new one without ranks; these get nothing.
@@ -143,6 +148,7 @@ class Session : public runtime::Run {
   Config config_;
   int uncaught_at_start_;
   int groups_made_ = 0;
+  std::source_location line_without_group_ = {};
   Mutex reconfiguring_;  // one reconfigure() at a time, during which nothing else may use the session
   c10::intrusive_ptr<backends::MemberStore> formed_store_;  // since the last reconfigure()
   std::optional<ProcessGroup> group_;

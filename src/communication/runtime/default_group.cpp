@@ -7,6 +7,7 @@
 
 #include <lockstep/runtime/default_group.h>
 
+#include "base/caller_place.h"
 #include "base/launched_rank.h"
 #include "base/process_state.h"
 #include "base/throw_error.h"
@@ -89,12 +90,27 @@ void require_made_in_run(const std::optional<ProcessGroup>& group, const char* w
 }  // namespace runtime
 
 bool is_initialized() { return runtime::current_run() != nullptr; }
-ProcessGroup default_group() { return runtime::require_run("lockstep::default_group").group(); }
-int get_rank() { return shared_world("get_rank()").rank; }
-int get_world_size() { return shared_world("get_world_size()").size; }
-int get_local_rank() { return shared_world("get_local_rank()").local_rank; }
-bool is_main() { return shared_world("is_main()").rank == 0; }
-void barrier(std::source_location where) { default_group().barrier(where); }
+ProcessGroup default_group(std::source_location where) {
+  const CallerPlace place(where);
+  return runtime::require_run("lockstep::default_group").group();
+}
+int get_rank(std::source_location where) {
+  const CallerPlace place(where);
+  return shared_world("get_rank()").rank;
+}
+int get_world_size(std::source_location where) {
+  const CallerPlace place(where);
+  return shared_world("get_world_size()").size;
+}
+int get_local_rank(std::source_location where) {
+  const CallerPlace place(where);
+  return shared_world("get_local_rank()").local_rank;
+}
+bool is_main(std::source_location where) {
+  const CallerPlace place(where);
+  return shared_world("is_main()").rank == 0;
+}
+void barrier(std::source_location where) { default_group(where).barrier(where); }
 
 namespace {
 
@@ -181,6 +197,7 @@ void check(const std::vector<P2POp>& messages, const ProcessGroup& group, std::s
 }  // namespace
 
 std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list, std::source_location where) {
+  const CallerPlace place(where);
   if (p2p_op_list.empty()) throw_error<ArgumentError>("batch_isend_irecv: the list has no messages");
   const auto group = group_of(p2p_op_list.front());
   check(p2p_op_list, group, where);

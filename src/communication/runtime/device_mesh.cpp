@@ -12,6 +12,7 @@
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "runtime/mesh_ranks.h"
 #include "runtime/run.h"
@@ -50,7 +51,8 @@ void check_order(const at::Tensor& ranks, const Axes& axes, const Names& names) 
 DeviceMesh::DeviceMesh(std::shared_ptr<MeshRanks> ranks, std::vector<Axis> axes)
     : ranks_(std::move(ranks)), axes_(std::move(axes)) {}
 
-DeviceMesh::DeviceMesh(const at::Tensor& mesh, const DeviceMeshOptions& options) {
+DeviceMesh::DeviceMesh(const at::Tensor& mesh, const DeviceMeshOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   const auto& run = runtime::require_run("DeviceMesh");
   auto ranks = runtime::checked_ranks(mesh, run.world().size);
   const auto& names = options.mesh_dim_names;
@@ -105,7 +107,8 @@ DeviceMesh DeviceMesh::operator[](const Names& names) const {
   return {ranks_, std::move(axes)};
 }
 
-DeviceMesh DeviceMesh::flatten(const std::string& mesh_dim_name) const {
+DeviceMesh DeviceMesh::flatten(const std::string& mesh_dim_name, std::source_location where) const {
+  const CallerPlace place(where);
   const auto names = mesh_dim_names();
   if (names.empty()) {
     throw_error<ArgumentError>("DeviceMesh({}): flatten() needs a mesh with mesh_dim_names",
@@ -153,7 +156,8 @@ const DeviceMesh::Axis& DeviceMesh::only_axis(const char* caller,
   return found;
 }
 
-ProcessGroup DeviceMesh::get_group(const std::optional<MeshDim>& mesh_dim) const {
+ProcessGroup DeviceMesh::get_group(const std::optional<MeshDim>& mesh_dim, std::source_location where) const {
+  const CallerPlace place(where);
   return only_axis("get_group", mesh_dim).group.value();
 }
 
@@ -166,7 +170,8 @@ std::vector<ProcessGroup> DeviceMesh::get_all_groups() const {
 
 int DeviceMesh::get_rank() const { return ranks_->own; }
 
-int DeviceMesh::get_local_rank(const std::optional<MeshDim>& mesh_dim) const {
+int DeviceMesh::get_local_rank(const std::optional<MeshDim>& mesh_dim, std::source_location where) const {
+  const CallerPlace place(where);
   return only_axis("get_local_rank", mesh_dim).group.value().rank();
 }
 
@@ -251,7 +256,8 @@ void check_sizes(const DeviceMesh& mesh, std::int64_t size, const Sizes& sizes, 
 }  // namespace
 
 DeviceMesh DeviceMesh::from_group(const ProcessGroup& group, const std::optional<at::Tensor>& mesh,
-                                  const Names& mesh_dim_names) {
+                                  const Names& mesh_dim_names, std::source_location where) {
+  const CallerPlace place(where);
   const auto ranks = global_ranks_of(group);
   if (mesh && (mesh->dim() != 1 || to_vector(mesh->to(at::kInt)) != ranks)) {
     throw_error<ArgumentError>(
@@ -262,7 +268,8 @@ DeviceMesh DeviceMesh::from_group(const ProcessGroup& group, const std::optional
 }
 
 DeviceMesh DeviceMesh::from_group(const std::vector<ProcessGroup>& groups, const at::Tensor& mesh,
-                                  const Names& mesh_dim_names) {
+                                  const Names& mesh_dim_names, std::source_location where) {
+  const CallerPlace place(where);
   const auto& world = runtime::require_run("DeviceMesh::from_group").world();
   const auto ranks = runtime::checked_ranks(mesh, world.size);
   if (groups.empty() || std::ssize(groups) != ranks.dim()) {
@@ -290,14 +297,16 @@ DeviceMesh DeviceMesh::from_group(const std::vector<ProcessGroup>& groups, const
 }
 
 DeviceMesh DeviceMesh::unflatten(const MeshDim& dim, const Sizes& mesh_sizes, const Names& mesh_dim_names,
-                                 const std::map<MeshDim, std::string>& backend_override) const {
+                                 const std::map<MeshDim, std::string>& backend_override,
+                                 std::source_location where) const {
+  const CallerPlace place(where);
   if (this->mesh_dim_names().empty()) {
     throw_error<ArgumentError>("DeviceMesh({}): unflatten() needs a mesh with mesh_dim_names",
                                joined_shape(*this));
   }
   const auto& old = axis(dim);
-  const auto place = std::ranges::find(ranks_->dimensions, old.dims, &Axis::dims);
-  if (place == ranks_->dimensions.end() || old.name != place->name) {
+  const auto found = std::ranges::find(ranks_->dimensions, old.dims, &Axis::dims);
+  if (found == ranks_->dimensions.end() || old.name != found->name) {
     throw_error<ArgumentError>(
         "DeviceMesh({}): unflatten(): \"{}\" is made by flatten(); unflatten a dimension of the mesh itself",
         joined_shape(*this), old.name);
@@ -327,7 +336,9 @@ DeviceMesh DeviceMesh::unflatten(const MeshDim& dim, const Sizes& mesh_sizes, co
   return {std::make_shared<MeshRanks>(std::move(whole)), with_parts(axes_, old, parts)};
 }
 
-DeviceMesh init_device_mesh(const Sizes& mesh_shape, const DeviceMeshOptions& options) {
+DeviceMesh init_device_mesh(const Sizes& mesh_shape, const DeviceMeshOptions& options,
+                            std::source_location where) {
+  const CallerPlace place(where);
   const bool positive = std::ranges::all_of(mesh_shape, [](auto size) { return size > 0; });
   if (mesh_shape.empty() || !positive) {
     throw_error<ArgumentError>("init_device_mesh: mesh_shape ({}) needs one or more positive sizes",
@@ -338,7 +349,9 @@ DeviceMesh init_device_mesh(const Sizes& mesh_shape, const DeviceMeshOptions& op
   return DeviceMesh(at::arange(count, at::kInt).view(mesh_shape), options);
 }
 
-void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<std::string>& apart) {
+void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<std::string>& apart,
+                 std::source_location where) {
+  const CallerPlace place(where);
   std::uint64_t stream = 0;
   for (const auto& dim : apart) {
     stream = stream * static_cast<std::uint64_t>(mesh.size(dim)) +

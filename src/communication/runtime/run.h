@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <source_location>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -35,6 +36,8 @@ class Run {
   ProcessGroup split(const ProcessGroup& parent, const std::vector<std::vector<int>>& split_ranks) {
     return split_group(parent, split_ranks, {}).value();
   }
+  // The line of the program at which this rank was last given no group, as no member of it; line 0: none.
+  virtual std::source_location line_without_group() const = 0;
 };
 
 // The run of this process or, in a thread rank, of this thread; nullptr without one.

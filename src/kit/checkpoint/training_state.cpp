@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -14,6 +16,7 @@
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "checkpoint/generator_states.h"
 #include "checkpoint/share.h"
@@ -153,6 +156,21 @@ TrainingState& TrainingState::add_functions(std::string name, std::function<Valu
   return *this;
 }
 
+TrainingState& TrainingState::add_own(std::string name, std::function<Value()> save,
+                                      std::function<void(const Value&)> load) {
+  static constexpr std::string_view kContents = "state of a training run";
+  return add_functions(
+      std::move(name),
+      [save = std::move(save)] {
+        const comm::CallSite site(kContents);
+        return save();
+      },
+      [load = std::move(load)](const Value& value) {
+        const comm::CallSite site(kContents);
+        load(value);
+      });
+}
+
 TrainingState& TrainingState::add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer) {
   const auto save = [&optimizer, group = group_] {
     if (state::has_rows(optimizer)) return Value(state::complete_state_dict(optimizer));
@@ -162,9 +180,8 @@ TrainingState& TrainingState::add_optimizer(const std::string& name, torch::opti
     checkpointing::on_first(group, [&] { distributed->check_complete(); });
     return Value(optim::states_of_rank(optimizer));
   };
-  return add_functions(name, save, [&optimizer](const Value& value) {
-    lockstep::load_state_dict(optimizer, value.as_dict());
-  });
+  return add_own(name, save,
+                 [&optimizer](const Value& value) { lockstep::load_state_dict(optimizer, value.as_dict()); });
 }
 
 TrainingState& TrainingState::add_generator(const std::string& name) {
@@ -180,17 +197,17 @@ TrainingState& TrainingState::add_generator(const std::string& name) {
     const auto* own = value.as_dict().find(checkpointing::rank_of(group));
     if (own != nullptr) checkpointing::set_own_states(group, *own);
   };
-  return add_functions(name, save_all, load_own);
+  return add_own(name, save_all, load_own);
 }
 
 TrainingState& TrainingState::add_gradients(const std::string& name, const torch::nn::Module& module) {
-  return add_functions(
+  return add_own(
       name, [&module, group = group_] { return checkpointing::gradients_of(module, group); },
       [&module, group = group_](const Value& value) { checkpointing::set_gradients(module, group, value); });
 }
 
 Dict TrainingState::state_dict(std::source_location where) const {
-  const comm::CallSite site(where, "state of a training run");
+  const CallerPlace place(where);
   runtime::require_made_in_run(group_, "TrainingState");
   Dict dict;
   for (const auto& entry : entries_) dict.set(entry.name, entry.save());
@@ -198,7 +215,7 @@ Dict TrainingState::state_dict(std::source_location where) const {
 }
 
 void TrainingState::load_state_dict(const Dict& state_dict, std::source_location where) const {
-  const comm::CallSite site(where, "state of a training run");
+  const CallerPlace place(where);
   runtime::require_made_in_run(group_, "TrainingState");
   for (const auto& entry : entries_) {
     const auto* value = state_dict.find(entry.name);

@@ -7,6 +7,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/data/loader.h>
 
+#include "base/caller_place.h"
 #include "base/launched_rank.h"
 #include "base/throw_error.h"
 #include "data/worker_pool.h"
@@ -192,7 +193,11 @@ std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const 
 }
 
 LoaderBase::LoaderBase(std::optional<std::int64_t> dataset_size, const LoaderOptions& options,
-                       const std::type_info& batch_type, bool is_pytree)
+                       const std::type_info& batch_type, bool is_pytree, std::source_location where)
+    : LoaderBase(CallerPlace(where), dataset_size, options, batch_type, is_pytree) {}
+
+LoaderBase::LoaderBase(const CallerPlace& /*place*/, std::optional<std::int64_t> dataset_size,
+                       const LoaderOptions& options, const std::type_info& batch_type, bool is_pytree)
     : options_((check_worker_options(options), options)),
       batch_sampler_(dataset_size ? make_batch_source(*dataset_size, options) : make_stream_source(options)),
       made_in_(is_shared(options) ? std::optional(current_world()) : std::nullopt),
@@ -214,7 +219,8 @@ void LoaderBase::set_epoch(std::int64_t epoch) {
   batch_sampler_->set_epoch(epoch);
 }
 
-LoaderPosition LoaderBase::position() const {
+LoaderPosition LoaderBase::position(std::source_location where) const {
+  const CallerPlace place(where);
   auto position = progress_.position();
   if (position.batches > 0 && options_.num_workers > 0 && !options_.in_order) {
     throw ArgumentError(
@@ -224,7 +230,8 @@ LoaderPosition LoaderBase::position() const {
   return position;
 }
 
-void LoaderBase::seek(const LoaderPosition& position) {
+void LoaderBase::seek(const LoaderPosition& position, std::source_location where) {
+  const CallerPlace place(where);
   batch_sampler_->set_epoch(position.epoch);
   progress_.seek(position);
 }

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include <lockstep/base/world.h>
 #include <lockstep/data/sampler.h>
 
+#include "base/caller_place.h"
 #include "base/launched_rank.h"
 #include "base/throw_error.h"
 #include "device/generators.h"
@@ -198,10 +200,11 @@ std::unique_ptr<IndexStream> SequentialSampler::iter() const {
   return std::make_unique<StridedStream>(0, 1, count_);
 }
 
-RandomSampler::RandomSampler(SampleCount dataset, RandomSamplerOptions options)
+RandomSampler::RandomSampler(SampleCount dataset, RandomSamplerOptions options, std::source_location where)
     : count_(dataset.value),
       num_samples_(options.num_samples.value_or(dataset.value)),
       options_(std::move(options)) {
+  const CallerPlace place(where);
   if (count_ <= 0) throw ArgumentError("RandomSampler: the dataset is empty; there is nothing to draw from");
   if (num_samples_ <= 0) {
     throw_error<ArgumentError>("RandomSampler: num_samples should be a positive number, but it is {}",
@@ -224,8 +227,10 @@ std::unique_ptr<IndexStream> RandomSampler::iter() const {
   });
 }
 
-SubsetRandomSampler::SubsetRandomSampler(at::Tensor indices, SubsetRandomSamplerOptions options)
+SubsetRandomSampler::SubsetRandomSampler(at::Tensor indices, SubsetRandomSamplerOptions options,
+                                         std::source_location where)
     : indices_(std::move(indices)), options_(std::move(options)) {
+  const CallerPlace place(where);
   if (!indices_.defined() || !indices_.is_cpu() || indices_.scalar_type() != at::kLong ||
       indices_.dim() != 1) {
     throw ArgumentError("SubsetRandomSampler: indices should be a 1-dimensional int64 tensor on the CPU");
@@ -233,8 +238,8 @@ SubsetRandomSampler::SubsetRandomSampler(at::Tensor indices, SubsetRandomSampler
 }
 
 SubsetRandomSampler::SubsetRandomSampler(const std::vector<std::int64_t>& indices,
-                                         SubsetRandomSamplerOptions options)
-    : SubsetRandomSampler(at::tensor(indices, at::kLong), std::move(options)) {}
+                                         SubsetRandomSamplerOptions options, std::source_location where)
+    : SubsetRandomSampler(at::tensor(indices, at::kLong), std::move(options), where) {}
 
 std::unique_ptr<IndexStream> SubsetRandomSampler::iter() const {
   return draw_once([indices = indices_, generator = options_.generator] {
@@ -243,8 +248,9 @@ std::unique_ptr<IndexStream> SubsetRandomSampler::iter() const {
 }
 
 WeightedRandomSampler::WeightedRandomSampler(const at::Tensor& weights, std::int64_t num_samples,
-                                             WeightedRandomSamplerOptions options)
+                                             WeightedRandomSamplerOptions options, std::source_location where)
     : num_samples_(num_samples), options_(std::move(options)) {
+  const CallerPlace place(where);
   check_weights(weights);
   if (num_samples_ <= 0 || (!options_.replacement && num_samples_ > weights.numel())) {
     throw_error<ArgumentError>(
@@ -257,8 +263,8 @@ WeightedRandomSampler::WeightedRandomSampler(const at::Tensor& weights, std::int
 }
 
 WeightedRandomSampler::WeightedRandomSampler(const std::vector<double>& weights, std::int64_t num_samples,
-                                             WeightedRandomSamplerOptions options)
-    : WeightedRandomSampler(at::tensor(weights, at::kDouble), num_samples, std::move(options)) {}
+                                             WeightedRandomSamplerOptions options, std::source_location where)
+    : WeightedRandomSampler(at::tensor(weights, at::kDouble), num_samples, std::move(options), where) {}
 
 std::unique_ptr<IndexStream> WeightedRandomSampler::iter() const {
   return draw_once([weights = weights_, count = num_samples_, options = options_] {
@@ -273,8 +279,10 @@ std::unique_ptr<BatchStream> BatchSource::iter_from(std::int64_t batches, std::i
   return stream;
 }
 
-BatchSampler::BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions options)
+BatchSampler::BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions options,
+                           std::source_location where)
     : sampler_(std::move(sampler)), options_(options) {
+  const CallerPlace place(where);
   if (!sampler_) throw ArgumentError("BatchSampler: no sampler was given (null pointer)");
   if (options_.batch_size <= 0) {
     throw_error<ArgumentError>("BatchSampler: batch_size should be a positive number, but it is {}",
@@ -300,17 +308,25 @@ struct DistributedSampler::Passes {
   bool epoch_is_set = false;
   bool is_complete = false;  // one has been read to its end
   bool is_said = false;
+  std::string line = line_text(CallerPlace::current());  // at which the loader or the sampler was made
 
   void begin() {
     if (epoch_is_set || !is_complete || std::exchange(is_said, true)) return;
     log(LogLevel::warning,
-        "another pass over the samples begins without set_epoch(), so it has the order of the pass before; call "
-        "set_epoch(epoch) on the loader, or on the sampler, at the start of each epoch, or set shuffle = false if "
-        "the order does not matter");
+        fmt::format(
+            "another pass over the samples{} begins without set_epoch(), so it has the order of the pass "
+            "before; call set_epoch(epoch) on the loader, or on the sampler, at the start of each epoch, or "
+            "set shuffle = false if the order does not matter",
+            line.empty() ? "" : " of the loader or sampler made at " + line));
   }
 };
 
-DistributedSampler::DistributedSampler(SampleCount dataset, DistributedSamplerOptions options)
+DistributedSampler::DistributedSampler(SampleCount dataset, DistributedSamplerOptions options,
+                                       std::source_location where)
+    : DistributedSampler(CallerPlace(where), dataset, options) {}
+
+DistributedSampler::DistributedSampler(const CallerPlace& /*place*/, SampleCount dataset,
+                                       const DistributedSamplerOptions& options)
     : count_(dataset.value),
       num_replicas_(size_of(options, "DistributedSampler")),
       rank_(rank_of(options, "DistributedSampler")),
@@ -346,7 +362,12 @@ std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples)
   });
 }
 
-DistributedEvalSampler::DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options)
+DistributedEvalSampler::DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options,
+                                               std::source_location where)
+    : DistributedEvalSampler(CallerPlace(where), dataset, options) {}
+
+DistributedEvalSampler::DistributedEvalSampler(const CallerPlace& /*place*/, SampleCount dataset,
+                                               const DistributedEvalSamplerOptions& options)
     : count_(dataset.value),
       num_replicas_(size_of(options, "DistributedEvalSampler")),
       rank_(rank_of(options, "DistributedEvalSampler")),

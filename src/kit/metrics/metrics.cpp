@@ -17,6 +17,7 @@
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "runtime/run.h"
@@ -51,9 +52,12 @@ double quotient(const at::Tensor& sum_and_count) {
 
 AverageMeter::AverageMeter() : Sums(2, at::kDouble) { reset(); }
 
-void AverageMeter::update(double value, std::int64_t n) { update(at::scalar_tensor(value, at::kDouble), n); }
+void AverageMeter::update(double value, std::int64_t n, std::source_location where) {
+  update(at::scalar_tensor(value, at::kDouble), n, where);
+}
 
-void AverageMeter::update(const at::Tensor& value, std::int64_t n) {
+void AverageMeter::update(const at::Tensor& value, std::int64_t n, std::source_location where) {
+  const CallerPlace place(where);
   add(sum_and_count("AverageMeter", value, n));
   last_ = value.detach().clone();
 }
@@ -84,7 +88,9 @@ double Throughput::compute(const std::optional<ProcessGroup>& process_group,
 
 MeanSquaredError::MeanSquaredError() : Sums(2, at::kDouble) {}
 
-void MeanSquaredError::update(const at::Tensor& predictions, const at::Tensor& targets) {
+void MeanSquaredError::update(const at::Tensor& predictions, const at::Tensor& targets,
+                              std::source_location where) {
+  const CallerPlace place(where);
   if (predictions.sizes() != targets.sizes())
     throw_error<ArgumentError>("MeanSquaredError: predictions of shape {} for targets of shape {}",
                                c10::str(predictions.sizes()), c10::str(targets.sizes()));
@@ -100,7 +106,8 @@ double MeanSquaredError::compute(const std::optional<ProcessGroup>& process_grou
 
 Perplexity::Perplexity(std::int64_t ignore_index) : Sums(2, at::kDouble), ignore_index_(ignore_index) {}
 
-void Perplexity::update(const at::Tensor& logits, const at::Tensor& targets) {
+void Perplexity::update(const at::Tensor& logits, const at::Tensor& targets, std::source_location where) {
+  const CallerPlace place(where);
   if (logits.dim() == 0 || logits.sizes().slice(0, logits.dim() - 1) != targets.sizes() ||
       targets.scalar_type() != at::kLong)
     throw_error<ArgumentError>(
@@ -115,7 +122,8 @@ void Perplexity::update(const at::Tensor& logits, const at::Tensor& targets) {
   add(sum_and_count(loss.sum(), counted.sum()));
 }
 
-void Perplexity::update_loss(const at::Tensor& mean_loss, std::int64_t n) {
+void Perplexity::update_loss(const at::Tensor& mean_loss, std::int64_t n, std::source_location where) {
+  const CallerPlace place(where);
   add(sum_and_count("Perplexity", mean_loss, n));
 }
 
@@ -189,11 +197,13 @@ double score(const at::Tensor& matrix, Average average, at::Tensor ClassScores::
 
 }  // namespace
 
-Accuracy::Accuracy(std::int64_t top_k) : Sums(2, at::kLong), top_k_(top_k) {
+Accuracy::Accuracy(std::int64_t top_k, std::source_location where) : Sums(2, at::kLong), top_k_(top_k) {
+  const CallerPlace place(where);
   if (top_k < 1) throw_error<ArgumentError>("Accuracy: top_k = {}; give at least 1", top_k);
 }
 
-void Accuracy::update(const at::Tensor& scores, const at::Tensor& targets) {
+void Accuracy::update(const at::Tensor& scores, const at::Tensor& targets, std::source_location where) {
+  const CallerPlace place(where);
   check_shapes("Accuracy", scores, targets);
   if (top_k_ > 1 && (are_classes(scores) || scores.size(-1) < top_k_))
     throw_error<ArgumentError>(
@@ -210,8 +220,9 @@ double Accuracy::compute(const std::optional<ProcessGroup>& process_group, std::
   return (sums[0] / sums[1]).item<double>();
 }
 
-ConfusionMatrix::ConfusionMatrix(std::int64_t num_classes)
+ConfusionMatrix::ConfusionMatrix(std::int64_t num_classes, std::source_location where)
     : Sums(num_classes * num_classes + 1, at::kLong), num_classes_(num_classes) {
+  const CallerPlace place(where);
   if (num_classes < 1)
     throw_error<ArgumentError>("ConfusionMatrix: num_classes = {}; give at least 1", num_classes);
 }
@@ -219,7 +230,8 @@ ConfusionMatrix::ConfusionMatrix(std::int64_t num_classes)
 // The last sum counts samples outside of the classes, which compute() reports: update() would have to wait
 // for the device.
 void ConfusionMatrix::update(const at::Tensor& scores, const at::Tensor& targets,
-                             std::optional<std::int64_t> ignore_index) {
+                             std::optional<std::int64_t> ignore_index, std::source_location where) {
+  const CallerPlace place(where);
   check_shapes("ConfusionMatrix", scores, targets);
   if (!are_classes(scores) && scores.size(-1) != num_classes_)
     throw_error<ArgumentError>("ConfusionMatrix: scores of shape {} for {} classes", c10::str(scores.sizes()),
@@ -238,6 +250,7 @@ void ConfusionMatrix::update(const at::Tensor& scores, const at::Tensor& targets
 
 at::Tensor ConfusionMatrix::compute(const std::optional<ProcessGroup>& process_group,
                                     std::source_location where) const {
+  const CallerPlace place(where);
   const auto sums = total(process_group, where);
   if (const auto outside = sums[-1].item<std::int64_t>(); outside != 0)
     throw_error<ArgumentError>("ConfusionMatrix: {} samples have a target or a prediction outside of 0 .. {}",
@@ -245,25 +258,30 @@ at::Tensor ConfusionMatrix::compute(const std::optional<ProcessGroup>& process_g
   return sums.slice(0, 0, -1).reshape({num_classes_, num_classes_}).clone();
 }
 
-ClassScores class_scores(const at::Tensor& confusion_matrix) {
+ClassScores class_scores(const at::Tensor& confusion_matrix, std::source_location where) {
+  const CallerPlace place(where);
   const auto counts = counts_of(confusion_matrix);
   return {quotient_or_zero(counts.hits, counts.predictions), quotient_or_zero(counts.hits, counts.targets),
           quotient_or_zero(2 * counts.hits, counts.targets + counts.predictions), counts.targets.clone()};
 }
 
-double precision(const at::Tensor& confusion_matrix, Average average) {
+double precision(const at::Tensor& confusion_matrix, Average average, std::source_location where) {
+  const CallerPlace place(where);
   return score(confusion_matrix, average, &ClassScores::precision);
 }
 
-double recall(const at::Tensor& confusion_matrix, Average average) {
+double recall(const at::Tensor& confusion_matrix, Average average, std::source_location where) {
+  const CallerPlace place(where);
   return score(confusion_matrix, average, &ClassScores::recall);
 }
 
-double f1_score(const at::Tensor& confusion_matrix, Average average) {
+double f1_score(const at::Tensor& confusion_matrix, Average average, std::source_location where) {
+  const CallerPlace place(where);
   return score(confusion_matrix, average, &ClassScores::f1);
 }
 
-double balanced_accuracy(const at::Tensor& confusion_matrix) {
+double balanced_accuracy(const at::Tensor& confusion_matrix, std::source_location where) {
+  const CallerPlace place(where);
   const auto counts = counts_of(confusion_matrix);
   const auto occurs = counts.targets.gt(0);
   const auto recalls = quotient_or_zero(counts.hits, counts.targets);
@@ -309,7 +327,8 @@ double area(const double* scores, std::int64_t stride, const at::Tensor& targets
 
 }  // namespace
 
-void Auroc::update(const at::Tensor& scores, const at::Tensor& targets) {
+void Auroc::update(const at::Tensor& scores, const at::Tensor& targets, std::source_location where) {
+  const CallerPlace place(where);
   const bool is_binary = scores.dim() == 1;
   if ((!is_binary && (scores.dim() != 2 || scores.size(1) < 2)) || targets.dim() != 1 ||
       scores.size(0) != targets.size(0) || !at::isIntegralType(targets.scalar_type(), /*includeBool=*/true))
@@ -358,7 +377,9 @@ Dict Auroc::state_dict(const std::optional<ProcessGroup>& process_group, std::so
   return {{"scores", scores.reshape({targets.numel(), -1})}, {"targets", targets}};
 }
 
-void Auroc::load_state_dict(const Dict& state_dict, const std::optional<ProcessGroup>& process_group) {
+void Auroc::load_state_dict(const Dict& state_dict, const std::optional<ProcessGroup>& process_group,
+                            std::source_location where) {
+  const CallerPlace place(where);
   const auto& scores = state_dict.at("scores").as_tensor();
   const auto& targets = state_dict.at("targets").as_tensor();
   const auto group = runtime::group_or_default(process_group, "metric Auroc");
@@ -370,7 +391,8 @@ void Auroc::load_state_dict(const Dict& state_dict, const std::optional<ProcessG
 
 namespace lockstep {
 
-EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(options) {
+EarlyStopping::EarlyStopping(EarlyStoppingOptions options, std::source_location where) : options_(options) {
+  const CallerPlace place(where);
   if (options_.patience < 1)
     throw_error<ArgumentError>("EarlyStopping: patience = {}; give at least 1", options_.patience);
   if (!(options_.min_delta >= 0))

@@ -8,6 +8,7 @@
 
 #include <lockstep/metrics/metrics.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "comm/group_state.h"
@@ -35,6 +36,7 @@ std::string to_bytes(const std::map<std::string, double>& values) {
 
 at::Tensor reduce_value(const at::Tensor& value, ReduceOp op,
                         const std::optional<ProcessGroup>& process_group, std::source_location where) {
+  const CallerPlace place(where);
   check_operation(op);
   const bool is_mean = op == ReduceOp::AVG;
   const bool is_exact = at::isIntegralType(value.scalar_type(), /*includeBool=*/true);
@@ -48,8 +50,8 @@ at::Tensor reduce_value(const at::Tensor& value, ReduceOp op,
 
 double reduce_value(double value, ReduceOp op, const std::optional<ProcessGroup>& process_group,
                     std::source_location where) {
-  check_operation(op);
   const comm::CallSite site(where);
+  check_operation(op);
   const auto group = runtime::group_or_default(process_group, "reduce_value()");
   const auto sum = metrics::sum_over_ranks({value}, group).front();
   return op == ReduceOp::AVG && group ? sum / group->size() : sum;
@@ -59,6 +61,7 @@ double reduce_value(double value, ReduceOp op, const std::optional<ProcessGroup>
 std::map<std::string, double> reduce_value(const std::map<std::string, double>& values, ReduceOp op,
                                            const std::optional<ProcessGroup>& process_group,
                                            std::source_location where) {
+  const CallerPlace place(where);
   check_operation(op);
   const auto group = runtime::group_or_default(process_group, "reduce_value()");
   if (!group) return values;
@@ -108,6 +111,7 @@ void Sums::add(const at::Tensor& part) {
 }
 
 at::Tensor Sums::total(const std::optional<ProcessGroup>& process_group, std::source_location where) const {
+  const CallerPlace place(where);
   const auto group = runtime::group_or_default(process_group, "metric");
   if (!group) return local();
   auto sums = sums_.to(comm::device_for_objects(*group), sums_.scalar_type(), /*non_blocking=*/false,
@@ -121,7 +125,9 @@ Dict Sums::state_dict(const std::optional<ProcessGroup>& process_group, std::sou
   return {{"sums", total(process_group, where)}};
 }
 
-void Sums::load_state_dict(const Dict& state_dict, const std::optional<ProcessGroup>& process_group) {
+void Sums::load_state_dict(const Dict& state_dict, const std::optional<ProcessGroup>& process_group,
+                           std::source_location where) {
+  const CallerPlace place(where);
   const auto& sums = state_dict.at("sums").as_tensor();
   if (sums.sizes() != sums_.sizes() || sums.scalar_type() != sums_.scalar_type())
     throw_error<CheckpointError>(

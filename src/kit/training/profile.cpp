@@ -11,6 +11,7 @@
 
 #include <lockstep/training/profile.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "runtime/run.h"
 #include "trace/chrome_trace.h"
@@ -174,6 +175,7 @@ Profiler::Profiler(ProfilerOptions options, const std::optional<ProcessGroup>& p
                    std::source_location where)
     : parts_(std::make_unique<Parts>(std::move(options), runtime::group_or_default(process_group, "Profiler"),
                                      where)) {
+  const CallerPlace place(where);
   parts_->check_schedule();
   parts_->begin_step();
 }

@@ -9,6 +9,7 @@
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/training/trainer.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "metrics/sum_over_ranks.h"
@@ -49,6 +50,10 @@ void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
 
 Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options,
                  std::source_location where)
+    : Trainer(CallerPlace(where), module, optimizer, std::move(options), where) {}
+
+Trainer::Trainer(const CallerPlace& /*place*/, torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                 TrainerOptions options, std::source_location where)
     : options_(training::checked(std::move(options))),
       where_(where),
       epochs_(options_.epochs.value_or(options_.max_steps ? std::numeric_limits<std::int64_t>::max() : 1)),
@@ -112,6 +117,7 @@ Trainer& Trainer::on_metric(const char* part, bool higher_is_better, std::functi
 }
 
 std::shared_ptr<void> Trainer::begin_fit() {
+  const CallerPlace place(where_);
   stopped_ = interrupted_ = false;
   accumulation_steps_ = options_.accumulation_steps;
   if (!step_function_)
@@ -273,6 +279,7 @@ double Trainer::metric_of(const Scalars& validation) const {
 }
 
 void Trainer::end_epoch() {
+  const CallerPlace place(where_);
   Scalars validation;
   // Without a step since a resume, the stop before has reported it.
   const bool is_reported = step_ % options_.log_interval == 0 || !loss_.defined();
@@ -315,9 +322,12 @@ void Trainer::save(std::optional<double> metric) {
         "which fully_shard() does not save; let accumulation_steps divide the batches of an epoch",
         pending_, options_.accumulation_steps);
   }
-  const comm::CallSite site(where_);
-  training::check_parameters_finite(module_, step_, group_);
-  manager_->save(step_, state_.state_dict(), metric);
+  const CallerPlace place(where_);
+  {
+    const comm::CallSite site(where_);
+    training::check_parameters_finite(module_, step_, group_);
+  }
+  manager_->save(step_, state_.state_dict(where_), metric, where_);
   if (ends()) manager_->wait(where_);
 }
 

@@ -17,6 +17,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/device/device.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 
@@ -108,7 +109,7 @@ Tensor single(double value, at::ScalarType dtype, c10::Device device) {
 
 }  // namespace
 
-GradScaler::GradScaler(c10::Device device, const GradScalerOptions& options)
+GradScaler::GradScaler(c10::Device device, const GradScalerOptions& options, std::source_location where)
     : enabled_(options.enabled && can_be_enabled(device.type())),
       device_(device.type()),
       group_(options.process_group),
@@ -116,6 +117,7 @@ GradScaler::GradScaler(c10::Device device, const GradScalerOptions& options)
       growth_factor_(options.growth_factor),
       backoff_factor_(options.backoff_factor),
       growth_interval_(options.growth_interval) {
+  const CallerPlace place(where);
   if (enabled_) check_scaler_options(options);
 }
 
@@ -155,6 +157,7 @@ Tensor GradScaler::agreed(const std::vector<Tensor>& found_infs, std::source_loc
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer, std::source_location where) {
+  const CallerPlace place(where);
   if (!enabled_) return;
   // A rank without the loss, such as that of an early stage of a pipeline, steps with the others of its
   // group.
@@ -187,6 +190,7 @@ void GradScaler::look_for_infs(const torch::optim::Optimizer& optimizer, Optimiz
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer, std::source_location where) {
+  const CallerPlace place(where);
   if (!enabled_) {
     optimizer.step();
     return true;
@@ -231,7 +235,8 @@ void GradScaler::step_fused(optim::FusedOptimizer& optimizer, const OptimizerSta
 }
 
 Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
-                        const torch::optim::Optimizer::LossClosure& closure) {
+                        const torch::optim::Optimizer::LossClosure& closure, std::source_location where) {
+  const CallerPlace place(where);
   if (!enabled_) return optimizer.step(closure);
   throw ArgumentError(
       "GradScaler: step() with a closure: its gradients would have to be unscaled within the optimizer; "
@@ -249,7 +254,8 @@ Tensor GradScaler::found_any() const {
       "checked for infs");
 }
 
-void GradScaler::update() {
+void GradScaler::update(std::source_location where) {
+  const CallerPlace place(where);
   if (!enabled_) return;
   check_scaled("update()");
   const auto found = found_any();
@@ -257,14 +263,16 @@ void GradScaler::update() {
   states_.clear();
 }
 
-void GradScaler::update(double new_scale) {
+void GradScaler::update(double new_scale, std::source_location where) {
+  const CallerPlace place(where);
   if (!enabled_) return;
   check_scaled("update()");
   scale_.fill_(new_scale);
   states_.clear();
 }
 
-void GradScaler::update(const Tensor& new_scale) {
+void GradScaler::update(const Tensor& new_scale, std::source_location where) {
+  const CallerPlace place(where);
   if (!enabled_) return;
   check_scaled("update()");
   if (new_scale.device().type() != device_ || new_scale.numel() != 1 || new_scale.requires_grad()) {
@@ -294,7 +302,8 @@ Dict GradScaler::state_dict() const {
           {"_growth_tracker", tracker}};
 }
 
-void GradScaler::load_state_dict(const Dict& state_dict) {
+void GradScaler::load_state_dict(const Dict& state_dict, std::source_location where) {
+  const CallerPlace place(where);
   if (!enabled_) return;
   if (state_dict.empty()) {
     throw CheckpointError(

@@ -22,6 +22,7 @@
 #include <lockstep/context_parallel/context_parallel.h>
 #include <lockstep/nn/functional.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "context_parallel/flash_kernels.h"
 #include "device/libtorch_versions.h"
@@ -213,12 +214,11 @@ class RingAttentionBackward : public torch::autograd::Node {
 void check(const Tensor& query, const Tensor& key, const Tensor& value, const Ring& ring) {
   const auto refuse = [&](const std::string& what) {
     throw_error<ArgumentError>(
-        "{}:{}: context_parallel::scaled_dot_product_attention: rank {} of {}: query [{}] of {} on {}, key "
+        "{}context_parallel::scaled_dot_product_attention: rank {} of {}: query [{}] of {} on {}, key "
         "[{}] of {} on {}, value [{}] of {} on {}: {}",
-        ring.where.file_name(), ring.where.line(), ring.group.rank(), ring.size(),
-        fmt::join(query.sizes(), ", "), query.dtype().name(), query.device().str(),
-        fmt::join(key.sizes(), ", "), key.dtype().name(), key.device().str(), fmt::join(value.sizes(), ", "),
-        value.dtype().name(), value.device().str(), what);
+        line_prefix(ring.where), ring.group.rank(), ring.size(), fmt::join(query.sizes(), ", "),
+        query.dtype().name(), query.device().str(), fmt::join(key.sizes(), ", "), key.dtype().name(),
+        key.device().str(), fmt::join(value.sizes(), ", "), value.dtype().name(), value.device().str(), what);
   };
   if (query.dim() != 4 || key.dim() != 4 || key.sizes() != value.sizes() || query.size(0) != key.size(0) ||
       query.size(3) != key.size(3))
@@ -252,6 +252,7 @@ Tensor in_autocast_type(const Tensor& tensor) {
 Tensor scaled_dot_product_attention(const Tensor& given_query, const Tensor& given_key,
                                     const Tensor& given_value, const DeviceMesh& mesh,
                                     const AttentionOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   using namespace torch::autograd;
   const auto query = in_autocast_type(given_query), key = in_autocast_type(given_key),
              value = in_autocast_type(given_value);
@@ -312,6 +313,7 @@ Tensor shard(const Tensor& tensor, const DeviceMesh& mesh, std::int64_t given_di
 
 Tensor unshard(const Tensor& part, const DeviceMesh& mesh, std::int64_t given_dim, LoadBalancer load_balancer,
                std::source_location where) {
+  const CallerPlace place(where);
   const auto group = mesh.get_group();
   const auto dim = dim_of(part, given_dim, "unshard");
   const bool is_balanced = load_balancer == LoadBalancer::head_tail;

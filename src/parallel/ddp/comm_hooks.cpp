@@ -213,6 +213,7 @@ BucketWork PostLocalSGD::operator()(GradBucket& bucket) const {
     return allreduce_hook(bucket);
   }
   if (!options.post_local_gradient_allreduce || !options.subgroup) return BucketWork(bucket.buffer());
+  const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
   return allreduce_average(bucket.buffer(), *options.subgroup);
 }
 

@@ -51,6 +51,7 @@ class DdpState {
   // Without those of params_and_buffers_to_ignore.
   const std::vector<modules::NamedTensor>& parameters() const { return tensors_.parameters(); }
   const ProcessGroup& group() const { return group_; }
+  std::source_location where() const { return where_; }
   c10::Device device() const { return device_; }
   const Reducer& reducer() const { return *reducer_; }
   Reducer& reducer() { return *reducer_; }

@@ -10,6 +10,7 @@
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/device/device.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "ddp/autograd_hooks.h"
 #include "ddp/ddp_state.h"
@@ -52,8 +53,11 @@ DistributedDataParallelModule::DistributedDataParallelModule(const std::shared_p
                        ? options.mixed_precision->param_dtype
                        : std::nullopt),
       output_device_(options.output_device),
-      state_(
-          std::make_unique<ddp::DdpState>(moved_to_device(module, options, where), options, sync_, where)) {}
+      state_([&] {
+        const CallerPlace place(where);
+        return std::make_unique<ddp::DdpState>(moved_to_device(module, options, where), options, sync_,
+                                               where);
+      }()) {}
 
 DistributedDataParallelModule::~DistributedDataParallelModule() = default;
 
@@ -71,6 +75,7 @@ std::vector<at::Tensor> DistributedDataParallelModule::averaged_parameters() con
 }
 
 void DistributedDataParallelModule::before_forward() {
+  const CallerPlace place(state_->where());
   state_->prepare_for_forward(sync_, join_options().has_value());
   std::optional<ddp::DdpState::Joined> joined;
   if (join_options()) joined.emplace(ddp::DdpState::Joined{*join_options(), notify_join_context()});
@@ -78,6 +83,7 @@ void DistributedDataParallelModule::before_forward() {
 }
 
 std::vector<at::Tensor> DistributedDataParallelModule::after_forward(std::vector<at::Tensor> outputs) {
+  const CallerPlace place(state_->where());
   state_->after_forward(sync_, outputs);
   if (c10::GradMode::is_enabled() && state_->has_reducer() && state_->reducer().watches_outputs()) {
     ddp::pass_through_sink(outputs, [weak = state_->weak_reducer()] {
@@ -98,7 +104,8 @@ void DistributedDataParallelModule::throw_unknown_output(const char* type) {
       c10::demangle(type));
 }
 
-void DistributedDataParallelModule::register_comm_hook(CommHook hook) {
+void DistributedDataParallelModule::register_comm_hook(CommHook hook, std::source_location where) {
+  const CallerPlace place(where);
   if (!state_->has_reducer()) {
     throw ArgumentError("DistributedDataParallel: all parameters are delayed, so there is no bucket to hook");
   }
@@ -109,10 +116,19 @@ bool DistributedDataParallelModule::has_averaged_gradients() const {
   return state_->has_averaged_gradients();
 }
 
-void DistributedDataParallelModule::sync_buffers() { state_->sync_buffers(); }
+void DistributedDataParallelModule::sync_buffers(std::source_location where) {
+  const CallerPlace place(where);
+  state_->sync_buffers();
+}
 
-void DistributedDataParallelModule::shadow_iteration() { state_->shadow_iteration(); }
-void DistributedDataParallelModule::finish_join(bool is_last_joiner) { state_->finish_join(is_last_joiner); }
+void DistributedDataParallelModule::shadow_iteration() {
+  const CallerPlace place(state_->where());
+  state_->shadow_iteration();
+}
+void DistributedDataParallelModule::finish_join(bool is_last_joiner) {
+  const CallerPlace place(state_->where());
+  state_->finish_join(is_last_joiner);
+}
 c10::Device DistributedDataParallelModule::join_device() const { return state_->device(); }
 
 const std::vector<std::shared_ptr<torch::optim::Optimizer>>& DistributedDataParallelModule::optimizers()
@@ -121,7 +137,8 @@ const std::vector<std::shared_ptr<torch::optim::Optimizer>>& DistributedDataPara
   return state_->has_reducer() ? state_->reducer().optimizers() : none;
 }
 
-void DistributedDataParallelModule::trace(const std::string& path, int steps) {
+void DistributedDataParallelModule::trace(const std::string& path, int steps, std::source_location where) {
+  const CallerPlace place(where);
   if (!state_->has_reducer()) {
     throw ArgumentError("trace: all parameters are delayed, so there are no buckets to trace");
   }
@@ -246,7 +263,8 @@ std::vector<std::string> freeze_where(torch::nn::Module& module, const std::vect
 }  // namespace
 
 double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
-                       const ClipGradNormOptions& options) {
+                       const ClipGradNormOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   refuse_parts(ddp);
   std::vector<modules::CountedGradient> gradients;
   for (auto& gradient : averaged_gradients(ddp, "clip_grad_norm_"))
@@ -254,7 +272,9 @@ double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm
   return modules::clip_gradients(gradients, max_norm, options);
 }
 
-void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value) {
+void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value,
+                      std::source_location where) {
+  const CallerPlace place(where);
   if (!(clip_value >= 0))
     throw_error<ArgumentError>("clip_grad_value_: clip_value is {}; it must be 0 or more", clip_value);
   const c10::NoGradGuard no_grad;
@@ -268,16 +288,21 @@ void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_valu
   }
 }
 
-std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std::string>& patterns) {
+std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std::string>& patterns,
+                                std::source_location where) {
+  const CallerPlace place(where);
   return freeze_where(module, patterns, true, "freeze");
 }
 
-std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns) {
+std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns,
+                                        std::source_location where) {
+  const CallerPlace place(where);
   return freeze_where(module, patterns, false, "freeze_all_but");
 }
 
 void broadcast_module(const torch::nn::Module& module, int src, std::optional<ProcessGroup> process_group,
                       std::source_location where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(process_group, "broadcast_module()");
   auto tensors = modules::distinct(module.named_parameters());
   for (auto& buffer : modules::distinct(module.named_buffers())) tensors.push_back(std::move(buffer));

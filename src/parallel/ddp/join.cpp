@@ -7,6 +7,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/ddp/join.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "comm/call_site.h"
@@ -29,6 +30,7 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options, std::so
       options_(options),
       where_(where),
       exceptions_(std::uncaught_exceptions()) {
+  const CallerPlace place(where);
   if (joinables_.empty()) throw ArgumentError("Join: it needs at least one joinable");
   const auto group = joinables_.front()->join_process_group();
   for (auto* joinable : joinables_) {

@@ -2,7 +2,6 @@
 #include "ddp/local_gradients.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include <ATen/ops/_sparse_coo_tensor_with_dims.h>
 #include <ATen/ops/tensor.h>
@@ -11,6 +10,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/caller_place.h"
 #include "intercept/nested_backward.h"
 #include "optim/unaveraged.h"
 
@@ -106,11 +106,10 @@ void LocalGradients::mark_unaveraged(const std::string& name, const at::Tensor& 
   const auto& where = options_.where;
   if (!unaveraged_) {
     unaveraged_ = std::make_shared<const std::string>(fmt::format(
-        "{}, made at {}:{}: the gradient of {} came from a backward that is not averaged over the ranks. "
+        "{}{}: the gradient of {} came from a backward that is not averaged over the ranks. "
         "Call the wrapper's forward(), not the module's own; one backward for each; or no_sync(), where this "
         "is meant",
-        ddp_on_rank(group_), std::filesystem::path(where.file_name()).filename().string(), where.line(),
-        name));
+        ddp_on_rank(group_), made_at(where), name));
   }
   const bool was_used = optim::mark_unaveraged(parameter, unaveraged_);
   marked_.push_back(parameter);

@@ -2,12 +2,12 @@
 #include "ddp/module_changes.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include <fmt/ranges.h>
 
 #include <lockstep/base/log.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "graphs/graph_phase.h"
@@ -36,8 +36,8 @@ std::string lines_of(const std::vector<modules::ModuleChange>& changes) {
 }  // namespace
 
 std::string ModuleChanges::whoami() const {
-  return fmt::format("rank {} of {}: DistributedDataParallel, made at {}:{}", group_.rank(), group_.size(),
-                     std::filesystem::path(where_.file_name()).filename().string(), where_.line());
+  return fmt::format("rank {} of {}: DistributedDataParallel{}", group_.rank(), group_.size(),
+                     made_at(where_));
 }
 
 std::vector<modules::ModuleChange> ModuleChanges::find(bool types,

@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "device/libtorch_versions.h"
 #include "graphs/graph_phase.h"
@@ -153,6 +154,7 @@ void Reducer::expect_backward(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::on_backward_begin() {
   const MutexLock lock(mutex_);
+  const CallerPlace place(options_.where);
   begin_backward();
 }
 
@@ -167,6 +169,7 @@ void Reducer::begin_backward() {
 
 void Reducer::on_gradient_ready(std::size_t parameter) {
   const MutexLock lock(mutex_);
+  const CallerPlace place(options_.where);
   if ((options_.finds_unused() || in_first_static_step()) &&
       parameters()[parameter].tensor.mutable_grad().defined()) {
     calls_.used().mark(parameter);
@@ -207,6 +210,7 @@ void Reducer::mark_ready(std::size_t parameter) {
 
 void Reducer::on_backward_end() {
   const MutexLock lock(mutex_);
+  const CallerPlace place(options_.where);
   if (!in(Phase::backward)) return;
   if (step_.hook_calls == 0) {
     enter(Phase::awaiting);

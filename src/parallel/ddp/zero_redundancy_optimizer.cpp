@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
 #include <unordered_map>
 #include <unordered_set>
@@ -11,6 +10,7 @@
 
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "comm/group_state.h"
@@ -59,12 +59,16 @@ class HiddenGradients {
 }  // namespace
 
 std::string zero_place(std::source_location where) {
-  return fmt::format("ZeroRedundancyOptimizer at {}:{}",
-                     std::filesystem::path(where.file_name()).filename().string(), where.line());
+  const auto line = line_text(where);
+  return line.empty() ? "ZeroRedundancyOptimizer" : "ZeroRedundancyOptimizer at " + line;
 }
 
 ZeroStart::ZeroStart(const std::optional<ProcessGroup>& process_group, std::source_location from)
-    : group(runtime::required_group(process_group, "ZeroRedundancyOptimizer")), where(from) {}
+    : group([&] {
+        const CallerPlace place(from);
+        return runtime::required_group(process_group, "ZeroRedundancyOptimizer");
+      }()),
+      where(from) {}
 
 void ZeroStart::tell(const std::exception& reason) const {
   if (!has_compared) modules::tell_failure({group}, "ZeroRedundancyOptimizer", reason, where);

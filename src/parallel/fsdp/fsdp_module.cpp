@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/fsdp/fully_shard.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
@@ -119,9 +120,9 @@ std::vector<std::weak_ptr<ParameterGroup>> FSDPModule::groups_to_prefetch(
   for (const auto& module : modules) {
     if (!own_ || !module.own_ || module.own_->tree() != own_->tree()) {
       throw_error<ArgumentError>(
-          "{}:{}: {}: call it after fully_shard() of the module that has all of these modules, each with "
+          "{}{}: call it after fully_shard() of the module that has all of these modules, each with "
           "parameters of its own",
-          where.file_name(), where.line(), function);
+          line_prefix(where), function);
     }
     all.emplace_back(module.own_);
   }
@@ -130,12 +131,14 @@ std::vector<std::weak_ptr<ParameterGroup>> FSDPModule::groups_to_prefetch(
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules,
                                                  std::source_location where) const {
+  const CallerPlace place(where);
   const auto all = groups_to_prefetch(modules, "set_modules_to_forward_prefetch()", where);
   Tree::change(groups(false), [&](ParameterGroup& group) { group.prefetch[fsdp::UsePlan::forward] = all; });
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules,
                                                   std::source_location where) const {
+  const CallerPlace place(where);
   const auto all = groups_to_prefetch(modules, "set_modules_to_backward_prefetch()", where);
   Tree::change(groups(false), [&](ParameterGroup& group) { group.prefetch[fsdp::UsePlan::backward] = all; });
 }

@@ -7,6 +7,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/fsdp/fully_shard.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/mapped_memory.h"
@@ -192,6 +193,7 @@ Parts parts_of(const torch::nn::Module& module, const std::vector<at::Tensor>& i
 
 FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
                        std::source_location where) {
+  const CallerPlace place(where);
   const auto ranks = ranks_of(options.mesh);
   const auto tree = std::make_shared<Tree>();
   auto [group, parts] = modules::tell_on_failure(ranks, "fully_shard()", where, [&] {

@@ -16,6 +16,7 @@
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/fsdp/memory_report.h>
 
+#include "base/caller_place.h"
 #include "base/host.h"
 #include "base/shared_memory.h"
 #include "base/text.h"
@@ -248,6 +249,7 @@ std::int64_t MemoryBytes::total() const {
 
 MemoryReport memory_report(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
                            const MemoryReportOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   const auto own = count_rank(module, optimizer, options.forward);
   MemoryReport report{.rank = own.bytes, .host = {}, .ranks = 0};
   const auto group = runtime::group_or_default(std::nullopt, "memory_report()");

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include "base/caller_place.h"
 #include "comm/mapped_memory.h"
 #include "device/libtorch_versions.h"
 #include "optim/optimizer_states.h"
@@ -36,13 +37,10 @@ std::int64_t bytes_in_block(const ShardedParameter& parameter, std::optional<at:
 
 }  // namespace
 
-std::string call_text(std::source_location where) {
-  return fmt::format("{}:{}: fully_shard()", where.file_name(), where.line());
-}
+std::string call_text(std::source_location where) { return line_prefix(where) + "fully_shard()"; }
 
 std::string describe(const std::vector<ShardedParameter>& parameters, const GroupOptions& options) {
-  return fmt::format("the group of {} of fully_shard() in {}:{}", parameters.front().name,
-                     options.where.file_name(), options.where.line());
+  return fmt::format("the group of {} of fully_shard(){}", parameters.front().name, made_at(options.where));
 }
 
 void pack(const at::Tensor& whole, const ShardedParameter& parameter, const at::Tensor& flat,

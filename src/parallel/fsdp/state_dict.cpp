@@ -8,6 +8,7 @@
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/runtime/default_group.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "fsdp/parameter_group.h"
@@ -203,11 +204,13 @@ void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer&
 
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options,
                        std::source_location where) {
+  const CallerPlace place(where);
   return fsdp::clip(Entries::of(module, /*with_ignored=*/false), max_norm, options, where);
 }
 
 double clip_grad_norm_(const torch::nn::Module& module, double max_norm, const ClipGradNormOptions& options,
                        std::source_location where) {
+  const CallerPlace place(where);
   optim::refuse_step("clip_grad_norm_", module.parameters());
   return fsdp::clip(fsdp::entries_of(module, /*with_ignored=*/false), max_norm, options, where);
 }

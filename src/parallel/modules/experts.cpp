@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 
 namespace lockstep::modules {
@@ -44,9 +45,9 @@ void refuse_experts(const torch::nn::Module& module, const std::vector<NamedTens
     const auto other = rank_with_others(sharer.group, ranks, sharer.where);
     if (other) {
       throw_error<ArgumentError>(
-          "{}:{}: {}: rank {} of {}: {} is of an expert that rank {} of group {} does not have; {}",
-          sharer.where.file_name(), sharer.where.line(), sharer.name, sharer.group.rank(),
-          sharer.group.size(), name, *other, sharer.group.name(), sharer.advice);
+          "{}{}: rank {} of {}: {} is of an expert that rank {} of group {} does not have; {}",
+          line_prefix(sharer.where), sharer.name, sharer.group.rank(), sharer.group.size(), name, *other,
+          sharer.group.name(), sharer.advice);
     }
     checked.push_back(ranks);
   }

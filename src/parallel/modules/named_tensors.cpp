@@ -10,6 +10,7 @@
 
 #include <lockstep/nn/wrapped_module.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 
 namespace lockstep::modules {
@@ -59,8 +60,7 @@ std::vector<NamedModule> matching_modules(torch::nn::Module& root, const std::st
   std::ranges::stable_sort(names, {}, [&](const auto& name) { return edits(name, pattern); });
   names.resize(std::min(names.size(), kSuggestions));
   throw_error<ArgumentError>(
-      "{}:{}: {}: no module's name matches \"{}\"; the nearest are {}", where.file_name(), where.line(),
-      caller, pattern,
+      "{}{}: no module's name matches \"{}\"; the nearest are {}", line_prefix(where), caller, pattern,
       names.empty() ? "none, for the module has no children" : fmt::format("{}", fmt::join(names, ", ")));
 }
 

@@ -8,6 +8,7 @@
 #include <lockstep/device/device.h>
 #include <lockstep/nn/data_parallel.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "nn/replicas_backward.h"
 #include "nn/synced_batch_norm.h"
@@ -74,18 +75,21 @@ void check_outputs(const std::vector<Tensors>& outputs) {
 
 }  // namespace
 
-DeviceId::DeviceId(int cuda_index)
+DeviceId::DeviceId(int cuda_index, std::source_location where)
     : device_(c10::kCUDA, static_cast<c10::DeviceIndex>(std::clamp(cuda_index, 0, 127))) {
   if (cuda_index == device_.index()) return;
+  const CallerPlace place(where);
   throw_error<ArgumentError>("DataParallel: {} is not the index of a CUDA device", cuda_index);
 }
 
 DataParallelModule::DataParallelModule(std::shared_ptr<torch::nn::Module> module,
-                                       const DataParallelOptions& options, const IsReplica& is_replica)
+                                       const DataParallelOptions& options, const IsReplica& is_replica,
+                                       std::source_location where)
     : nn::WrapperModule("DataParallel"),
       options_(options),
       device_ids_(devices_of(options)),
       original_(std::move(module)) {
+  const CallerPlace place(where);
   if (!original_) throw ArgumentError("DataParallel: the module is empty (a null holder or pointer)");
   check_module(*original_);
   std::ranges::for_each(device_ids_, require_devices_of_type);

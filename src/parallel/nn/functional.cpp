@@ -10,6 +10,7 @@
 
 #include <lockstep/nn/functional.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "intercept/record.h"
 #include "runtime/run.h"
@@ -64,6 +65,7 @@ void refuse_second_order(const char* caller) {
 }  // namespace
 
 Tensor all_reduce(const Tensor& tensor, ReduceOp op, const Group& given, Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::all_reduce");
   const auto output = copy_of(tensor);
   group.all_reduce(output, op, where);
@@ -73,6 +75,7 @@ Tensor all_reduce(const Tensor& tensor, ReduceOp op, const Group& given, Where w
 }
 
 Tensors all_gather(const Tensor& tensor, const Group& given, Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::all_gather");
   const auto input = sent(tensor);
   Tensors outputs;
@@ -85,6 +88,7 @@ Tensors all_gather(const Tensor& tensor, const Group& given, Where where) {
 
 Tensor reduce_scatter(const Tensor& output, const Tensors& input_list, ReduceOp op, const Group& given,
                       Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::reduce_scatter");
   const auto result = written(output);
   group.reduce_scatter(result, each(input_list, sent), op, where);
@@ -94,6 +98,7 @@ Tensor reduce_scatter(const Tensor& output, const Tensors& input_list, ReduceOp 
 
 Tensors all_to_all(const Tensors& output_tensor_list, const Tensors& input_tensor_list, const Group& given,
                    Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::all_to_all");
   const auto results = each(output_tensor_list, written);
   group.all_to_all(results, each(input_tensor_list, sent), where);
@@ -110,6 +115,7 @@ Tensor all_to_all_single(const Tensor& output, const Tensor& input,
                          const std::vector<std::int64_t>& output_split_sizes,
                          const std::vector<std::int64_t>& input_split_sizes, const Group& given,
                          Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::all_to_all_single");
   const auto result = written(output);
   group.all_to_all_single(result, sent(input), output_split_sizes, input_split_sizes, where);
@@ -121,6 +127,7 @@ Tensor all_to_all_single(const Tensor& output, const Tensor& input,
 }
 
 Tensor broadcast(const Tensor& tensor, int src, const Group& given, Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::broadcast");
   const auto output = copy_of(tensor);
   group.broadcast(output, src, where);
@@ -131,6 +138,7 @@ Tensor broadcast(const Tensor& tensor, int src, const Group& given, Where where)
 }
 
 Tensor reduce(const Tensor& tensor, int dst, ReduceOp op, const Group& given, Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::reduce");
   const auto output = copy_of(tensor);
   group.reduce(output, dst, op, where);
@@ -140,6 +148,7 @@ Tensor reduce(const Tensor& tensor, int dst, ReduceOp op, const Group& given, Wh
 }
 
 Tensors gather(const Tensor& tensor, int dst, const Group& given, Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::gather");
   const auto input = sent(tensor);
   Tensors outputs;
@@ -151,6 +160,7 @@ Tensors gather(const Tensor& tensor, int dst, const Group& given, Where where) {
 }
 
 Tensor scatter(const Tensors& tensors, int src, const Group& given, Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::scatter");
   if (static_cast<int>(tensors.size()) != group.size()) {
     throw_error<ArgumentError>(
@@ -164,6 +174,7 @@ Tensor scatter(const Tensors& tensors, int src, const Group& given, Where where)
 }
 
 Tensor send(const Tensor& tensor, int dst, const Group& given, int tag, Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::send");
   const auto message = sent(tensor);
   group.send(message, dst, tag, where);
@@ -178,6 +189,7 @@ Tensor send(const Tensor& tensor, int dst, const Group& given, int tag, Where wh
 }
 
 Tensor recv(const Tensor& tensor, int src, const Group& given, int tag, Where where) {
+  const CallerPlace place(where);
   const auto group = runtime::required_group(given, "nn::functional::recv");
   auto message = written(tensor);
   group.recv(message, src, tag, where);

@@ -6,6 +6,7 @@
 
 #include <lockstep/nn/model_parallel.h>
 
+#include "base/caller_place.h"
 #include "intercept/storage_guard.h"
 #include "modules/named_tensors.h"
 
@@ -118,6 +119,7 @@ ModelParallel::Scope::~Scope() = default;
 ModelParallel::ModelParallel(torch::nn::Module& module, const DeviceMap& device_map,
                              std::source_location where)
     : module_(module) {
+  const CallerPlace place(where);
   std::vector<std::pair<torch::nn::Module*, c10::Device>> moves;
   for (const auto& [pattern, device] : device_map) {
     for (const auto& named : modules::matching_modules(module, pattern, "ModelParallel", where))

@@ -12,6 +12,7 @@
 #include <lockstep/base/mutex.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "intercept/composite_kernels.h"
@@ -21,8 +22,8 @@
 namespace lockstep {
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& layer,
-                                     std::optional<ProcessGroup> process_group)
-    : Base(layer), group_(std::move(process_group)) {}
+                                     std::optional<ProcessGroup> process_group, std::source_location where)
+    : Base(layer), group_(std::move(process_group)), where_(where) {}
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   if (input.dim() < 2) {
@@ -45,6 +46,7 @@ double SyncBatchNormImpl::next_momentum() {
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
+  const CallerPlace place(where_);
   _check_input_dim(input);
   const double momentum = next_momentum();
   if (is_training()) {
@@ -235,7 +237,9 @@ void convert_copy(const torch::nn::Module& module, const std::shared_ptr<torch::
 
 namespace lockstep {
 
-void convert_sync_batchnorm(torch::nn::Module& module, std::optional<ProcessGroup> process_group) {
+void convert_sync_batchnorm(torch::nn::Module& module, std::optional<ProcessGroup> process_group,
+                            std::source_location where) {
+  const CallerPlace place(where);
   auto layers = module.modules(/*include_self=*/false);
   if (const auto self = module.weak_from_this().lock()) {
     layers.push_back(self);

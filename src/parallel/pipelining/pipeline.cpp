@@ -8,6 +8,7 @@
 
 #include <lockstep/pipelining/pipeline.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "modules/agreement.h"
 #include "pipelining/action_errors.h"
@@ -313,6 +314,7 @@ void PipelineStage::refuse_inputs(std::size_t count) {
 PipelineSchedule::PipelineSchedule(const std::vector<PipelineStage>& stages, const Plan& plan,
                                    LossFunction loss_fn, const PipelineScheduleOptions& options,
                                    std::source_location where) {
+  const CallerPlace place(where);
   const auto groups = groups_of(stages, kScheduleUser);
   auto parts = parts_on_all_ranks(stages, plan, options, loss_fn != nullptr, groups, where);
   runtime_ = std::make_unique<Runtime>(groups.front(), stages, std::move(parts), std::move(loss_fn), options);
@@ -323,6 +325,7 @@ PipelineSchedule& PipelineSchedule::operator=(PipelineSchedule&&) noexcept = def
 
 std::optional<AnyPyTree> PipelineSchedule::run_step(const AnyPyTree& args, const AnyPyTree& target,
                                                     Tensors* losses, std::source_location where) {
+  const CallerPlace place(where);
   if (!runtime_->has_loss())
     throw_error<ArgumentError>("step() needs a loss_fn on every rank; or call eval()");
   if (!c10::GradMode::is_enabled()) throw_error<ArgumentError>("step() under no_grad; call eval()");
@@ -331,6 +334,7 @@ std::optional<AnyPyTree> PipelineSchedule::run_step(const AnyPyTree& args, const
 
 std::optional<AnyPyTree> PipelineSchedule::run_eval(const AnyPyTree& args, const AnyPyTree& target,
                                                     Tensors* losses, std::source_location where) {
+  const CallerPlace place(where);
   const c10::NoGradGuard no_grad;
   return runtime_->run(args, target, losses, false, where);
 }
@@ -344,6 +348,7 @@ Timeline PipelineSchedule::timeline(std::source_location where) const { return r
 
 double PipelineSchedule::clip_grad_norm_(double max_norm, const ClipGradNormOptions& options,
                                          std::source_location where) const {
+  const CallerPlace place(where);
   return runtime_->gradients().clip(max_norm, options, where);
 }
 
@@ -351,6 +356,7 @@ const Plan& PipelineSchedule::plan() const { return runtime_->plan(); }
 
 Plan detail::named_plan(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches,
                         std::source_location where) {
+  const CallerPlace place(where);
   const auto groups = groups_of(stages, name);
   return modules::tell_on_failure(groups, name, where, [&] {
     return make_plan(name, groups.front().size(), static_cast<int>(stages.size()), n_microbatches);

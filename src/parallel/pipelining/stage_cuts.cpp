@@ -17,6 +17,7 @@
 #include <lockstep/pipelining/pipeline.h>
 #include <lockstep/runtime/default_group.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "modules/agreement.h"
 #include "runtime/run.h"
@@ -165,6 +166,7 @@ std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential&
 
 std::vector<double> measure_layers(const torch::nn::Sequential& net, const Tensor& input, int repetitions,
                                    std::source_location where) {
+  const CallerPlace place(where);
   const auto group = runtime::group_or_default({}, "measure_layers()");
   if (!group) return medians_of(net, input, repetitions);
   const auto medians = modules::tell_on_failure({*group}, "measure_layers()", where,

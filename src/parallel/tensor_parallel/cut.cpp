@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "modules/agreement.h"
 #include "modules/broadcast.h"
@@ -16,8 +17,7 @@ namespace lockstep::tensor_parallel {
 namespace {
 
 [[noreturn]] void refuse(const Ranks& ranks, const std::string& name, const std::string& what) {
-  throw_error<ArgumentError>("{}:{}: parallelize_module(): {} {}", ranks.where.file_name(),
-                             ranks.where.line(), name, what);
+  throw_error<ArgumentError>("{}parallelize_module(): {} {}", line_prefix(ranks.where), name, what);
 }
 
 void check_new(const at::Tensor& parameter, const std::string& name, std::optional<std::int64_t> dim,
@@ -159,7 +159,7 @@ void Cuts::make(const std::function<std::string()>& plan) {
   auto lines = modules::tell_on_failure({ranks_.group}, caller_, ranks_.where, plan);
   modules::check_same_on_all_ranks(
       ranks_.group,
-      {.user = fmt::format("{}:{}: {}", ranks_.where.file_name(), ranks_.where.line(), caller_),
+      {.user = line_prefix(ranks_.where) + caller_,
        .lines = std::move(lines) + text() + sent_text_,
        .advice = "Make the same calls for the same module with the same plan on every rank"},
       ranks_.where);
@@ -234,8 +234,8 @@ void cut_embedding(torch::nn::EmbeddingImpl& embedding, const std::string& name,
 
 Ranks ranks_of(const DeviceMesh& mesh, const char* caller, std::source_location where) {
   if (mesh.ndim() != 1) {
-    throw_error<ArgumentError>("{}:{}: {}: a mesh of {} dimensions; it needs one, e.g. mesh[\"tp\"]",
-                               where.file_name(), where.line(), caller, mesh.ndim());
+    throw_error<ArgumentError>("{}{}: a mesh of {} dimensions; it needs one, e.g. mesh[\"tp\"]",
+                               line_prefix(where), caller, mesh.ndim());
   }
   return {mesh.get_group(), where};
 }

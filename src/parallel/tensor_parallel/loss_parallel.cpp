@@ -17,6 +17,7 @@
 
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "intercept/record.h"
 #include "tensor_parallel/cut.h"
@@ -106,15 +107,14 @@ void check(const Tensor& input, const Tensor& target, const Ranks& ranks) {
       target.sizes() == at::IntArrayRef(expected))
     return;
   throw_error<ArgumentError>(
-      "{}:{}: loss_parallel(): input of shape {} and target of shape {}; it needs [batch, classes, ...] of "
+      "{}loss_parallel(): input of shape {} and target of shape {}; it needs [batch, classes, ...] of "
       "floating point and class indices [batch, ...] of int64",
-      ranks.where.file_name(), ranks.where.line(), fmt::join(input.sizes(), "x"),
-      fmt::join(target.sizes(), "x"));
+      line_prefix(ranks.where), fmt::join(input.sizes(), "x"), fmt::join(target.sizes(), "x"));
 }
 
 // The same on all ranks, so that none waits for another's call.
 void check_classes(const Loss& loss, const Tensor& given_weight, const Ranks& ranks) {
-  const auto where = fmt::format("{}:{}: loss_parallel()", ranks.where.file_name(), ranks.where.line());
+  const auto where = line_prefix(ranks.where) + "loss_parallel()";
   if (given_weight.defined() && given_weight.numel() != loss.classes.all) {
     throw_error<ArgumentError>("{}: weight has {} elements, but there are {} classes on all ranks", where,
                                given_weight.numel(), loss.classes.all);
@@ -196,6 +196,7 @@ Tensor value_of(const Loss& loss, const Options& options, const Ranks& ranks) {
 
 Tensor loss_parallel(const Tensor& input, const Tensor& target, const DeviceMesh& mesh,
                      const Options& options, std::source_location where) {
+  const CallerPlace place(where);
   const auto ranks = ranks_of(mesh, "loss_parallel()", where);
   check(input, target, ranks);
   Loss loss;

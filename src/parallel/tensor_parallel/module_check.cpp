@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/caller_place.h"
 #include "modules/agreement.h"
 #include "modules/named_tensors.h"
 #include "tensor_parallel/parallel_parameter.h"
@@ -28,9 +29,9 @@ ModuleCheck::ModuleCheck(const torch::nn::Module& module, std::source_location w
 
 void ModuleCheck::refuse(const std::string& change) const {
   const auto message = fmt::format(
-      "{}:{}: parallelize_module(): {}{} since this call, so it would be whole on each rank; change the "
+      "{}parallelize_module(): {}{} since this call, so it would be whole on each rank; change the "
       "module on all ranks before parallelize_module()",
-      where_.file_name(), where_.line(),
+      line_prefix(where_),
       agreements_.empty() ? ""
                           : fmt::format("rank {} of {}: ", agreements_.front().group().rank(),
                                         agreements_.front().group().size()),

@@ -11,6 +11,7 @@
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "intercept/storage_guard.h"
 #include "modules/experts.h"
@@ -35,8 +36,8 @@ struct Target {
 };
 
 [[noreturn]] void refuse_module(const Target& target, const std::string& what) {
-  throw_error<ArgumentError>("{}:{}: parallelize_module(): {} \"{}\" {}", target.ranks.where.file_name(),
-                             target.ranks.where.line(), target.named.module->name(), target.named.name, what);
+  throw_error<ArgumentError>("{}parallelize_module(): {} \"{}\" {}", line_prefix(target.ranks.where),
+                             target.named.module->name(), target.named.name, what);
 }
 
 template <class Style>
@@ -119,8 +120,8 @@ void check_not_sharded(const torch::nn::Module& module, std::source_location whe
   for (const auto& parameter : module.named_parameters()) {
     if (intercept::memory_guard_of(parameter.value()) == nullptr) continue;
     throw_error<ArgumentError>(
-        "{}:{}: parallelize_module(): {} is distributed by fully_shard(), which comes after this function",
-        where.file_name(), where.line(), parameter.key());
+        "{}parallelize_module(): {} is distributed by fully_shard(), which comes after this function",
+        line_prefix(where), parameter.key());
   }
 }
 
@@ -185,6 +186,7 @@ void broadcast_generator(at::Generator generator, const Ranks& ranks) {
 
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
                         std::source_location where) {
+  const CallerPlace place(where);
   Cuts cuts(ranks_of(mesh, "parallelize_module()", where), "parallelize_module()");
   const auto& ranks = cuts.ranks();
   const c10::NoGradGuard no_gradients;
@@ -204,22 +206,24 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
 
 at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, Placement current, Placement target,
                         std::source_location where) {
+  const CallerPlace place(where);
   const auto ranks = ranks_of(mesh, "redistribute()", where);
   if (target.kind() == Placement::Kind::partial && current != target) {
     throw_error<ArgumentError>(
-        "{}:{}: redistribute(): a tensor cannot become Partial(); it is what operators "
+        "{}redistribute(): a tensor cannot become Partial(); it is what operators "
         "on parts return",
-        where.file_name(), where.line());
+        line_prefix(where));
   }
   return redistribute(tensor, ranks.group,
                       {current, target, gradient_layout(target), gradient_layout(current)});
 }
 
 std::int64_t local_heads(std::int64_t num_heads, const DeviceMesh& mesh, std::source_location where) {
+  const CallerPlace place(where);
   const auto ranks = ranks_of(mesh, "local_heads()", where);
   if (num_heads % ranks.group.size() != 0) {
-    throw_error<ArgumentError>("{}:{}: local_heads(): {} heads cannot be shared equally by {} ranks",
-                               where.file_name(), where.line(), num_heads, ranks.group.size());
+    throw_error<ArgumentError>("{}local_heads(): {} heads cannot be shared equally by {} ranks",
+                               line_prefix(where), num_heads, ranks.group.size());
   }
   return num_heads / ranks.group.size();
 }
@@ -230,6 +234,7 @@ namespace {
 template <class Style>
 torch::nn::Linear cut_layer(const torch::nn::LinearOptions& options, const DeviceMesh& mesh,
                             const Style& style, const char* name, std::source_location where) {
+  const CallerPlace place(where);
   torch::nn::Linear linear(options);
   const c10::NoGradGuard no_gradients;
   Cuts cuts(ranks_of(mesh, name, where), name);
@@ -273,6 +278,7 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(const torch::nn::Embeddin
                                                        std::source_location where)
     : embedding_(std::make_shared<torch::nn::EmbeddingImpl>(options)) {
   const c10::NoGradGuard no_gradients;
+  const CallerPlace place(where);
   constexpr const char* kName = "VocabParallelEmbedding";
   Cuts cuts(ranks_of(mesh, kName, where), kName);
   cuts.make([&] {

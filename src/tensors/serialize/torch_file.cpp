@@ -11,6 +11,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/atomic_file.h"
+#include "base/caller_place.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "base/version.h"
@@ -301,21 +302,27 @@ Value load_source(const ByteSource& source, const LoadOptions& options) {
 
 }  // namespace serialize
 
-Value load(const std::filesystem::path& file, const LoadOptions& options) {
+Value load(const std::filesystem::path& file, const LoadOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   return serialize::load_source(*serialize::open_file(file, options.mmap && !options.map_location.is_meta()),
                                 options);
 }
 
-Value load_bytes(std::span<const char> bytes, const LoadOptions& options, const std::string& name) {
+Value load_bytes(std::span<const char> bytes, const LoadOptions& options, const std::string& name,
+                 std::source_location where) {
+  const CallerPlace place(where);
   return serialize::load_source(*serialize::open_bytes(bytes, name), options);
 }
 
-void save(const Value& value, const std::filesystem::path& file, const SaveOptions& options) {
+void save(const Value& value, const std::filesystem::path& file, const SaveOptions& options,
+          std::source_location where) {
+  const CallerPlace place(where);
   const auto pickled = with_source(file.string(), [&] { return serialize::pickle_value(value); });
   serialize::write_file(pickled, file, options);
 }
 
-std::string save_bytes(const Value& value) {
+std::string save_bytes(const Value& value, std::source_location where) {
+  const CallerPlace place(where);
   std::string bytes;
   serialize::write_zip(serialize::pickle_value(value), [&](std::span<const std::byte> piece) {
     bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());

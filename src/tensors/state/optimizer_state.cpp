@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/state_dict.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "optim/optimizer_states.h"
 
@@ -172,7 +173,8 @@ Dict state_dict(const Optimizer& optimizer) {
   return state::with_sharded_states(optimizer, optim::states_of_rank(optimizer));
 }
 
-void load_state_dict(Optimizer& optimizer, const Dict& given) {
+void load_state_dict(Optimizer& optimizer, const Dict& given, std::source_location where) {
+  const CallerPlace place(where);
   const auto state_dict = state::with_own_rows(optimizer, given);
   try {
     optim::load_states(optimizer, state_dict);
@@ -190,7 +192,9 @@ Dict state_dict(const torch::optim::LRScheduler& scheduler) {
   return {{"last_epoch", count}, {"_step_count", count + 1}, {"_last_lr", std::move(rates)}};
 }
 
-void load_state_dict(torch::optim::LRScheduler& scheduler, const Dict& state_dict) {
+void load_state_dict(torch::optim::LRScheduler& scheduler, const Dict& state_dict,
+                     std::source_location where) {
+  const CallerPlace place(where);
   const auto count = state_dict.at("last_epoch").as_int();
   if (count < 0) throw_error<CheckpointError>("the scheduler's last_epoch is {}, below 0", count);
   scheduler.*SchedulerAccess::count() = static_cast<unsigned>(count);

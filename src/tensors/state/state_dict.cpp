@@ -14,6 +14,7 @@
 #include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "optim/unaveraged.h"
 #include "serialize/byte_source.h"
@@ -358,7 +359,8 @@ Dict without_prefix(const Dict& state_dict, const std::string& prefix) {
 }
 
 LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
-                           const LoadStateDictOptions& options) {
+                           const LoadStateDictOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   const auto own = module_tensors(module);
   const auto dict = with_keys(state_dict, options);
   auto plan = make_plan(module, own, dict, options);
@@ -375,7 +377,8 @@ LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
 }
 
 LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& file,
-                           const LoadStateDictOptions& options) {
+                           const LoadStateDictOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   const auto value = has_safetensors(file) ? Value(safetensors::load_torch_state_dict(file)) : load(file);
   return with_source(file.string(), [&] {
     auto dict = with_keys(state_dict_in(value), options);

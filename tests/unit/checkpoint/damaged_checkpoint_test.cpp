@@ -199,7 +199,7 @@ TEST_P(NewerCheckpoint, IsRefusedAndNotSkipped) {
   write_file(folder_ / name, file_of_format("3"));
   EXPECT_THAT(error_of_latest(),
               AllOf(HasSubstr(refusal(name, 3)), HasSubstr("no other checkpoint takes its place")));
-  EXPECT_EQ(error_of<CheckpointReadError>([&] { load(folder_ / name); }), refusal(name, 3));
+  EXPECT_THAT(error_of<CheckpointReadError>([&] { load(folder_ / name); }), HasSubstr(refusal(name, 3)));
   write_file(folder_ / name, file_of_format("x"));
   EXPECT_EQ(manager_->load_latest()->info.step, 10) << "damaged";
 }
@@ -216,8 +216,8 @@ TEST_P(NewerCheckpoint, InPartsIsRefused) {
   pickle[value + 1] = 4;
   write_file(metadata, pickle);
   const auto expected = refusal("step-00000020/.metadata", 4);
-  EXPECT_EQ(error_of<CheckpointReadError>([&] { distributed_checkpoint::load(folder_ / "step-00000020"); }),
-            expected);
+  EXPECT_THAT(error_of<CheckpointReadError>([&] { distributed_checkpoint::load(folder_ / "step-00000020"); }),
+              HasSubstr(expected));
   EXPECT_THAT(error_of_latest(), HasSubstr(expected));
 }
 

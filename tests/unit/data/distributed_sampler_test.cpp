@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <source_location>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -69,6 +71,10 @@ TEST_F(DistributedSamplers, RankZeroWarnsOnceOfPassesInOneOrder) {
   EXPECT_THAT(said, AllOf(HasSubstr("without set_epoch()"), HasSubstr("the order of the pass before"),
                           HasSubstr("call set_epoch(epoch) on the loader")));
   EXPECT_EQ(log_of_passes(first, 2), "");
+  const auto here = std::source_location::current();
+  DistributedSampler second(50, {.num_replicas = 2, .rank = 0}, here);
+  EXPECT_THAT(log_of_passes(second, 3),
+              HasSubstr("distributed_sampler_test.cpp:" + std::to_string(here.line()) + " begins"));
   DistributedSampler other(50, {.num_replicas = 2, .rank = 1});
   EXPECT_EQ(log_of_passes(other, 2), "");
   DistributedSampler in_order(50, {.num_replicas = 2, .rank = 0, .shuffle = false});
