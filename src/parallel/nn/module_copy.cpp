@@ -44,8 +44,8 @@ std::shared_ptr<torch::nn::Module> copy_module(const torch::nn::Module& module, 
     refuse_copy(module, user, otherwise, std::string("LibTorch's error: ") + error.what_without_backtrace());
   }
   // clone() of Cloneable<Base> makes a Base.
-  const auto& type = typeid(module);
-  if (!copy || typeid(*copy) != type) {
+  const auto* const made = copy.get();
+  if (made == nullptr || typeid(*made) != typeid(module)) {
     refuse_copy(module, user, otherwise,
                 "Its clone() returned " + (copy ? "a " + copy->name() : std::string("no module")));
   }

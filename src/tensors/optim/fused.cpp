@@ -78,7 +78,8 @@ void FusedOptions::write_extras(torch::serialize::OutputArchive& archive) const 
 
 bool FusedOptimizer::has_own_options(const OptimizerParamGroup& group) const {
   const auto& options = group.options();
-  return typeid(options) == typeid(defaults());
+  const auto& own = defaults();
+  return typeid(options) == typeid(own);
 }
 
 // Without those that come again.

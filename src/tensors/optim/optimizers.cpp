@@ -89,7 +89,8 @@ void NamedOptimizer::begin(const std::vector<OptimizerParamGroup>& param_groups)
 
 // set_options() and torch::optim::Optimizer::add_param_group() take options of any kind.
 void NamedOptimizer::check_kind(const OptimizerOptions& options) const {
-  if (typeid(options) == typeid(defaults())) return;
+  const auto& own = defaults();
+  if (typeid(options) == typeid(own)) return;
   throw_error<ArgumentError>("{0}: a group has the options of another kind of optimizer; give it {0}Options",
                              name());
 }
