@@ -163,9 +163,9 @@ class [[nodiscard]] Context {
 ///  5. none of these: a group of one, with a message on stderr.
 /// 3 and 4 use MASTER_ADDR and MASTER_PORT if they are set.
 ///
-/// LibTorch's operators then use the rank's share of the host's cores, which rank 0 logs, unless
-/// OMP_NUM_THREADS or MKL_NUM_THREADS is set or the program has called at::set_num_threads() with a number
-/// other than LibTorch's default. With `enable_reconfigure` or `with_python` the number of threads stays.
+/// Until the context ends, LibTorch's operators use the rank's share of the host's cores, which rank 0 logs,
+/// unless OMP_NUM_THREADS or MKL_NUM_THREADS is set or at::set_num_threads() has changed LibTorch's
+/// default. With `with_python` the number stays; with `enable_reconfigure` until Context::reconfigure().
 ///
 /// While the context exists, SIGPIPE is ignored, as in Python, unless the program handles it. A write to a
 /// lost rank is then an error instead of the end of this process.
