@@ -225,9 +225,10 @@ TEST_P(NewerCheckpoint, OfPyTorchIsRefused) {
   auto bytes = save_bytes(contents(20));
   const auto version = bytes.find("3\n", bytes.find("archive/version"));
   bytes.replace(version, 2, "99");
-  EXPECT_EQ(
+  EXPECT_THAT(
       error_of<CheckpointReadError>([&] { load_bytes(bytes, {}, "net.pt"); }),
-      "net.pt: written by a later PyTorch in file format 99; this LibTorch reads up to 10: update LibTorch");
+      HasSubstr(
+          "net.pt: written by a later PyTorch in file format 99; this LibTorch reads up to 10: update LibTorch"));
 }
 
 }  // namespace
