@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Runs the checks that take too long for every commit: scripts/nightly.sh [part], scripts/nightly.sh torch <version>
+# Runs the checks that take too long for every commit: scripts/nightly.sh [part], scripts/nightly.sh versions [commit],
+# scripts/nightly.sh torch <version>
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'END'
 Usage: scripts/nightly.sh [part]
+       scripts/nightly.sh versions [commit]
        scripts/nightly.sh torch <version>
 
 Runs one part or all of them (default), and reports every part that failed.
@@ -30,6 +32,8 @@ Runs one part or all of them (default), and reports every part that failed.
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
   distributed  a build without the kit, LOCKSTEP_BUILD_KIT=OFF, and its tests
   fresh bookworm, fresh trixie  scripts/fresh.sh: the two commands of the README in a minimal Debian 12 and 13; needs root
+  versions [commit]  files that a build of this commit writes, loaded by the present build; default: the first commit
+           that has tests/versions
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
   torch <version>   not among all of them: a build with this release of torch, such as 2.15.0, and all tests beside its Python;
            90 minutes at most. Appends a line for docs/libtorch-versions.md to build/torch/results.md.
@@ -159,6 +163,37 @@ run_mpi() (
   exit "$status"
 )
 
+# The first commit that writes the files of run_versions.
+first_writer() { git log --diff-filter=A --format=%H -- tests/versions/version_files.cpp | tail -1; }
+
+# build_earlier <commit> <folder>: its version_files, in a work tree of its own, with the present LibTorch.
+build_earlier() {
+  local commit=$1 tree=$2 torch
+  git cat-file -e "$commit:tests/versions/version_files.cpp" 2>/dev/null ||
+    fail "commit $commit has no tests/versions/version_files.cpp, which writes the files: name a later one"
+  git worktree prune || return
+  [[ -d $tree ]] || git worktree add --quiet --detach "$tree" "$commit" || return
+  ln -sfn "$root/.venv" "$tree/.venv" || return # at the same place as here, so that ccache knows what this tree has compiled
+  torch=$(cached release Torch_DIR)
+  cmake --preset release -S "$tree" -B "$tree/build/release" "-DTorch_DIR=${torch/#$root\/.venv/$tree/.venv}" \
+    -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_PYTHON=OFF -DLOCKSTEP_WITH_CUDA=OFF || return
+  cmake --build "$tree/build/release" --parallel "$(jobs_that_fit)" --target version_files
+}
+
+# run_versions [commit]: the present build writes if it is the present commit.
+run_versions() (
+  bash scripts/build.sh release version_files || return
+  commit=$(git rev-parse --verify --quiet "${1:-$(first_writer)}^{commit}") || fail "versions: git knows no commit ${1:-that writes the files}"
+  writer=build/release/bin/version_files tree=$root/build/versions/$commit
+  if [[ $commit != "$(git rev-parse HEAD)" ]]; then
+    build_earlier "$commit" "$tree" || return
+    writer=$tree/build/release/bin/version_files
+  fi
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
+  "$writer" write "$folder/files" && build/release/bin/version_files read "$folder/files"
+)
+
 run_wheel() (
   bash scripts/wheel.sh || return
   folder=$(mktemp -d)
@@ -208,13 +243,14 @@ run_part() {
     plain) bash scripts/build.sh plain all benchmarks/all ;;
     shared) run_shared ;;
     distributed) run_distributed ;;
+    versions) run_versions "$version" ;;
     wheel) run_wheel ;;
     torch) run_torch "$version" ;;
   esac
 }
 
 version=${2:-}
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits mpi fuzz sharding compilers plain shared distributed wheel
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits mpi fuzz sharding compilers plain shared distributed versions wheel
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;
@@ -223,6 +259,7 @@ case "${*:-all}" in
     [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "torch needs a version, such as: scripts/nightly.sh torch 2.15.0"
     parts=(torch)
     ;;
+  versions\ *) parts=(versions) ;;
   *)
     printf '%s\n' "${parts[@]}" | grep -qxF -- "$*" || { usage >&2 && exit 2; }
     parts=("$*")
