@@ -114,7 +114,7 @@ run_compilers() {
 run_shared() {
   cmake --preset release -B build/shared -DBUILD_SHARED_LIBS=ON -DLOCKSTEP_BUILD_TESTS=ON || return
   cmake --build build/shared --target src/all tools/lockstep/all tools/lockstep_bench/all tools/lockstep_ckpt/all \
-    tools/lockstep_doctor/all || return
+    tools/lockstep_doctor/all tools/lockstep_plan/all || return
   ctest --test-dir build/shared --output-on-failure -R '^package\.(install|consumer)$'
 }
 

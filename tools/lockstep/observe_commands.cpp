@@ -33,7 +33,7 @@ int analyze(const std::string& source, bool json) {
     auto report = observe::to_json(run);
     report["verdict"] = {
         {"cause", observe::name_of(verdict.cause)}, {"ranks", verdict.ranks}, {"text", verdict.text}};
-    std::cout << report.dump(2) << '\n' << std::flush;
+    std::cout << report.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
   } else {
     std::cout << verdict.text << '\n' << std::flush;
   }

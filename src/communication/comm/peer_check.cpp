@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <future>
+#include <memory>
 #include <string_view>
 #include <thread>
 #include <unistd.h>
@@ -14,6 +16,7 @@
 
 #include "base/deadline.h"
 #include "base/env.h"
+#include "base/limits.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
@@ -89,6 +92,7 @@ constexpr std::array kPeerSigns = {"Connection closed by peer",
                                    "connection closed"};
 
 constexpr auto kDeathLimit = std::chrono::milliseconds(50);
+constexpr std::chrono::seconds kRecorderLimit{10};
 constexpr auto kNoteLimit = std::chrono::milliseconds(500);  // the rank may have lost its core
 
 bool mentions(std::string_view text, const auto& signs) {
@@ -124,14 +128,34 @@ std::string finished_ranks(const GroupState& group) {
   return "";
 }
 
-// While the memory of the other ranks shows what they are doing.
-void write_recorder_files(const FailedCall& failed) noexcept {
-  const auto folder = Env().get(observe::kRecorderVariable);
-  if (!folder || failed.group.node_group() == nullptr) return;
+void warn_of_recorder_files(std::string_view reason) {
+  log(LogLevel::warning, fmt::format("{}: {}", observe::kRecorderVariable, reason));
+}
+
+void keep_recorder_files(const std::string& folder) noexcept {
   try {
-    observe::keep_recorder_files(observe::find_run(std::to_string(::getpid())).read(), *folder);
+    observe::keep_recorder_files(observe::find_run(std::to_string(::getpid())).read(), folder);
   } catch (const std::exception& error) {
-    log(LogLevel::warning, fmt::format("{}: {}", observe::kRecorderVariable, error.what()));
+    warn_of_recorder_files(error.what());
+  }
+}
+
+// While the memory of the other ranks shows what they are doing. On a thread of its own: /proc of a stuck process
+// and a folder on a dead file system may never answer, and the error has a deadline.
+void write_recorder_files(const FailedCall& failed) noexcept {
+  try {
+    const auto folder = Env().get(observe::kRecorderVariable);
+    if (!folder || failed.group.node_group() == nullptr) return;
+    auto done = std::make_shared<std::promise<void>>();
+    const auto end = done->get_future();
+    start_thread<std::thread>("recorder files", [done, folder = *folder] {
+      keep_recorder_files(folder);
+      done->set_value();
+    }).detach();
+    if (end.wait_for(kRecorderLimit) != std::future_status::ready)
+      warn_of_recorder_files(fmt::format("the files were not written within {} s", kRecorderLimit.count()));
+  } catch (const std::exception& error) {
+    warn_of_recorder_files(error.what());
   }
 }
 
@@ -182,6 +206,7 @@ void throw_if_refused(const GroupState& group, const CallRecord& call) {
   const auto others = group.node_group();
   const auto reasons = others ? others->refusals() : std::string();
   if (!reasons.empty()) {
+    write_recorder_files({group, call});
     throw_error<DesyncError>("{}: other ranks aborted {}:{}", group.whoami(), call.describe(), reasons);
   }
 }

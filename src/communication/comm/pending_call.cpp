@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "base/caller_place.h"
 #include "base/deadline.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
@@ -39,6 +40,7 @@ void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
     if (on_host && timeout == kNoTimeout) timeout = group_->info().timeout;
   }
   try {
+    const WithoutPlace record_names_it;
     if (timeout != kNoTimeout) await_device(timeout);
     operation_->wait(kNoTimeout);
   } catch (...) {
@@ -64,6 +66,7 @@ void PendingCall::await_device(std::chrono::milliseconds timeout) const {
 void PendingCall::wait_on_host(std::chrono::milliseconds timeout) {
   group_->log().set_awaited(record_.number);
   try {
+    const WithoutPlace record_names_it;
     wait_for_backend(timeout);
   } catch (...) {
     group_->log().set_state(record_.number, CallState::failed);
@@ -171,6 +174,7 @@ class Issue {
     }
     call_.number = recorder_lock_.begin(draft_);
     try {
+      const WithoutPlace record_names_it;
       if (group_.info().check_calls) compare();
       return finish(calls->start(call_, [this](CallStage stage) { report(stage); }));
     } catch (...) {

@@ -16,7 +16,6 @@
 #include <lockstep/base/log.h>
 #include <lockstep/device/device.h>
 
-#include "base/caller_place.h"
 #include "base/deadline.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
@@ -241,7 +240,6 @@ std::optional<ProcessGroup> Session::connect_members(const GroupRecipe& recipe, 
   const auto own = std::ranges::find(ranks, config_.world.rank);
   if (own == ranks.end()) {
     if (splits_default_group(choice.spec)) split_default_group(config_.store, {}, info);
-    line_without_group_ = CallerPlace::current();
     return std::nullopt;
   }
   info.global_ranks = ranks;
@@ -355,10 +353,7 @@ std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
                         .timeout = options.timeout.value_or(parent.timeout())};
   const auto own = std::ranges::find_if(
       split_ranks, [&](const auto& part) { return std::ranges::find(part, parent.rank()) != part.end(); });
-  if (own == split_ranks.end()) {
-    line_without_group_ = CallerPlace::current();
-    return std::nullopt;
-  }
+  if (own == split_ranks.end()) return std::nullopt;
   recipe.key = fmt::format("{}/split {}/{}", recipe.key, number, own - split_ranks.begin());
   auto ranks = *own;
   for (auto& rank : ranks) rank = parent.global_rank(rank);

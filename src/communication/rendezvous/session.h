@@ -90,6 +90,7 @@ class Session : public runtime::Run {
                                           const std::vector<std::vector<int>>& split_ranks,
                                           const GroupOptions& options) override;
   std::source_location line_without_group() const override { return line_without_group_; }
+  void note_line_without_group(std::source_location where) override { line_without_group_ = where; }
 
  private:
   struct Config {

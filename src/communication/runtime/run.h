@@ -38,6 +38,7 @@ class Run {
   }
   // The line of the program at which this rank was last given no group, as no member of it; line 0: none.
   virtual std::source_location line_without_group() const = 0;
+  virtual void note_line_without_group(std::source_location where) = 0;
 };
 
 // The run of this process or, in a thread rank, of this thread; nullptr without one.

@@ -12,25 +12,29 @@ namespace {
 
 constexpr std::string_view kThisFile = "src/foundation/base/caller_place.cpp";
 
-// The folder of our sources as the compiler saw it, with a "/" at its end; empty if it was given a relative path.
+// The folder of our sources as the compiler saw it, with a "/" at its end; empty for a path relative to it.
 constexpr std::string_view root() {
   const std::string_view file = __FILE__;
-  return file.ends_with(kThisFile) ? file.substr(0, file.size() - kThisFile.size()) : std::string_view();
+  static_assert(std::string_view(__FILE__).ends_with(kThisFile));
+  return file.substr(0, file.size() - kThisFile.size());
 }
 
+// A program may have been compiled in a folder of the same name, so that only folders of ours count.
 bool is_in_our_sources(std::string_view file) {
-  if (root().empty() || !file.starts_with(root())) return false;
+  constexpr std::array<std::string_view, 9> kFolders{
+      "src/foundation/", "src/launcher/", "src/tensors/",      "src/communication/", "src/parallel/",
+      "src/kit/",        "python/module", "include/lockstep/", "tools/lockstep"};
+  if (!file.starts_with(root())) return false;
   file.remove_prefix(root().size());
-  return std::ranges::any_of(std::array<std::string_view, 4>{"src/", "include/", "python/", "tools/"},
-                             [&](auto folder) { return file.starts_with(folder); });
+  return std::ranges::any_of(kFolders, [&](auto folder) { return file.starts_with(folder); });
 }
 
 std::string_view base_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
 // ".cpp:42" and the like.
 bool names_line(std::string_view text) {
-  constexpr std::array<std::string_view, 8> kEndings{".cpp", ".cc",  ".cxx", ".cu",
-                                                     ".h",   ".hpp", ".hxx", ".cuh"};
+  constexpr std::array<std::string_view, 12> kEndings{".cpp", ".cc",  ".cxx", ".cu",  ".h",   ".hpp",
+                                                      ".hxx", ".cuh", ".hh",  ".c++", ".inl", ".ipp"};
   for (auto at = text.find(':'); at != std::string_view::npos; at = text.find(':', at + 1)) {
     const bool has_number =
         at + 1 < text.size() && std::isdigit(static_cast<unsigned char>(text[at + 1])) != 0;
@@ -71,7 +75,7 @@ std::string line_prefix(const std::source_location& where) {
 
 std::string with_line(const std::string& text, const std::source_location& where) {
   const auto line = line_text(where);
-  if (line.empty() || names_line(text)) return text;
+  if (line.empty() || text.find(line) != std::string::npos || names_line(text)) return text;
   auto end = std::min(text.find('\n'), text.size());
   if (end < text.size() && end > 0 && text[end - 1] == ':') --end;
   return text.substr(0, end) + " (at " + line + ")" + text.substr(end);

@@ -4,6 +4,7 @@
 #include <source_location>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace lockstep {
 
@@ -25,10 +26,23 @@ class CallerPlace {
   static std::source_location current();
 
  private:
+  friend class WithoutPlace;
   static inline thread_local const CallerPlace* innermost_ = nullptr;
 
   const CallerPlace* outer_;
   std::source_location where_;
+};
+
+// Errors that this thread makes meanwhile name no line: whoever rethrows them names the call.
+class WithoutPlace {
+ public:
+  WithoutPlace() : outer_(std::exchange(CallerPlace::innermost_, nullptr)) {}
+  ~WithoutPlace() { CallerPlace::innermost_ = outer_; }
+  WithoutPlace(const WithoutPlace&) = delete;
+  WithoutPlace& operator=(const WithoutPlace&) = delete;
+
+ private:
+  const CallerPlace* outer_;
 };
 
 // Whether a file is one of the program: no header of the C++ library, of LibTorch or of ours, and no source of

@@ -190,6 +190,9 @@ ReservedThreads::ReservedThreads(int count, const std::string& user)
     end();
     throw_error<Error>("{} needs {} threads, and {} could be started: {}", user, count, found,
                        start_error_text(error.code().value()));
+  } catch (...) {
+    end();
+    throw;
   }
 }
 

@@ -173,8 +173,11 @@ void Profiler::Parts::finish(const Profiler& profiler) {
 
 Profiler::Profiler(ProfilerOptions options, const std::optional<ProcessGroup>& process_group,
                    std::source_location where)
-    : parts_(std::make_unique<Parts>(std::move(options), runtime::group_or_default(process_group, "Profiler"),
-                                     where)) {
+    : parts_([&] {
+        const CallerPlace place(where);
+        return std::make_unique<Parts>(std::move(options),
+                                       runtime::group_or_default(process_group, "Profiler"), where);
+      }()) {
   const CallerPlace place(where);
   parts_->check_schedule();
   parts_->begin_step();

@@ -180,7 +180,15 @@ std::string describe(const std::vector<ObservedRun>& runs) {
   return text;
 }
 
-std::string text_in(const auto& chars) { return {chars.data(), ::strnlen(chars.data(), chars.size())}; }
+// Without a character of UTF-8 that the end has cut.
+std::string text_in(const auto& chars) {
+  std::string text(chars.data(), ::strnlen(chars.data(), chars.size()));
+  if (text.size() + 1 < chars.size()) return text;
+  const auto is_continuation = [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U; };
+  while (!text.empty() && is_continuation(text.back())) text.pop_back();
+  if (!text.empty() && (static_cast<unsigned char>(text.back()) & 0x80U) != 0) text.pop_back();
+  return text;
+}
 
 Call call_of(const StatusEntry& entry, std::uint64_t number) {
   const auto shown = std::min<std::size_t>(entry.dims, StatusEntry::kDims);

@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
+#include "base/limits.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
@@ -36,6 +37,7 @@ constexpr const char* kTorchVersion = "2.10";  // of PyTorch's format
 
 // Under its name whole or not at all, and only for this user.
 void write_private_file(const fs::path& file, const std::string& bytes) {
+  const FileSizeErrors as_errors;
   const auto unfinished = file.string() + "." + random_hex(2) + ".tmp";
   const UniqueFd fd(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!fd) fail(file);
@@ -50,7 +52,12 @@ void write_private_file(const fs::path& file, const std::string& bytes) {
     }
     written += static_cast<std::size_t>(count);
   }
-  if (::rename(unfinished.c_str(), file.c_str()) != 0) fail(file);
+  if (::rename(unfinished.c_str(), file.c_str()) != 0) {
+    const int reason = errno;
+    ::unlink(unfinished.c_str());
+    errno = reason;
+    fail(file);
+  }
 }
 
 std::string little_endian(std::uint64_t value, int bytes) {
@@ -224,10 +231,30 @@ Run read_run_file(const fs::path& file) {
   }
 }
 
-std::vector<std::int64_t> pids_of(const Run& run) {
-  std::vector<std::int64_t> pids;
-  for (const auto& rank : run.ranks) pids.push_back(rank.pid);
-  return pids;
+// Ranks that wait in one call fail within a moment of each other. In containers a later run may have the same pids.
+constexpr std::chrono::minutes kOneFailure{1};
+
+// Whether this process is the first to write the files of a failure of the run.
+bool claim(const Run& run, const fs::path& folder) {
+  std::string pids;
+  for (const auto& rank : run.ranks) pids += fmt::format("{} ", rank.pid);
+  const auto file = folder / fmt::format(".{}.{:x}.claim", run_file(run, "").stem().string(),
+                                         std::hash<std::string>{}(pids));
+  if (UniqueFd(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR))) return true;
+  if (errno != EEXIST) fail(file);
+  const auto now = fs::file_time_type::clock::now();
+  if (now - fs::last_write_time(file) < kOneFailure) return false;
+  fs::last_write_time(file, now);
+  return true;
+}
+
+void make_folder(const fs::path& folder) {
+  try {
+    make_folders(folder, false);
+  } catch (const std::system_error& error) {
+    throw_error<Error>("recorder files: the folder {} cannot be made: {}", folder.string(),
+                       errno_text(error.code().value()));
+  }
 }
 
 }  // namespace
@@ -239,12 +266,7 @@ std::string pickle_of(const json& value) {
 }
 
 std::vector<fs::path> write_recorder_files(const Run& run, const fs::path& folder) {
-  try {
-    make_folders(folder, false);
-  } catch (const std::system_error& error) {
-    throw_error<Error>("recorder files: the folder {} cannot be made: {}", folder.string(),
-                       errno_text(error.code().value()));
-  }
+  make_folder(folder);
   std::vector<fs::path> files;
   const auto groups = groups_of(run);
   for (const auto& rank : run.ranks) {
@@ -252,14 +274,13 @@ std::vector<fs::path> write_recorder_files(const Run& run, const fs::path& folde
     write_private_file(files.back(), pickle_of(torch_dump(rank, groups)));
   }
   files.push_back(run_file(run, folder));
-  write_private_file(files.back(), to_json(run).dump(1) + "\n");
+  write_private_file(files.back(), to_json(run).dump(1, ' ', false, json::error_handler_t::replace) + "\n");
   return files;
 }
 
 void keep_recorder_files(const Run& run, const fs::path& folder) {
-  const auto file = run_file(run, folder);
-  if (fs::exists(file) && pids_of(read_run_file(file)) == pids_of(run)) return;
-  write_recorder_files(run, folder);
+  make_folder(folder);
+  if (claim(run, folder)) write_recorder_files(run, folder);
 }
 
 Run read_recorder_files(const fs::path& folder) {
@@ -277,7 +298,14 @@ Run read_recorder_files(const fs::path& folder) {
   std::ranges::sort(files);
   Run whole = read_run_file(files.front());
   for (std::size_t i = 1; i < files.size(); ++i) {
-    for (auto& rank : read_run_file(files[i]).ranks) whole.ranks.push_back(std::move(rank));
+    auto other = read_run_file(files[i]);
+    const auto shift = whole.taken_at - other.taken_at;  // the steady clock of a host begins when it starts
+    for (auto& rank : other.ranks) {
+      for (auto& member : rank.groups) {
+        for (auto& call : member.calls) call.issued_at += shift;
+      }
+      whole.ranks.push_back(std::move(rank));
+    }
   }
   std::ranges::sort(whole.ranks, {}, &Rank::rank);
   return whole;

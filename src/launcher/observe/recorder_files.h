@@ -16,7 +16,8 @@ inline constexpr const char* kRecorderVariable = "LOCKSTEP_RECORDER_DIR";
 // <host>.<first rank>.json with all that is known of the run. Their mode is 0600. Returns their paths. Throws Error.
 std::vector<std::filesystem::path> write_recorder_files(const Run& run, const std::filesystem::path& folder);
 
-// Writes them unless the folder has those of this run already: the first failure is the cause of the others.
+// Writes them unless a process has begun to do so within the last minute: the first failure is the cause of
+// the others.
 void keep_recorder_files(const Run& run, const std::filesystem::path& folder);
 
 // The run whose files are in `folder`, those of all its hosts. Throws Error.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -124,11 +125,16 @@ std::uint64_t Membership::last_collective() const {
   for (const auto& call : calls) {
     if (!call.is_message()) last = std::max(last, call.sequence);
   }
-  return last;
+  const bool forgot_calls = !calls.empty() && calls.front().number > 1;
+  return last == 0 && forgot_calls ? std::numeric_limits<std::uint64_t>::max() : last;
 }
 
 const Call* Membership::unfinished() const {
-  if (awaited != 0) return find(awaited);
+  if (awaited != 0) {
+    if (const auto* call = find(awaited)) return call;
+    // Behind the awaited call, which is no longer kept, so that the rank waits for it too.
+    return !calls.empty() && calls.front().number > awaited ? &calls.front() : nullptr;
+  }
   return failed != 0 && failed == issued ? find(failed) : nullptr;
 }
 

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/base/error.h>
+
 #include "observe/stacks.h"
 
 namespace lockstep::observe {
@@ -90,13 +92,18 @@ std::string stacks_text(const ObservedRun& observed) {
     if (rank != ranks.end()) processes.emplace(publication.pid, rank->second->describe());
   }
   Report report;
+  std::string gone;
   for (const auto& [pid, name] : processes) {
-    for (const auto& stack : stacks_of(pid)) {
-      const auto rank = ranks.find(stack.thread);
-      report.add(stack, rank == ranks.end() ? nullptr : rank->second, name);
+    try {
+      for (const auto& stack : stacks_of(pid)) {
+        const auto rank = ranks.find(stack.thread);
+        report.add(stack, rank == ranks.end() ? nullptr : rank->second, name);
+      }
+    } catch (const Error& error) {
+      if (processes.size() == 1) throw;
+      gone += fmt::format("{}: {}\n", name, error.what());
     }
   }
-  std::string gone;
   for (const auto& rank : run.ranks) {
     if (rank.life == Life::dead || rank.life == Life::finished)
       gone +=

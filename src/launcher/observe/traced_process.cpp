@@ -8,11 +8,13 @@
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "base/deadline.h"
 #include "base/host.h"
+#include "base/liveness.h"
 #include "base/throw_error.h"
 #include "observe/processes.h"
 
@@ -23,7 +25,7 @@ namespace {
 constexpr std::chrono::seconds kStopLimit{2};
 
 std::string remedy(int pid, int code) {
-  if (const int tracer = status_number(pid, "TracerPid:"); tracer != 0) {
+  if (const int tracer = status_number(pid, "TracerPid:"); tracer != 0 && tracer != ::getpid()) {
     return fmt::format("process {} traces it, such as a debugger: end that first", tracer);
   }
   const auto yama = number_in<int>("/proc/sys/kernel/yama/ptrace_scope").value_or(0);
@@ -59,8 +61,8 @@ TracedProcess::~TracedProcess() { detach(); }
 // False for a thread that has ended.
 bool TracedProcess::seize(int thread) {
   if (::ptrace(PTRACE_SEIZE, thread, nullptr, nullptr) != 0) {
-    if (errno == ESRCH) return false;
     const int code = errno;
+    if (const char state = state_letter(thread); code == ESRCH || state == 'Z' || state == 'X') return false;
     throw_error<Error>("the threads of process {} cannot be seen: ptrace: {}; {}", pid_, errno_text(code),
                        remedy(pid_, code));
   }

@@ -40,6 +40,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/caller_place.h"
 #include "base/limits.h"
 #include "base/text.h"
 #include "fsdp/parameter_group.h"
@@ -57,6 +58,12 @@ const ShardedParameter* find(const ParameterGroup& group, const Predicate& is_it
     if (whole.defined() && is_it(parameter, whole)) return &parameter;
   }
   return nullptr;
+}
+
+// Whether the parameter's memory is that of its shards.
+bool is_placed(const ShardedParameter& parameter) {
+  const auto whole = parameter.lock_whole();
+  return whole.defined() && intercept::memory_guard_of(whole) != nullptr;
 }
 
 bool is_retrained(const ShardedParameter& parameter, const at::Tensor& whole) {
@@ -95,9 +102,11 @@ void Tree::distribute_outermost(const std::shared_ptr<ParameterGroup>& group) {
   try {
     group->distribute();
   } catch (const std::exception& error) {
+    if (!std::ranges::any_of(group->parameters(), is_placed)) throw;  // nothing has changed
+    const auto cause = with_line(
+        fmt::format("fully_shard() failed: {}", first_line_of(exception_text(error))), group->where());
     const Lock lock(mutex_);
-    failure_ = fmt::format("{} failed: {}; some parameters have no values any more, so build the module anew",
-                           call_text(group->where()), first_line_of(exception_text(error)));
+    failure_ = cause + "; some parameters have no values any more, so build the module anew";
     throw;
   }
 }

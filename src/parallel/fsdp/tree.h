@@ -56,7 +56,7 @@ class Tree : public std::enable_shared_from_this<Tree> {
   void hold(ParameterGroup& group);
   void prefetch(ParameterGroup& group);
   void reshard(ParameterGroup& group);
-  // Throws if an earlier failure left parameters of two steps, or without values.
+  // Throws if an earlier failure left parameters of two steps, or a fully_shard() left some without values.
   void check() const;
   // Throws ArgumentError if the module's parameters are not those that the groups have. The other ranks' next
   // calls in run() fail then.
