@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -171,7 +172,8 @@ class DatasetFolder {
 
   /// Throws DataError naming the path: a folder that cannot be read, a class without files, links in a
   /// circle. Throws ArgumentError for options that exclude each other.
-  DatasetFolder(const std::filesystem::path& root, SampleLoader loader, DatasetFolderOptions options = {});
+  DatasetFolder(const std::filesystem::path& root, SampleLoader loader, DatasetFolderOptions options = {},
+                std::source_location where = std::source_location::current());
 
   std::int64_t size() const;
   /// Transformed samples, stacked, and int64 targets [batch], or what target_transform returns. Throws
@@ -206,7 +208,8 @@ class DatasetFolder {
 /// ToTensor())})`. torchvision: ImageFolder, with `decode_image(mode=RGB)` as its loader.
 class ImageFolder : public DatasetFolder {
  public:
-  explicit ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options = {});
+  explicit ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options = {},
+                       std::source_location where = std::source_location::current());
 };
 
 /// A surface of triangles.

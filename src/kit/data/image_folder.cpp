@@ -6,6 +6,7 @@
 #include <lockstep/data/images.h>
 #include <lockstep/data/vision.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "data/folder_listing.h"
 #include "data/pictures.h"
@@ -42,9 +43,10 @@ DatasetFolder::DatasetFolder(const std::filesystem::path& root, TransformingLoad
       load_(std::move(load)),
       options_(std::move(options)) {}
 
+// A temporary CallerPlace in an initializer lives until the constructor that it calls has ended.
 DatasetFolder::DatasetFolder(const std::filesystem::path& root, SampleLoader loader,
-                             DatasetFolderOptions options)
-    : DatasetFolder(root,
+                             DatasetFolderOptions options, std::source_location where)
+    : DatasetFolder((CallerPlace(where), root),
                     TransformingLoader([loader = std::move(loader), transform = options.transform](
                                            const auto& file, const auto& generator) {
                       auto sample = loader(file);
@@ -53,6 +55,7 @@ DatasetFolder::DatasetFolder(const std::filesystem::path& root, SampleLoader loa
                     options) {
   if (options_.scaled_decoding || options_.apply_exif_orientation ||
       options_.max_pixels != DecodeOptions().max_pixels) {
+    const CallerPlace place(where);
     throw ArgumentError(
         "DatasetFolder: scaled_decoding, apply_exif_orientation and max_pixels are options of ImageFolder");
   }
@@ -92,9 +95,11 @@ Batch DatasetFolder::get_batch(const at::Tensor& indices) const {
                         indices);
 }
 
-ImageFolder::ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options)
+ImageFolder::ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options,
+                         std::source_location where)
     : DatasetFolder(
-          root, TransformingLoader([reading = rgb_reading(options)](const auto& file, const auto& generator) {
+          (CallerPlace(where), root),
+          TransformingLoader([reading = rgb_reading(options)](const auto& file, const auto& generator) {
             return read_picture(file, reading, generator);
           }),
           options) {}
