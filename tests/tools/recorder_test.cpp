@@ -107,6 +107,7 @@ TEST_F(Recorder, ARankThatWasStoppedStaysStopped) {
                        EXPECT_THAT(wait_for(Cause::stopped, pids[0]).ranks, ElementsAre(1));
                        EXPECT_EQ(observe::find_run(std::to_string(pids[1])).read().ranks[1].life,
                                  observe::Life::stopped);
+                       ::kill(pids[0], SIGSTOP);  // it would end with an error at once
                        ::kill(pids[1], SIGKILL);
                        EXPECT_THAT(wait_for(Cause::dead, pids[0]).ranks, ElementsAre(1));
                        end(pids);
