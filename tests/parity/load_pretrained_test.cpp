@@ -93,7 +93,9 @@ TEST(LoadPretrained, ReportsWhatDoesNotFit) {
             "skipped: 1.bias: shape [5] instead of [2]\n");
   EXPECT_TRUE(torch::equal(net[0]->as<Linear>()->weight, state.at("0.weight").as_tensor()));
   const auto error = error_of<CheckpointError>([&] { load_pretrained(net, file); });
-  EXPECT_TRUE(error.starts_with(file + ": Error(s) in loading state_dict for Sequential:")) << error;
+  EXPECT_TRUE(error.starts_with(
+      file + ": Error(s) in loading state_dict for Sequential (at load_pretrained_test.cpp:"))
+      << error;
 }
 
 TEST(LoadPretrained, RefusesFilesWithSeveralStateDictsOrNone) {
