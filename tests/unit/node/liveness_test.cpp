@@ -52,8 +52,7 @@ std::string stat_of(const std::string& name, unsigned flags, unsigned pending) {
 TEST(Liveness, IsDetectedFromThreadFlagsAndPendingSignals) {
   constexpr unsigned kPlain = 0x400040;
   EXPECT_FALSE(is_thread_exiting(stat_of("train", kPlain, 0)));
-  EXPECT_FALSE(is_thread_exiting(stat_of("train", kPlain, 1U << (SIGTERM - 1))))
-      << "which it may catch";
+  EXPECT_FALSE(is_thread_exiting(stat_of("train", kPlain, 1U << (SIGTERM - 1)))) << "which it may catch";
   EXPECT_TRUE(is_thread_exiting(stat_of("train", kPlain, 1U << (SIGKILL - 1))));
   EXPECT_TRUE(is_thread_exiting(stat_of("train", kPlain | 0x4, 0))) << "in exit()";
   EXPECT_TRUE(is_thread_exiting(stat_of("train", kPlain | 0x400, 0))) << "ended by a signal";
@@ -87,8 +86,7 @@ TEST(Liveness, IsDetectedImmediatelyAfterTheKill) {
       while (true) ::getppid();
     });
     ::kill(child.pid(), SIGKILL);
-    EXPECT_TRUE(is_exiting(child.pid()) || is_exiting(child.pid()) ||
-                is_exiting(child.pid()))
+    EXPECT_TRUE(is_exiting(child.pid()) || is_exiting(child.pid()) || is_exiting(child.pid()))
         << "round " << round;
   }
 }
