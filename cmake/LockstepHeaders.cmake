@@ -34,7 +34,8 @@ function(lockstep_decide_headers)
       message(FATAL_ERROR "  The package of ${name} names no folder with its headers: reinstall libfmt-dev and nlohmann-json3-dev, or set ${name}_DIR to another installation.")
     endif()
   endforeach()
-  if(fmt_VERSION VERSION_LESS 9 OR fmt_VERSION VERSION_GREATER_EQUAL 13)
+  if(fmt_VERSION VERSION_LESS 9 OR fmt_VERSION VERSION_GREATER_EQUAL 13
+      OR (fmt_VERSION VERSION_GREATER_EQUAL 11 AND fmt_VERSION VERSION_LESS 11.1)) # 11.0 has not been tried
     add_compile_definitions(FMT_HEADER_ONLY)
   endif()
   message(STATUS "Headers: fmt ${fmt_VERSION} in ${fmt_HEADERS}, nlohmann-json ${nlohmann_json_VERSION} in ${nlohmann_HEADERS}")
