@@ -13,10 +13,10 @@ namespace {
 constexpr std::string_view kThisFile = "src/foundation/base/caller_place.cpp";
 
 // The folder of our sources as the compiler saw it, with a "/" at its end; empty for a path relative to it.
+// This file itself, in which no other is, if the compiler renames it (-fmacro-prefix-map).
 constexpr std::string_view root() {
   const std::string_view file = __FILE__;
-  static_assert(std::string_view(__FILE__).ends_with(kThisFile));
-  return file.substr(0, file.size() - kThisFile.size());
+  return file.ends_with(kThisFile) ? file.substr(0, file.size() - kThisFile.size()) : file;
 }
 
 // A program may have been compiled in a folder of the same name, so that only folders of ours count.
