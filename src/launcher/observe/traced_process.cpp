@@ -8,7 +8,6 @@
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <thread>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -24,8 +23,8 @@ namespace {
 // A thread that sleeps in the kernel without being interruptible, as on a dead network file system, does not stop.
 constexpr std::chrono::seconds kStopLimit{2};
 
-std::string remedy(int pid, int code) {
-  if (const int tracer = status_number(pid, "TracerPid:"); tracer != 0 && tracer != ::getpid()) {
+std::string remedy(int pid, int code, bool is_traced_here) {
+  if (const int tracer = status_number(pid, "TracerPid:"); tracer != 0 && !is_traced_here) {
     return fmt::format("process {} traces it, such as a debugger: end that first", tracer);
   }
   const auto yama = number_in<int>("/proc/sys/kernel/yama/ptrace_scope").value_or(0);
@@ -64,7 +63,7 @@ bool TracedProcess::seize(int thread) {
     const int code = errno;
     if (const char state = state_letter(thread); code == ESRCH || state == 'Z' || state == 'X') return false;
     throw_error<Error>("the threads of process {} cannot be seen: ptrace: {}; {}", pid_, errno_text(code),
-                       remedy(pid_, code));
+                       remedy(pid_, code, !threads_.empty()));
   }
   threads_[thread] = 0;
   ::ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr);
