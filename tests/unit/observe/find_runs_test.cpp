@@ -45,6 +45,9 @@ class PublishingRank {
     entry.dtype = 6;
     entry.dims = 1;
     entry.shape[0] = 8;
+    entry.file.fill('a');
+    entry.file.at(entry.file.size() - 2) = '\xC3';  // half a character
+    entry.file.back() = '\0';
     entry.sequence = 1;
     entry.number = 1;
     status.issued = status.awaited = 1;
@@ -83,6 +86,7 @@ TEST(FindRuns, ReadsTheCallsOfAStoppedRank) {
   EXPECT_EQ(member.group, "seen from outside");
   ASSERT_NE(member.unfinished(), nullptr);
   EXPECT_EQ(member.unfinished()->describe(), "broadcast #1 of Float[8]");
+  EXPECT_EQ(member.unfinished()->file, std::string(59, 'a'));
 }
 
 TEST(FindRuns, ReadsTheCallsOfADeadRankThatOthersHaveMapped) {

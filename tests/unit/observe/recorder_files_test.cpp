@@ -42,11 +42,16 @@ TEST(RecorderFiles, OfAllHostsAreOneRun) {
   other.host = "node4";
   other.ranks[0].rank = 2;
   other.ranks[1].rank = 3;
+  const auto later_start = 1000 * kSecond;  // of the other host, and with it of its clock
+  other.taken_at -= later_start;
+  for (auto& rank : other.ranks)
+    for (auto& call : rank.groups[0].calls) call.issued_at -= later_start;
   observe::write_recorder_files(small_run(), folder.path());
   observe::write_recorder_files(other, folder.path());
   const auto whole = observe::read_recorder_files(folder.path());
   ASSERT_EQ(whole.ranks.size(), 4U);
   EXPECT_EQ(whole.ranks[3].rank, 3);
+  EXPECT_EQ(whole.ranks[2].groups[0].calls[0].issued_at, small_run().ranks[0].groups[0].calls[0].issued_at);
 }
 
 TEST(RecorderFiles, OfTheFirstFailureStay) {

@@ -122,5 +122,31 @@ TEST(Verdict, AReceiverWaitsForItsSender) {
   EXPECT_THAT(judge(run).text, HasSubstr("recv #1 of Float[4] from rank 1 at train.cpp:40"));
 }
 
+// Numbered from `first`, as many as a rank keeps.
+std::vector<observe::Call> calls_from(std::uint64_t first, const std::string& name) {
+  std::vector<observe::Call> calls;
+  for (std::uint64_t i = 0; i < 64; ++i) {
+    calls.push_back(call(i + 1, 3, name));
+    calls.back().number = first + i;
+    calls.back().peer = 0;
+  }
+  return calls;
+}
+
+TEST(Verdict, ARankWaitsForACallThatItNoLongerKeeps) {
+  auto waiting = member(0, 2, calls_from(2, "all_reduce"), true);
+  waiting.awaited = 1;
+  const auto verdict = judge(run_of({{waiting}, {member(1, 2, {}, false)}}));
+  EXPECT_EQ(verdict.cause, Cause::missing);
+  EXPECT_THAT(verdict.ranks, ElementsAre(1));
+}
+
+TEST(Verdict, ARankThatKeepsNoCollectiveIsNotLate) {
+  const auto run = run_of({{member(0, 3, {call(9, 5), call(10, 4)}, true)},
+                           {member(1, 3, calls_from(11, "send"), false)},
+                           {member(2, 3, {call(9, 5)}, false)}});
+  EXPECT_THAT(judge(run).ranks, ElementsAre(2));
+}
+
 }  // namespace
 }  // namespace lockstep::testing
