@@ -75,6 +75,9 @@ std::string faults_of(const Reported& reported, const RankResult& result, std::s
   static const std::regex kLine("([A-Za-z_0-9]+[.](cpp|h)):[0-9]+");
   for (std::sregex_iterator line(err.begin(), err.end(), kLine), end; line != end; ++line)
     faults.expect((*line)[1] == file, "a line of " + (*line)[1].str());
+  static const std::regex kTwoPlaces(
+      "[.](cpp|h):[0-9]+[^\n]*[(]at ");  // a text that names a line gets no other
+  faults.expect(!std::regex_search(err, kTwoPlaces), "two places in one line");
   faults.expect(result.out.find(reported.printed) != std::string::npos, "lost what it had printed");
   const bool renamed = reported.rank_env.contains(static_cast<int>(rank));
   if (failed(result) && !renamed)
