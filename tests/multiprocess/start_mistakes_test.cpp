@@ -35,8 +35,12 @@ const Mistake second_init("SecondInit", {.on_all = {"in a run already", "end the
   const auto again = init();
 });
 
+// Either of them may be the one that gets the port.
 const Mistake same_rank("BothAreRankZero",
-                        {.on_rank1 = {"MASTER_PORT", "RANK"}, .rank_env = {{1, {{"RANK", "0"}}}}}, start);
+                        {.on_all = {"MASTER_PORT", "RANK"},
+                         .once = {"another process has RANK=0 too", "each with its own RANK"},
+                         .rank_env = {{1, {{"RANK", "0"}}}}},
+                        start);
 
 const Mistake rank_too_high("RankIsTheWorldSize",
                             {.on_rank1 = {"rank 2", "0 to 1"}, .rank_env = {{1, {{"RANK", "2"}}}}}, start);

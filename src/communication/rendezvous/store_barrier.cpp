@@ -240,8 +240,8 @@ void store_barrier(c10d::Store& store, int rank, const RankTerms& terms, const D
     wait_limit *= 2;
   }
   throw_error<RendezvousError>(
-      "rank {} of {}: {} did not arrive within {} ms. Were they started, with the same "
-      "MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
+      "rank {} of {}: {} did not arrive within {} ms. Were they started, each with its own RANK and "
+      "with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
       rank, world_size, missing, deadline.timeout().count());
 }
 
