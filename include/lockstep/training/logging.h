@@ -4,10 +4,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -19,6 +23,16 @@ namespace lockstep {
 
 /// Numbers of one step by name: {{"loss", 0.3}, {"accuracy", 0.9}}.
 using Scalars = std::map<std::string, double>;
+
+/// Shows numbers of this rank in `lockstep top`, its metrics and its report, under these names:
+///
+///     lockstep::report({{"loss", loss.item<double>()}, {"perplexity", perplexity}});
+///
+/// Keeps the last value of each name. Costs less than a line of output, so it can be called in every step;
+/// `Tensor::item()` waits for a GPU, however. Does nothing outside of a run. Safe from any thread. Throws
+/// ArgumentError for an empty name, one of more than 39 bytes, and for the 33rd name.
+void report(std::initializer_list<std::pair<std::string_view, double>> numbers,
+            std::source_location where = std::source_location::current());
 
 /// How add_histogram() chooses the bins: "tensorflow" (fixed, exponential), an estimator of NumPy ("auto",
 /// "doane", "fd", "rice", "scott", "sqrt", "sturges"), a number of equal bins, or their edges, ascending.

@@ -54,6 +54,7 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       backend_(std::move(backend)),
       node_group_(std::exchange(info_.node_group, nullptr)),
       membership_(std::exchange(info_.membership, nullptr)) {
+  if (node_group_) node_group_->set_backend(backend_name_);
   if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {
     throw_error<ArgumentError>("{}: ProcessGroupInfo::global_ranks has {} entries", whoami(),
                                info_.global_ranks.size());

@@ -11,6 +11,7 @@
 
 #include "base/caller_place.h"
 #include "base/deadline.h"
+#include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "comm/fingerprint.h"
@@ -64,6 +65,7 @@ void PendingCall::await_device(std::chrono::milliseconds timeout) const {
 }
 
 void PendingCall::wait_on_host(std::chrono::milliseconds timeout) {
+  const PhaseScope phase(Phase::communication);
   group_->log().set_awaited(record_.number);
   try {
     const WithoutPlace record_names_it;

@@ -115,6 +115,11 @@ void NodeGroup::set_global_ranks(std::vector<int> ranks) {
   own_status().job_rank = global_ranks_.at(static_cast<std::size_t>(rank_));
 }
 
+void NodeGroup::set_backend(const std::string& name) {
+  auto& own = own_status().backend;
+  std::copy_n(name.begin(), std::min(name.size(), own.size() - 1), own.begin());
+}
+
 int NodeGroup::ranks_on_own_cores() const {
   const auto& own = own_status().cores;
   return static_cast<int>(std::ranges::count_if(statuses_, [&](const RankStatus* status) {

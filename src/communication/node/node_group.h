@@ -60,6 +60,8 @@ class NodeGroup {
   void set_shown_ranks(std::vector<int> numbers);
   // The ranks' numbers in the job, which messages give too: [rank]. Call it before the first call.
   void set_global_ranks(std::vector<int> ranks);
+  // The backend of the group. Call it before the first call.
+  void set_backend(const std::string& name);
   // The rank that issued the call last; -1 if this is not known (any more).
   int last_to_issue(std::uint64_t number) const;
   // Whether every rank has recorded a call with this number or a later one.

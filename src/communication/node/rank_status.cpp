@@ -20,6 +20,13 @@ const StatusEntry* find_note(const RankStatus& status, std::uint64_t number) {
   return note.number.load(std::memory_order_acquire) == number ? &note : nullptr;
 }
 
+void add_bytes(RankStatus& status, const CallRecord& record) {
+  if (record.dtype == c10::ScalarType::Undefined) return;
+  std::uint64_t bytes = c10::elementSize(record.dtype);
+  for (const auto size : record.shape) bytes *= static_cast<std::uint64_t>(size);
+  status.bytes.store(status.bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+}
+
 constexpr std::int8_t kNone = -1;  // of dtypes and operations
 
 constexpr unsigned kStepBits = 44;  // of step and forwards
@@ -58,6 +65,7 @@ const std::array<char, 61>& FileName::name_of(const char* path) {
 }
 
 void write_entry(RankStatus& status, const CallRecord& record, const CallPlace& place, FileName& file) {
+  add_bytes(status, record);
   auto& note = status.notes[record.number % RankStatus::kNotes];
   note.number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);

@@ -10,6 +10,7 @@
 #include "base/caller_place.h"
 #include "base/launched_rank.h"
 #include "base/process_state.h"
+#include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/memory_overlap.h"
@@ -45,9 +46,11 @@ Run& require_run(const char* caller) {
 }
 
 void enter(Run& run, Scope scope) {
+  const auto& world = run.world();
   if (scope == Scope::thread) {
     thread_run() = &run;
-    set_thread_world(run.world());
+    set_thread_world(world);
+    publish_progress(world.rank, world.size, true);
     return;
   }
   Run* none = nullptr;
@@ -55,18 +58,22 @@ void enter(Run& run, Scope scope) {
     throw ArgumentError(
         "lockstep::init: this process is in a run already; end the first context before a second");
   }
-  set_current_world(run.world());
+  set_current_world(world);
+  publish_progress(world.rank, world.size, false);
 }
 
 void change_world(const Run& run) {
-  if (thread_run() == &run) return set_thread_world(run.world());
-  set_current_world(run.world());
+  const auto& world = run.world();
+  const bool is_thread = thread_run() == &run;
+  is_thread ? set_thread_world(world) : set_current_world(world);
+  publish_progress(world.rank, world.size, is_thread);
 }
 
 void leave(Run& run) noexcept {
   if (thread_run() == &run) {
     thread_run() = nullptr;
     set_thread_world(std::nullopt);
+    end_thread_progress();
   }
   Run* self = &run;
   if (process_run().compare_exchange_strong(self, nullptr)) set_current_world({});

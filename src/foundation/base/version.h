@@ -22,11 +22,13 @@ inline constexpr Format kLauncherMessages{"message between launchers", 6};
 inline constexpr Format kNodeOrders{"order of lockstep run --hosts", 2};
 // What the ranks of one host publish to each other: observe::RankStatus with the entries of the flight recorder,
 // and behind it the layout of the shm backend.
-inline constexpr Format kFlightRecorder{"flight recorder", 2};
+inline constexpr Format kFlightRecorder{"flight recorder", 3};
 inline constexpr Format kSharedMemory{"shared memory", 1};
+// What a rank publishes for the tools alone: RankProgress.
+inline constexpr Format kRankProgress{"rank progress", 1};
 
 // What `lockstep recorder dump` writes for `lockstep recorder analyze`.
-inline constexpr Format kRecorderFiles{"recorder file", 1};
+inline constexpr Format kRecorderFiles{"recorder file", 2};
 
 }  // namespace formats
 

@@ -9,6 +9,7 @@
 
 #include "base/caller_place.h"
 #include "base/launched_rank.h"
+#include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "data/worker_pool.h"
 #include "device/generators.h"
@@ -215,6 +216,7 @@ LoaderBase::LoaderBase(const CallerPlace& /*place*/, std::optional<std::int64_t>
 }
 
 void LoaderBase::set_epoch(std::int64_t epoch) {
+  if (const auto& progress = current_progress()) progress->epoch = epoch;
   progress_.set_epoch(epoch);
   batch_sampler_->set_epoch(epoch);
 }

@@ -9,6 +9,7 @@
 #include <lockstep/data/detail/loader_iteration.h>
 
 #include "base/limits.h"
+#include "base/rank_progress.h"
 #include "data/worker_pool.h"
 #include "intercept/thread_defaults.h"
 
@@ -41,6 +42,18 @@ std::string timeout_text(const WorkerPool& pool, const BatchSlot& slot) LOCKSTEP
 }
 
 }  // namespace
+
+BatchWait::BatchWait() noexcept : progress_(progress_of_trainer()) {
+  if (progress_ != nullptr) enter_phase(*progress_, Phase::data);
+}
+
+BatchWait::~BatchWait() {
+  if (progress_ != nullptr) enter_phase(*progress_, Phase::other);
+}
+
+void BatchWait::count(std::int64_t samples) const noexcept {
+  if (progress_ != nullptr) progress_->samples.fetch_add(static_cast<std::uint64_t>(samples));
+}
 
 LoaderWorkers::LoaderWorkers(const LoaderOptions& options, const WorkerInfo& info)
     : pool_(std::make_shared<WorkerPool>()) {

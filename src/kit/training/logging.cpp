@@ -17,7 +17,9 @@
 #include <lockstep/training/logging.h>
 
 #include "base/atomic_file.h"
+#include "base/caller_place.h"
 #include "base/launched_rank.h"
+#include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "training/append_file.h"
@@ -283,6 +285,17 @@ Logger csv_logger(fs::path file, LoggerOptions options) {
 
 Logger json_lines_logger(fs::path file, LoggerOptions options) {
   return logger_to<JsonLinesLog>(std::move(file), options);
+}
+
+void report(std::initializer_list<std::pair<std::string_view, double>> numbers, std::source_location where) {
+  for (const auto& [name, value] : numbers) {
+    const bool fits = !name.empty() && name.size() <= kNameBytes;
+    if (fits && report_number(name, value)) continue;
+    const CallerPlace place(where);
+    if (fits) throw_error<ArgumentError>("report: \"{}\" is one name too many: a rank reports 32", name);
+    throw_error<ArgumentError>("report: the name \"{}\" has {} bytes; it must have 1 to {}", name,
+                               name.size(), kNameBytes);
+  }
 }
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include <lockstep/training/trainer.h>
 
 #include "base/caller_place.h"
+#include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "metrics/sum_over_ranks.h"
@@ -262,6 +263,7 @@ void Trainer::report() {
       {"loss", reported_loss_.compute(group_, where_)}, {"lr", lr_}, {"epoch", static_cast<double>(epoch_)}};
   if (grad_norm_) scalars["grad_norm"] = *grad_norm_;
   if (step_ % options_.log_interval == 0) reported_loss_.reset();
+  for (const auto& [name, value] : scalars) report_number(name, value);
   if (bar_) bar_->set_postfix(scalars);
   call_all(on_log_, step_, scalars);
 }

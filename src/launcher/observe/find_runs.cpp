@@ -3,13 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
-#include <cstring>
 #include <fcntl.h>
-#include <functional>
 #include <map>
-#include <set>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,13 +15,10 @@
 
 #include <lockstep/version.h>
 
-#include "base/host.h"
-#include "base/liveness.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
 #include "base/version.h"
-#include "observe/call_names.h"
 
 namespace lockstep::observe {
 namespace {
@@ -33,17 +26,18 @@ namespace {
 using File = decltype(MappedMemory::file);
 
 // Read-only. nullptr if the file is none of ours: memory that can shrink would be a SIGBUS.
-std::shared_ptr<const Segment> map_file(const std::string& path) {
+template <class Layout>
+std::shared_ptr<const Layout> map_file(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status {};
   const int seals = fd ? ::fcntl(fd.get(), F_GET_SEALS) : -1;
   const bool fits = seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && ::fstat(fd.get(), &status) == 0 &&
-                    static_cast<std::size_t>(status.st_size) >= sizeof(Segment);
+                    static_cast<std::size_t>(status.st_size) >= sizeof(Layout);
   if (!fits) return nullptr;
-  void* const memory = ::mmap(nullptr, sizeof(Segment), PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* const memory = ::mmap(nullptr, sizeof(Layout), PROT_READ, MAP_SHARED, fd.get(), 0);
   if (memory == MAP_FAILED) return nullptr;
-  return {static_cast<const Segment*>(memory),
-          [](const Segment* mapped) { ::munmap(const_cast<Segment*>(mapped), sizeof(Segment)); }};
+  return {static_cast<const Layout*>(memory),
+          [](const Layout* mapped) { ::munmap(const_cast<Layout*>(mapped), sizeof(Layout)); }};
 }
 
 // For a rank that has ended, whose memory others have only mapped. Needs the right to trace the process.
@@ -64,7 +58,7 @@ using Mappings = std::vector<std::pair<const Process*, const MappedMemory*>>;
 std::shared_ptr<const Segment> segment_in(const Mappings& mappings) {
   for (const auto& [process, memory] : mappings) {
     const auto path = open_file_of(process->pid, *memory);
-    if (auto segment = path ? map_file(*path) : nullptr) return segment;
+    if (auto segment = path ? map_file<Segment>(*path) : nullptr) return segment;
   }
   for (const auto& [process, memory] : mappings) {
     if (auto segment = copy_memory(process->pid, memory->address)) return segment;
@@ -77,22 +71,25 @@ std::uint64_t format_of(const Segment& segment) {
   return segment.status.mark.load(std::memory_order_acquire) == kStatusMark ? segment.recorder : 0;
 }
 
-std::string other_format(std::uint64_t number, int pid) {
+std::string other_format(const Format& format, std::uint64_t number, int pid) {
   return fmt::format(
-      "process {} publishes its calls in {} format {}, and this version of Lockstep, {}, reads {}: use the `lockstep` of "
-      "the version with which the program was built",
-      pid, formats::kFlightRecorder.name, number, version(), formats::kFlightRecorder.number);
+      "process {} publishes what it does in {} format {}, and this version of Lockstep, {}, reads {}: use the `lockstep` "
+      "of the version with which the program was built",
+      pid, format.name, number, version(), format.number);
+}
+
+// In another pid namespace the numbers of threads are others, too; the main thread's is the process's.
+int visible_thread(const Process& process, std::int64_t pid, std::int64_t thread) {
+  return thread == pid || process.pid != pid ? process.pid : static_cast<int>(thread);
 }
 
 Publication publication_of(const Mappings& mappings, std::shared_ptr<const RankStatus> status) {
-  Publication publication{.group = mappings.front().second->group, .status = std::move(status)};
+  Publication publication{.group = mappings.front().second->name, .status = std::move(status)};
   for (const auto& [process, memory] : mappings) {
     const auto& own = *publication.status;
     if (process->inner_pid != own.pid) continue;
     publication.pid = process->pid;
-    // In another pid namespace the numbers of threads are others, too; the main thread's is the process's.
-    const bool is_main = own.thread == own.pid || process->pid != own.pid;
-    publication.thread = is_main ? process->pid : static_cast<int>(own.thread);
+    publication.thread = visible_thread(*process, own.pid, own.thread);
   }
   return publication;
 }
@@ -125,8 +122,9 @@ class Runs {
         mappings.emplace_back(&process, &memory);
         const int first = mappings.front().first->pid;
         runs_.join(process.pid, first);
-        groups_.join({memory.group, process.pid}, {memory.group, first});
+        groups_.join({memory.name, process.pid}, {memory.name, first});
       }
+      for (const auto& memory : process.progress) progress_.emplace_back(&process, &memory);
     }
   }
 
@@ -140,24 +138,43 @@ class Runs {
       auto& run = runs[runs_.set_of(pid)];
       for (const auto& [process, memory] : mappings) run.pids.push_back(process->pid);
       if (format != formats::kFlightRecorder.number) {
-        run.problem = other_format(format, pid);
+        run.problem = other_format(formats::kFlightRecorder, format, pid);
         continue;
       }
       run.publications.push_back(publication_of(mappings, {segment, &segment->status}));
-      run.publications.back().group = name_of_group(mappings.front().second->group, pid);
+      run.publications.back().group = name_of_group(mappings.front().second->name, pid);
     }
+    for (const auto& [process, memory] : progress_) add_progress(runs, *process, *memory);
     std::vector<ObservedRun> found;
     for (auto& [root, run] : runs) {
       std::ranges::sort(run.pids);
       run.pids.erase(std::unique(run.pids.begin(), run.pids.end()), run.pids.end());
       run.id = variable_of(run.pids.front(), "TORCHELASTIC_RUN_ID");
       if (run.id == "none") run.id.clear();
+      run.restarts =
+          parse_number<int>(variable_of(run.pids.front(), "TORCHELASTIC_RESTART_COUNT")).value_or(0);
       found.push_back(std::move(run));
     }
     return found;
   }
 
  private:
+  // A process that has ended meanwhile, or that is about to publish, adds nothing.
+  void add_progress(std::map<int, ObservedRun>& runs, const Process& process, const MappedMemory& memory) {
+    const auto path = open_file_of(process.pid, memory);
+    auto progress = path ? map_file<RankProgress>(*path) : nullptr;
+    if (!progress || progress->mark.load(std::memory_order_acquire) != RankProgress::kMark) return;
+    if (progress->pid != process.inner_pid) return;  // that of the process of which it was forked
+    auto& run = runs[runs_.set_of(process.pid)];
+    run.pids.push_back(process.pid);
+    if (progress->format != formats::kRankProgress.number) {
+      run.problem = other_format(formats::kRankProgress, progress->format, process.pid);
+      return;
+    }
+    const int thread = visible_thread(process, progress->pid, progress->thread);
+    run.progress.push_back({std::move(progress), process.pid, thread});
+  }
+
   // With a number from the second group of this name on.
   std::string name_of_group(const std::string& name, int pid) {
     auto& same = names_[name];
@@ -166,6 +183,7 @@ class Runs {
   }
 
   std::map<File, Mappings> mappings_;
+  Mappings progress_;
   Sets<int> runs_;
   Sets<std::pair<std::string, int>> groups_;
   std::map<std::string, std::map<int, std::size_t>> names_;
@@ -180,120 +198,7 @@ std::string describe(const std::vector<ObservedRun>& runs) {
   return text;
 }
 
-// Without a character of UTF-8 that the end has cut.
-std::string text_in(const auto& chars) {
-  std::string text(chars.data(), ::strnlen(chars.data(), chars.size()));
-  if (text.size() + 1 < chars.size()) return text;
-  const auto is_continuation = [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U; };
-  while (!text.empty() && is_continuation(text.back())) text.pop_back();
-  if (!text.empty() && (static_cast<unsigned char>(text.back()) & 0x80U) != 0) text.pop_back();
-  return text;
-}
-
-Call call_of(const StatusEntry& entry, std::uint64_t number) {
-  const auto shown = std::min<std::size_t>(entry.dims, StatusEntry::kDims);
-  const auto contents = text_in(entry.contents);
-  return {.number = number,
-          .sequence = entry.sequence,
-          .name = std::string(name_in(kCallNames, entry.kind)),
-          .dtype = std::string(name_in(kDtypeNames, entry.dtype)),
-          .op = std::string(name_in(kOpNames, entry.op)),
-          .shape = {entry.shape.begin(), entry.shape.begin() + static_cast<std::ptrdiff_t>(shown)},
-          .dims = entry.dims,
-          .peer = entry.peer,
-          .file = text_in(entry.file),
-          .line = entry.line,
-          .contents = entry.index < 0 ? contents : fmt::format("{} {}", contents, entry.index),
-          .issued_at = entry.issued_at};
-}
-
-// Without calls that the rank overwrites meanwhile.
-std::vector<Call> calls_of(const RankStatus& status) {
-  std::vector<Call> calls;
-  for (const auto& entry : status.notes) {
-    const auto number = entry.number.load(std::memory_order_acquire);
-    if (number == 0) continue;
-    auto call = call_of(entry, number);
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (entry.number.load(std::memory_order_relaxed) == number) calls.push_back(std::move(call));
-  }
-  std::ranges::sort(calls, {}, &Call::number);
-  return calls;
-}
-
-Membership membership_of(const Publication& publication) {
-  const auto& status = *publication.status;
-  Membership member{.group = publication.group, .rank = status.rank, .size = status.size};
-  member.completed = status.completed.load(std::memory_order_acquire);
-  member.awaited = status.awaited.load(std::memory_order_acquire);
-  member.failed = status.failed.load(std::memory_order_acquire);
-  member.issued = status.issued.load(std::memory_order_acquire);
-  member.calls = calls_of(status);
-  return member;
-}
-
-Life life_of(const Publication& publication) {
-  if (publication.pid == 0 || is_exiting(publication.pid)) {
-    return publication.status->has_finished.load(std::memory_order_acquire) ? Life::finished : Life::dead;
-  }
-  const char letter = state_letter(publication.thread);
-  if (letter == 'Z' || letter == 'X') return Life::dead;
-  return letter == 'T' || letter == 't' ? Life::stopped : Life::alive;
-}
-
-std::int64_t last_issue(const Membership& member) {
-  return member.calls.empty() ? 0 : member.calls.back().issued_at;
-}
-
-// A group that was formed again leaves memory of the same name behind: the one in use is later.
-void add_membership(Rank& rank, Membership member) {
-  const auto same = std::ranges::find(rank.groups, member.group, &Membership::group);
-  if (same == rank.groups.end()) {
-    rank.groups.push_back(std::move(member));
-  } else if (last_issue(member) > last_issue(*same)) {
-    *same = std::move(member);
-  }
-}
-
-// The number in the job: as a part of the job says it, else that in the largest group.
-void number_ranks(std::vector<Rank>& ranks,
-                  const std::map<std::pair<std::int64_t, std::int64_t>, int>& job_ranks) {
-  for (auto& rank : ranks) {
-    std::ranges::stable_sort(rank.groups, std::greater(), &Membership::size);
-    const auto given = job_ranks.find({rank.pid, rank.thread});
-    rank.rank = given != job_ranks.end() ? given->second : rank.groups.front().rank;
-  }
-  std::ranges::sort(ranks, {}, &Rank::rank);
-}
-
 }  // namespace
-
-Run ObservedRun::read() const {
-  Run run{.id = id, .host = host_name()};
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  run.taken_at = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-  std::map<std::pair<std::int64_t, std::int64_t>, int> job_ranks;
-  for (const auto& publication : publications) {
-    const auto& status = *publication.status;
-    const std::pair key{status.pid, status.thread};
-    auto rank = std::ranges::find_if(run.ranks, [&](const Rank& each) {
-      return std::pair{each.pid, each.thread} == key;
-    });
-    if (rank == run.ranks.end()) {
-      const auto life = life_of(publication);
-      const bool gone = life == Life::dead || life == Life::finished;
-      run.ranks.push_back({.pid = status.pid,
-                           .thread = status.thread,
-                           .life = life,
-                           .activity = gone ? "" : describe_thread(publication.thread)});
-      rank = run.ranks.end() - 1;
-    }
-    if (status.job_rank >= 0) job_ranks[key] = status.job_rank;
-    add_membership(*rank, membership_of(publication));
-  }
-  number_ranks(run.ranks, job_ranks);
-  return run;
-}
 
 std::vector<ObservedRun> find_runs(const std::vector<Process>& processes) { return Runs(processes).take(); }
 
@@ -317,18 +222,14 @@ ObservedRun find_run(const std::string& name) {
   const auto known = runs.empty() ? "" : "; the runs here are:" + describe(runs);
   if (pid) {
     const auto reason = reason_not_to_look(*pid);
-    throw_error<ArgumentError>("{}{}",
-                               reason.empty()
-                                   ? fmt::format("process {} is neither a rank that shares memory with "
-                                                 "other ranks of this host nor above one",
-                                                 *pid)
-                                   : reason,
-                               known);
+    throw_error<ArgumentError>(
+        "{}{}", reason.empty() ? fmt::format("process {} is neither a rank nor above one", *pid) : reason,
+        known);
   }
-  throw_error<ArgumentError>("{} on this host{}",
-                             name.empty() ? "there is no run of this user whose ranks share memory"
-                                          : fmt::format("there is no run {} of this user", name),
-                             known);
+  throw_error<ArgumentError>(
+      "{} on this host{}",
+      name.empty() ? "there is no run of this user" : fmt::format("there is no run {} of this user", name),
+      known);
 }
 
 }  // namespace lockstep::observe

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/rank_progress.h"
 #include "observe/processes.h"
 #include "observe/run.h"
 #include "observe/status_layout.h"
@@ -19,17 +20,26 @@ struct Publication {
   int thread = 0;  // likewise
 };
 
+// How far a rank has come, mapped read-only.
+struct PublishedProgress {
+  std::shared_ptr<const RankProgress> memory{};
+  int pid = 0;  // of the rank as this process sees it
+  int thread = 0;
+};
+
 // A run of this host that can be read at any time: its ranks may be stopped, stuck or dead.
 struct ObservedRun {
   std::string id{};
   std::vector<int> pids{};  // of all processes that have mapped the memory of its ranks
   std::vector<Publication> publications{};
+  std::vector<PublishedProgress> progress{};
+  int restarts = 0;
   std::string problem{};  // why its ranks cannot be read: another version of Lockstep
 
   Run read() const;
 };
 
-// The runs of this user on this host whose ranks share memory: those of which at least two ranks are here.
+// The runs of this user on this host. A rank that shares no memory with another one is a run of its own.
 std::vector<ObservedRun> find_runs(const std::vector<Process>& processes);
 
 // The run that `name` means: the PID of a rank or of a process above it such as its launcher, or the launcher's

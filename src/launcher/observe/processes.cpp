@@ -14,6 +14,7 @@
 
 #include <fmt/format.h>
 
+#include "base/rank_progress.h"
 #include "base/text.h"
 #include "observe/status_layout.h"
 
@@ -22,7 +23,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kMark = std::string("/memfd:") + kMemoryPrefix;
+constexpr std::string_view kMark = "/memfd:lockstep";
+const std::string kGroupMark = std::string("/memfd:") + kMemoryPrefix;
+const std::string kProgressMark = std::string("/memfd:") + kProgressName;
 constexpr std::string_view kDeleted = " (deleted)";
 
 std::string folder_of(int pid) { return fmt::format("/proc/{}", pid); }
@@ -60,20 +63,24 @@ std::optional<MappedMemory> memory_in(const std::string& line) {
   fields >> std::hex >> begin >> dash >> end >> rights >> offset >> major >> dash >> minor >> std::dec >>
       inode;
   if (!fields || offset != 0) return std::nullopt;
-  const auto name = mark + kMark.size();
   return MappedMemory{.file = {makedev(major, minor), inode},
-                      .group = line.substr(name, line.size() - kDeleted.size() - name),
+                      .name = line.substr(mark, line.size() - kDeleted.size() - mark),
                       .address = begin};
 }
 
-std::vector<MappedMemory> memory_of(int pid) {
-  std::vector<MappedMemory> memory;
-  std::ifstream maps(folder_of(pid) + "/maps");
+void find_memory(Process& process) {
+  std::ifstream maps(folder_of(process.pid) + "/maps");
   std::string line;
   while (std::getline(maps, line)) {
-    if (auto mapped = memory_in(line)) memory.push_back(std::move(*mapped));
+    auto mapped = memory_in(line);
+    if (!mapped) continue;
+    if (mapped->name == kProgressMark) {
+      process.progress.push_back(std::move(*mapped));
+    } else if (mapped->name.starts_with(kGroupMark)) {
+      mapped->name.erase(0, kGroupMark.size());
+      process.memory.push_back(std::move(*mapped));
+    }
   }
-  return memory;
 }
 
 std::string user_name(uid_t user) {
@@ -87,10 +94,9 @@ std::vector<Process> own_processes() {
   std::vector<Process> processes;
   for (const int pid : numbers_in("/proc")) {
     if (owner_of(pid) != ::geteuid()) continue;
-    processes.push_back({.pid = pid,
-                         .inner_pid = status_number(pid, "NSpid:"),
-                         .parent = status_number(pid, "PPid:"),
-                         .memory = memory_of(pid)});
+    processes.push_back(
+        {.pid = pid, .inner_pid = status_number(pid, "NSpid:"), .parent = status_number(pid, "PPid:")});
+    find_memory(processes.back());
   }
   return processes;
 }

@@ -12,18 +12,19 @@
 
 namespace lockstep::observe {
 
-// The memory of a rank in a group, as a process has mapped it.
+// The memory of a rank, as a process has mapped it.
 struct MappedMemory {
   std::pair<unsigned long, ino_t> file{};  // device and inode
-  std::string group{};
-  std::uint64_t address = 0;  // in the process
+  std::string name{};                      // of the group; of no meaning in Process::progress
+  std::uint64_t address = 0;               // in the process
 };
 
 struct Process {
   int pid = 0;
   int inner_pid = 0;  // in the innermost pid namespace of the process
   int parent = 0;
-  std::vector<MappedMemory> memory{};  // empty: no rank
+  std::vector<MappedMemory> memory{};    // of ranks in groups
+  std::vector<MappedMemory> progress{};  // a RankProgress for each of its ranks; both empty: no rank
 };
 
 // All processes of this user, those without such memory among them.

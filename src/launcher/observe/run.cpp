@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <span>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -39,17 +40,46 @@ json to_json(const Call& call) {
 json to_json(const Membership& member) {
   json calls = json::array();
   for (const auto& call : member.calls) calls.push_back(to_json(call));
-  return {{"group", member.group},   {"rank", member.rank},           {"size", member.size},
-          {"issued", member.issued}, {"completed", member.completed}, {"awaited", member.awaited},
-          {"failed", member.failed}, {"calls", std::move(calls)}};
+  return {{"group", member.group},    {"rank", member.rank},           {"size", member.size},
+          {"issued", member.issued},  {"completed", member.completed}, {"awaited", member.awaited},
+          {"failed", member.failed},  {"backend", member.backend},     {"bytes", member.bytes},
+          {"calls", std::move(calls)}};
+}
+
+json to_json(const Progress& progress) {
+  json steps = json::array();
+  for (const auto& step : progress.last)
+    steps.push_back({{"number", step.number},
+                     {"ended_at_ns", step.ended_at},
+                     {"spent_ns", step.spent},
+                     {"samples", step.samples}});
+  json memory = json::array();
+  for (const auto& sample : progress.memory)
+    memory.push_back({{"at_ns", sample.at}, {"resident", sample.resident}});
+  return {{"size", progress.size},
+          {"began_at_ns", progress.began_at},
+          {"phase", kPhaseNames.at(static_cast<std::size_t>(progress.phase))},
+          {"phase_since_ns", progress.phase_since},
+          {"phases", kPhaseNames},
+          {"spent_ns", progress.spent},
+          {"steps", progress.steps},
+          {"samples", progress.samples},
+          {"epoch", progress.epoch},
+          {"gathered", progress.gathered},
+          {"last_steps", std::move(steps)},
+          {"memory", std::move(memory)},
+          {"numbers", progress.numbers},
+          {"reading", progress.reading},
+          {"reading_since_ns", progress.reading_since}};
 }
 
 json to_json(const Rank& rank) {
   json groups = json::array();
   for (const auto& member : rank.groups) groups.push_back(to_json(member));
-  return {{"rank", rank.rank},         {"pid", rank.pid},
-          {"thread", rank.thread},     {"life", kLives.at(static_cast<std::size_t>(rank.life))},
-          {"activity", rank.activity}, {"groups", std::move(groups)}};
+  return {{"rank", rank.rank},           {"pid", rank.pid},
+          {"thread", rank.thread},       {"life", kLives.at(static_cast<std::size_t>(rank.life))},
+          {"activity", rank.activity},   {"restarts", rank.restarts},
+          {"groups", std::move(groups)}, {"progress", rank.progress ? to_json(*rank.progress) : json()}};
 }
 
 Call call_from(const json& value) {
@@ -78,8 +108,42 @@ Membership membership_from(const json& value) {
   value.at("completed").get_to(member.completed);
   value.at("awaited").get_to(member.awaited);
   value.at("failed").get_to(member.failed);
+  member.backend = value.value("backend", "");  // not in format 1, like the next one
+  member.bytes = value.value("bytes", std::uint64_t{0});
   for (const auto& call : value.at("calls")) member.calls.push_back(call_from(call));
   return member;
+}
+
+// The place of a name in a list of names.
+std::size_t place_of(std::span<const std::string_view> names, const json& value, std::string_view what) {
+  const auto name = value.get<std::string>();
+  const auto place = std::ranges::find(names, name);
+  if (place == names.end()) throw_error<Error>("the {} \"{}\" is unknown", what, name);
+  return static_cast<std::size_t>(place - names.begin());
+}
+
+Progress progress_from(const json& value) {
+  Progress progress;
+  value.at("size").get_to(progress.size);
+  value.at("began_at_ns").get_to(progress.began_at);
+  progress.phase = static_cast<Phase>(place_of(kPhaseNames, value.at("phase"), "phase"));
+  value.at("phase_since_ns").get_to(progress.phase_since);
+  value.at("spent_ns").get_to(progress.spent);
+  value.at("steps").get_to(progress.steps);
+  value.at("samples").get_to(progress.samples);
+  value.at("epoch").get_to(progress.epoch);
+  value.at("gathered").get_to(progress.gathered);
+  for (const auto& step : value.at("last_steps"))
+    progress.last.push_back({.number = step.at("number"),
+                             .ended_at = step.at("ended_at_ns"),
+                             .spent = step.at("spent_ns"),
+                             .samples = step.at("samples")});
+  for (const auto& sample : value.at("memory"))
+    progress.memory.push_back({.at = sample.at("at_ns"), .resident = sample.at("resident")});
+  value.at("numbers").get_to(progress.numbers);
+  value.at("reading").get_to(progress.reading);
+  value.at("reading_since_ns").get_to(progress.reading_since);
+  return progress;
 }
 
 Rank rank_from(const json& value) {
@@ -87,12 +151,12 @@ Rank rank_from(const json& value) {
   value.at("rank").get_to(rank.rank);
   value.at("pid").get_to(rank.pid);
   value.at("thread").get_to(rank.thread);
-  const auto name = value.at("life").get<std::string>();
-  const auto life = std::ranges::find_if(kLives, [&](std::string_view each) { return each == name; });
-  if (life == kLives.end()) throw_error<Error>("\"life\" of rank {} is unknown", rank.rank);
-  rank.life = static_cast<Life>(life - kLives.begin());
+  rank.life = static_cast<Life>(place_of(kLives, value.at("life"), "life"));
   value.at("activity").get_to(rank.activity);
+  rank.restarts = value.value("restarts", 0);  // not in format 1, like the progress
   for (const auto& member : value.at("groups")) rank.groups.push_back(membership_from(member));
+  const auto progress = value.find("progress");
+  if (progress != value.end() && !progress->is_null()) rank.progress = progress_from(*progress);
   return rank;
 }
 

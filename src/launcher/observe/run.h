@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
+
+#include "base/rank_progress.h"
 
 // A run at one moment, as data.
 
@@ -34,12 +38,14 @@ struct Call {
 // What a rank does in one group.
 struct Membership {
   std::string group{};
+  std::string backend{};        // "shm"
   int rank = 0;                 // in the group
   int size = 0;                 // of the group, or of its part on this host
   std::uint64_t issued = 0;     // number of the last call,
   std::uint64_t completed = 0;  // of the last one known to be complete,
   std::uint64_t awaited = 0;    // of the one that the rank waits for, or 0,
   std::uint64_t failed = 0;     // and of the last one that failed, or 0
+  std::uint64_t bytes = 0;      // of the tensors of all calls until now
   std::vector<Call> calls{};    // the last ones, oldest first
 
   const Call* find(std::uint64_t number) const;
@@ -51,6 +57,37 @@ struct Membership {
   const Call* unfinished() const;
 };
 
+// The end of a step of a rank, and sums until then.
+struct Step {
+  std::uint64_t number = 0;
+  std::int64_t ended_at = 0;
+  PhaseTimes spent{};
+  std::uint64_t samples = 0;
+};
+
+struct MemorySample {
+  std::int64_t at = 0;
+  std::int64_t resident = 0;  // bytes
+};
+
+// How far a rank has come, and what it does. Times are nanoseconds of the host's steady clock.
+struct Progress {
+  int size = 0;  // ranks of the job
+  std::int64_t began_at = 0;
+  Phase phase = Phase::other;
+  std::int64_t phase_since = 0;
+  PhaseTimes spent{};  // until phase_since
+  std::uint64_t steps = 0;
+  std::uint64_t samples = 0;                              // that loaders have given
+  std::int64_t epoch = -1;                                // -1: not set
+  std::int64_t gathered = 0;                              // bytes of sharded parameters that are gathered
+  std::vector<Step> last{};                               // at most 64, oldest first
+  std::vector<MemorySample> memory{};                     // at most 64, oldest first
+  std::vector<std::pair<std::string, double>> numbers{};  // of report(), in the order of their first report
+  std::string reading{};  // the file that a thread has read for the longest; empty: none
+  std::int64_t reading_since = 0;
+};
+
 enum class Life : std::uint8_t { alive, stopped, finished, dead };
 
 struct Rank {
@@ -59,7 +96,9 @@ struct Rank {
   std::int64_t thread = 0;  // equal to pid unless the rank is a thread
   Life life = Life::alive;
   std::string activity{};  // of its thread: "its thread is running"
+  int restarts = 0;        // of the ranks by the launcher before this one
   std::vector<Membership> groups{};
+  std::optional<Progress> progress{};  // nullopt: not known, as of a rank that has ended
 
   // "rank 1 (pid 4711)", "rank 1 (thread 4712 of pid 4711)"
   std::string describe() const;

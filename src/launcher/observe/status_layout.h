@@ -52,11 +52,13 @@ struct RankStatus {
   std::int32_t size = 0;       // of the group, or of its part on this host
   std::int32_t job_rank = -1;  // the rank's number in the job; -1: `rank`
   std::array<char, 64> host = {};
+  std::array<char, 16> backend = {};         // "shm"
   std::array<std::uint64_t, 16> cores = {};  // one bit for each of the first 1024 cores that it may use
   alignas(64) std::atomic<std::uint64_t> issued{0};  // number of the last call issued,
   std::atomic<std::uint64_t> completed{0};           // of the last call known to be complete,
   std::atomic<std::uint64_t> awaited{0};             // of the one that is waited for, or 0,
   std::atomic<std::uint64_t> failed{0};              // and of the last one that failed
+  std::atomic<std::uint64_t> bytes{0};               // of the tensors of all calls
   std::array<StatusEntry, kNotes> notes = {};
   std::atomic<bool> has_finished{false};  // it has left the run without an error
   // How far the rank has come with each object that makes steps on the group: a node::StepProgress.

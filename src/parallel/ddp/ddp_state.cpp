@@ -232,7 +232,7 @@ void DdpState::after_forward(bool sync, const std::vector<at::Tensor>& outputs) 
   if (delayed_ && training) delayed_->prepare(sync);
   if (!reducer_) return;
   reducer_->end_listening();
-  reducer_->clock().end_forward();
+  reducer_->clock().end_forward(training);
   if (training && sync && has_trained_) reducer_->expect_backward(outputs);
 }
 

@@ -62,7 +62,7 @@ class StepRecord {
   void add_to(FSDPStats& stats) const;
 
   void begin_forward() { clock_.begin_forward(); }
-  void end_forward() { clock_.end_forward(); }
+  void end_forward(bool backward_follows) { clock_.end_forward(backward_follows); }
   void end_gradients() { clock_.end_gradients(); }
   // A reduction begins. Returns the time.
   CallTimes::Clock::time_point launch();

@@ -312,7 +312,7 @@ void Tree::begin_backward() {
   if (in_backward()) return;  // also in a pass that is nested in it
   const auto all = living();
   check_module_of(all);
-  calls_.record.end_forward();
+  calls_.record.end_forward(true);
   plan_.end(UsePlan::forward);
   for (const auto& group : all) group->gradients().begin_backward();
   // Autograd destroys the callback, and with it the pass, without a call if the pass throws.

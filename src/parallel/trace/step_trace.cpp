@@ -17,6 +17,24 @@ double milliseconds(StepClock::Clock::duration time) {
 
 }  // namespace
 
+void StepClock::begin_forward() {
+  progress_ = current_progress();
+  if (progress_) claim_phases(*progress_);
+  enter(Phase::forward);
+  forward_ = Clock::now();
+}
+
+void StepClock::end_forward(bool backward_follows) {
+  forward_end_ = Clock::now();
+  first_launch_ = {};
+  enter(backward_follows ? Phase::backward : Phase::other);
+}
+
+void StepClock::end_gradients() {
+  gradients_end_ = Clock::now();
+  enter(Phase::communication);
+}
+
 void StepClock::end_step() {
   const auto now = Clock::now();
   const bool launched = first_launch_ != Clock::time_point{};
@@ -27,6 +45,8 @@ void StepClock::end_step() {
                launched && first_launch_ < gradients_end_ ? milliseconds(gradients_end_ - first_launch_) : 0};
   ++steps_;
   for (const auto part : kParts) sum_.*part += last_.*part;
+  enter(Phase::optimizer);
+  if (progress_) count_step(*progress_, static_cast<std::uint64_t>(steps_));
 }
 
 StepTimes StepClock::mean() const {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,26 +11,27 @@
 #include <lockstep/comm/process_group.h>
 #include <lockstep/nn/wrapped_module.h>
 
+#include "base/rank_progress.h"
 #include "trace/chrome_trace.h"
 
 namespace lockstep::tracing {
 
-// Measures the parts of each step. Always on: it reads the clock a few times a step.
+// Measures the parts of each step, and publishes which one this is. Always on: it reads the clock a few times
+// a step.
 class StepClock {
  public:
   using Clock = std::chrono::steady_clock;
 
-  void begin_forward() { forward_ = Clock::now(); }
-  void end_forward() {
-    forward_end_ = Clock::now();
-    first_launch_ = {};
-  }
+  // By the thread that trains.
+  void begin_forward();
+  // `backward_follows`: false in evaluation.
+  void end_forward(bool backward_follows);
   Clock::time_point launch() {
     const auto now = Clock::now();
     if (first_launch_ == Clock::time_point{}) first_launch_ = now;
     return now;
   }
-  void end_gradients() { gradients_end_ = Clock::now(); }
+  void end_gradients();
   void end_step();
 
   std::int64_t steps() const { return steps_; }
@@ -40,6 +42,11 @@ class StepClock {
   StepTimes mean() const;
 
  private:
+  void enter(Phase phase) {
+    if (progress_) enter_phase(*progress_, phase);
+  }
+
+  std::shared_ptr<RankProgress> progress_;  // of the rank that began the forward
   Clock::time_point forward_;
   Clock::time_point forward_end_;
   Clock::time_point first_launch_;

@@ -109,7 +109,7 @@ TEST(FindRuns, SaysWhyThereIsNoRun) {
   EXPECT_THAT([] { (void)find_run("2147483647"); },
               ThrowsMessage<ArgumentError>(HasSubstr("there is no process 2147483647 on this host")));
   EXPECT_THAT([] { (void)find_run(std::to_string(::getpid())); },
-              ThrowsMessage<ArgumentError>(HasSubstr("is neither a rank that shares memory")));
+              ThrowsMessage<ArgumentError>(HasSubstr("is neither a rank nor above one")));
 }
 
 }  // namespace

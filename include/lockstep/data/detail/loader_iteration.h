@@ -22,6 +22,10 @@
 #include <lockstep/device/device.h>
 #include <lockstep/device/pytree.h>
 
+namespace lockstep {
+struct RankProgress;
+}
+
 namespace lockstep::data {
 
 /// Where a pass over an iterable dataset begins.
@@ -311,6 +315,21 @@ struct IterationSetup {
   std::shared_ptr<LoaderWorkers> workers{};          ///< null: the loop's thread loads each batch
 };
 
+/// Publishes that the thread that trains waits for a batch. A stack variable.
+class BatchWait {
+ public:
+  BatchWait() noexcept;
+  ~BatchWait();
+  BatchWait(const BatchWait&) = delete;
+  BatchWait& operator=(const BatchWait&) = delete;
+
+  /// The batch has `samples`.
+  void count(std::int64_t samples) const noexcept;
+
+ private:
+  RankProgress* progress_;  // nullptr: of another thread, or of no rank
+};
+
 /// One pass over a loader. For one thread.
 template <typename Dataset>
 class LoaderIteration {
@@ -329,10 +348,12 @@ class LoaderIteration {
 
   /// Frees the current batch and loads the next one; batch() is empty at the end.
   void advance(LoaderProgress& progress) {
+    const BatchWait wait;
     batch_.reset();
     auto next = staged_ ? std::exchange(staged_, std::nullopt) : load();
     if (!next) return progress.finish();
     progress.count(next->samples * setup_.shares);
+    wait.count(next->samples);
     if (next->error) std::rethrow_exception(next->error);
     auto& loaded = *next->loaded;
     if constexpr (PyTree<BatchType>) {

@@ -9,6 +9,7 @@
 
 #include "backends/shm/engines.h"
 #include "base/deadline.h"
+#include "base/rank_progress.h"
 #include "base/shared_memory.h"
 #include "base/throw_error.h"
 
@@ -258,11 +259,13 @@ bool Engine::wait_shortly(const Task& call) {
 }
 
 void Engine::wait_until(Wait& wait) {
-  while (true) {
-    if (spin([&] { return is_ready(wait); }) || yield_until_ready(wait)) return;
+  if (spin([&] { return is_ready(wait); })) return;
+  const PhaseScope phase(Phase::communication);  // long waits only: a spin costs no clock
+  while (!yield_until_ready(wait)) {
     nap(wait);
     if (is_ready(wait)) return;
     check_peers(wait);
+    if (spin([&] { return is_ready(wait); })) return;
   }
 }
 

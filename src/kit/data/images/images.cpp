@@ -20,6 +20,7 @@
 #include <lockstep/data/images.h>
 
 #include "base/atomic_file.h"
+#include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/images/codec.h"
@@ -144,6 +145,7 @@ at::Tensor decode_image(const at::Tensor& bytes, const DecodeOptions& options) {
 }
 
 at::Tensor read_file(const std::filesystem::path& file) {
+  const ReadingScope reading(file.native());
   std::error_code error;
   if (std::filesystem::is_directory(file, error)) throw_error<DataError>("{}: is a folder", file.string());
   std::ifstream stream(file, std::ios::binary | std::ios::ate);

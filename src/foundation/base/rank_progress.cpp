@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "base/rank_progress.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fcntl.h>
+#include <new>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/log.h>
+#include <lockstep/base/mutex.h>
+
+#include "base/fork_mark.h"
+#include "base/host.h"
+#include "base/shared_memory.h"
+#include "base/unique_fd.h"
+
+namespace lockstep {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr std::int64_t kMemoryPeriod = 1'000'000'000;  // nanoseconds
+
+template <std::size_t kSize>
+void copy_name(std::array<char, kSize>& target, std::string_view text) {
+  const auto length = std::min(text.size(), kSize - 1);
+  std::memcpy(target.data(), text.data(), length);
+  target.at(length) = '\0';
+}
+
+// Unlike a pointer to the thread's state, it is no other thread's as long as this one runs.
+std::uintptr_t own_mark() {
+  thread_local const char mark = 0;
+  return reinterpret_cast<std::uintptr_t>(&mark);
+}
+
+std::shared_ptr<RankProgress> make_progress(int rank, int size) {
+  auto memory = std::make_shared<SharedMemory>(SharedMemory::create(kProgressName, sizeof(RankProgress)));
+  memory->commit(0, sizeof(RankProgress), "the progress of this rank");
+  auto* const progress = new (memory->data()) RankProgress;
+  progress->pid = ::getpid();
+  progress->thread = ::gettid();
+  progress->rank = rank;
+  progress->size = size;
+  progress->began_at = steady_now();
+  progress->phase_since = progress->began_at;
+  copy_name(progress->host, host_name());
+  progress->mark.store(RankProgress::kMark, std::memory_order_release);
+  return {std::move(memory), progress};
+}
+
+// The one of the process. It is kept until the end, since threads of the process that are no ranks use it.
+struct ProcessProgress {
+  ForkMark mark;
+  std::shared_ptr<RankProgress> progress;
+};
+
+std::atomic<const ProcessProgress*>& process_progress() {
+  static std::atomic<const ProcessProgress*> published{nullptr};
+  return published;
+}
+
+std::shared_ptr<RankProgress>& thread_progress() {
+  thread_local std::shared_ptr<RankProgress> own;
+  return own;
+}
+
+const ProcessProgress* own_process_progress() noexcept {
+  const auto* const own = process_progress().load(std::memory_order_acquire);
+  return own == nullptr || own->mark.is_in_child() ? nullptr : own;
+}
+
+// Bytes of this process in memory, or 0.
+std::int64_t resident_bytes() noexcept {
+  const UniqueFd file(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
+  std::array<char, 128> text{};
+  if (!file || ::read(file.get(), text.data(), text.size() - 1) <= 0) return 0;
+  char* rest = nullptr;
+  std::strtoll(text.data(), &rest, 10);
+  return std::strtoll(rest, nullptr, 10) * ::sysconf(_SC_PAGESIZE);
+}
+
+void sample_memory(RankProgress& progress, std::int64_t now) noexcept {
+  const auto count = progress.memory_samples.load(kRelaxed);
+  const auto size = progress.memory.size();
+  if (count > 0 && now - progress.memory[(count - 1) % size].at.load(kRelaxed) < kMemoryPeriod) return;
+  auto& entry = progress.memory[count % size];
+  entry.at.store(0, kRelaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  entry.resident = resident_bytes();
+  entry.at.store(now, std::memory_order_release);
+  progress.memory_samples.store(count + 1, std::memory_order_release);
+}
+
+}  // namespace
+
+std::int64_t steady_now() noexcept {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void publish_progress(int rank, int size, bool is_thread) {
+  if (const auto& own = current_progress(); own && (is_thread == (own == thread_progress()))) {
+    own->rank = rank;
+    own->size = size;
+    return;
+  }
+  try {
+    auto progress = make_progress(rank, size);
+    claim_phases(*progress);
+    if (is_thread) {
+      thread_progress() = std::move(progress);
+    } else {
+      process_progress().store(new ProcessProgress{{}, std::move(progress)}, std::memory_order_release);
+    }
+  } catch (const std::exception& error) {
+    log(LogLevel::debug, fmt::format("`lockstep top` cannot see this rank: {}", error.what()));
+  }
+}
+
+void end_thread_progress() noexcept { thread_progress().reset(); }
+
+const std::shared_ptr<RankProgress>& current_progress() noexcept {
+  static const std::shared_ptr<RankProgress> kNone;
+  if (const auto& own = thread_progress()) return own;
+  const auto* const process = own_process_progress();
+  return process == nullptr ? kNone : process->progress;
+}
+
+RankProgress* progress_of_trainer() noexcept {
+  auto* const progress = current_progress().get();
+  const bool is_trainer = progress != nullptr && progress->trainer.load(kRelaxed) == own_mark();
+  return is_trainer ? progress : nullptr;
+}
+
+void claim_phases(RankProgress& progress) noexcept { progress.trainer.store(own_mark(), kRelaxed); }
+
+Phase enter_phase(RankProgress& progress, Phase phase) noexcept {
+  const auto now = steady_now();
+  const auto before = progress.phase.load(kRelaxed);
+  const auto changes = progress.changes.load(kRelaxed);
+  progress.changes.store(changes + 1, kRelaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  auto& spent = progress.spent[static_cast<std::size_t>(before)];
+  spent.store(spent.load(kRelaxed) + now - progress.phase_since.load(kRelaxed), kRelaxed);
+  progress.phase_since.store(now, kRelaxed);
+  progress.phase.store(phase, kRelaxed);
+  progress.changes.store(changes + 2, std::memory_order_release);
+  return before;
+}
+
+void count_step(RankProgress& progress, std::uint64_t steps) noexcept {
+  if (steps <= progress.steps.load(kRelaxed)) return;
+  const auto now = steady_now();
+  auto& entry = progress.last_steps[steps % progress.last_steps.size()];
+  entry.number.store(0, kRelaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  entry.ended_at = now;
+  for (std::size_t i = 0; i < kPhases; ++i) entry.spent[i] = progress.spent[i].load(kRelaxed);
+  entry.spent[static_cast<std::size_t>(progress.phase.load(kRelaxed))] +=
+      now - progress.phase_since.load(kRelaxed);
+  entry.samples = progress.samples.load(kRelaxed);
+  entry.number.store(steps, std::memory_order_release);
+  progress.steps.store(steps, std::memory_order_release);
+  sample_memory(progress, now);
+}
+
+PhaseScope::PhaseScope(Phase phase) noexcept : progress_(progress_of_trainer()) {
+  if (progress_ != nullptr) next_ = enter_phase(*progress_, phase);
+}
+
+PhaseScope::~PhaseScope() {
+  if (progress_ != nullptr) enter_phase(*progress_, next_);
+}
+
+ReadingScope::ReadingScope(std::string_view path) noexcept : progress_(current_progress()) {
+  if (!progress_) return;
+  static std::atomic<std::size_t> threads{0};
+  thread_local const std::size_t place = threads++;
+  entry_ = &progress_->reading[place % progress_->reading.size()];
+  auto changes = entry_->changes.load(kRelaxed);
+  // Another thread with this place may be writing.
+  if (changes % 2 == 1 || !entry_->changes.compare_exchange_strong(changes, changes + 1)) {
+    entry_ = nullptr;
+    return;
+  }
+  const auto size = entry_->path.size() - 1;
+  copy_name(entry_->path, path.size() > size ? path.substr(path.size() - size) : path);
+  entry_->since = steady_now();
+  entry_->changes.store(changes + 2, std::memory_order_release);
+}
+
+ReadingScope::~ReadingScope() {
+  if (entry_ == nullptr) return;
+  auto changes = entry_->changes.load(kRelaxed);
+  if (changes % 2 == 1 || !entry_->changes.compare_exchange_strong(changes, changes + 1)) return;
+  entry_->since = 0;
+  entry_->changes.store(changes + 2, std::memory_order_release);
+}
+
+namespace {
+
+RankProgress::Number* find_number(RankProgress& progress, std::string_view name) noexcept {
+  const auto count = progress.number_count.load(std::memory_order_acquire);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto& known = progress.numbers[i].name;
+    if (std::memcmp(known.data(), name.data(), name.size()) == 0 && known[name.size()] == '\0')
+      return &progress.numbers[i];
+  }
+  return nullptr;
+}
+
+RankProgress::Number* add_number(RankProgress& progress, std::string_view name) noexcept {
+  static Mutex mutex;
+  const MutexLock lock(mutex);
+  if (auto* const known = find_number(progress, name)) return known;
+  const auto count = progress.number_count.load(kRelaxed);
+  if (count == progress.numbers.size()) return nullptr;
+  copy_name(progress.numbers[count].name, name);
+  progress.number_count.store(count + 1, std::memory_order_release);
+  return &progress.numbers[count];
+}
+
+}  // namespace
+
+bool report_number(std::string_view name, double value) noexcept {
+  auto* const progress = current_progress().get();
+  if (progress == nullptr) return true;
+  name = name.substr(0, kNameBytes);
+  auto* number = find_number(*progress, name);
+  if (number == nullptr) number = add_number(*progress, name);
+  if (number != nullptr) number->value.store(value, kRelaxed);
+  return number != nullptr;
+}
+
+}  // namespace lockstep
