@@ -23,6 +23,8 @@ using ::testing::HasSubstr;
 using Words = std::vector<std::string>;
 namespace fs = std::filesystem;
 
+constexpr std::chrono::seconds kWatchdog{180};  // programs that train, beside other tests
+
 class Programs : public ::testing::Test {
  protected:
   static Words command(const std::string& program, const Words& flags, int ranks = 2) {
@@ -38,7 +40,7 @@ class Programs : public ::testing::Test {
   }
 
   static std::string finished(const Words& words) {
-    LauncherProcess launcher(words);
+    LauncherProcess launcher(words, {.watchdog = kWatchdog});
     EXPECT_EQ(launcher.finish(), 0) << words[3] << '\n' << launcher.out() << launcher.err();
     return launcher.out();
   }
@@ -57,7 +59,9 @@ class Programs : public ::testing::Test {
 
   // A program that starts without the launcher.
   static LauncherProcess::Options alone(const std::string& program) {
-    return {.env = {{"OMP_NUM_THREADS", "1"}}, .program = std::string(PROGRAM_FOLDER) + "/" + program};
+    return {.watchdog = kWatchdog,
+            .env = {{"OMP_NUM_THREADS", "1"}},
+            .program = std::string(PROGRAM_FOLDER) + "/" + program};
   }
   static std::string run_alone(const std::string& program, const Words& flags) {
     LauncherProcess process(flags, alone(program));

@@ -19,7 +19,7 @@ import guard
 
 # The ranks look for the first node by its name. These names lead to this host without a name service.
 NODES = ("127.0.0.1", "127.0.0.2")
-DEADLINE = 60.0
+DEADLINE = 180.0
 MARKER = "LOCKSTEP_TEST_MARKER"
 
 # Only what works without cgroups, which a container may not have. The shell of salloc is a step because many sites

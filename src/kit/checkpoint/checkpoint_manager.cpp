@@ -7,6 +7,7 @@
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/checkpoint_writer.h"
@@ -284,6 +285,7 @@ CheckpointManager::~CheckpointManager() = default;
 void CheckpointManager::save(std::int64_t step, const Value& contents, std::optional<double> metric,
                              std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const PhaseScope phase(Phase::checkpoint);
   if (step < 0) throw_error<ArgumentError>("CheckpointManager: step {} is below 0", step);
   implementation_->check_group();
   implementation_->writer_->save(step, contents, metric);
@@ -291,6 +293,7 @@ void CheckpointManager::save(std::int64_t step, const Value& contents, std::opti
 
 void CheckpointManager::remove_after(std::int64_t step, std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const PhaseScope phase(Phase::checkpoint);
   auto& own = *implementation_;
   own.check_group();
   own.writer_->drain();
@@ -300,6 +303,7 @@ void CheckpointManager::remove_after(std::int64_t step, std::source_location whe
 
 void CheckpointManager::wait(std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const PhaseScope phase(Phase::checkpoint);
   implementation_->writer_->wait();
 }
 
@@ -308,33 +312,39 @@ std::vector<CheckpointInfo> CheckpointManager::checkpoints() const { return impl
 std::optional<Checkpoint> CheckpointManager::load_latest(const LoadOptions& options,
                                                          std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const PhaseScope phase(Phase::checkpoint);
   return implementation_->load_first_whole(false, options);
 }
 
 std::optional<Checkpoint> CheckpointManager::load_best(const LoadOptions& options,
                                                        std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const PhaseScope phase(Phase::checkpoint);
   return implementation_->load_first_whole(true, options);
 }
 
 Checkpoint CheckpointManager::load(std::int64_t step, const LoadOptions& options,
                                    std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const PhaseScope phase(Phase::checkpoint);
   return implementation_->load(step, options);
 }
 
 std::optional<CheckpointInfo> CheckpointManager::load_latest(Dict& contents, std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const PhaseScope phase(Phase::checkpoint);
   return implementation_->load_first_whole(false, contents);
 }
 
 std::optional<CheckpointInfo> CheckpointManager::load_best(Dict& contents, std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const PhaseScope phase(Phase::checkpoint);
   return implementation_->load_first_whole(true, contents);
 }
 
 CheckpointInfo CheckpointManager::load(std::int64_t step, Dict& contents, std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const PhaseScope phase(Phase::checkpoint);
   return implementation_->load(step, contents);
 }
 

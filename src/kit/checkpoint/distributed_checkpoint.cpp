@@ -13,6 +13,7 @@
 
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
@@ -264,6 +265,7 @@ void Reader::verify(std::size_t share, std::size_t shares) const {
 }
 
 Dict load(const fs::path& folder) {
+  const PhaseScope phase(Phase::checkpoint);
   Dict contents;
   read_again_if_replaced(folder, [&] { contents = Reader(folder).read_all(); });
   return contents;
@@ -301,6 +303,7 @@ void Reader::read_into(const std::string& key, Value& value) const {
 void load(Dict& contents, const fs::path& folder, const std::optional<ProcessGroup>& process_group,
           std::source_location where) {
   const comm::CallSite site(where, "checkpoint");
+  const PhaseScope phase(Phase::checkpoint);
   std::optional<Reader> reader;
   checkpointing::on_every(process_group, [&] {
     reader.emplace(folder);

@@ -33,6 +33,7 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
 #include "base/atomic_file.h"
+#include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "checkpoint/write_metadata.h"
@@ -210,6 +211,7 @@ SaveTicket begin_save(const fs::path& folder, const checkpointing::Group& group,
 void save(const Dict& contents, const fs::path& folder, const SaveOptions& options,
           const std::optional<ProcessGroup>& process_group, std::source_location where) {
   const comm::CallSite site(where, "checkpoint");
+  const PhaseScope phase(Phase::checkpoint);
   DistributedSave saving(contents, process_group, begin_save(folder, process_group, options.sync));
   checkpointing::on_every(process_group, [&] { saving.write(folder, options.sync); });
   checkpointing::on_first(process_group, [&] { saving.commit(folder, options.sync); });
