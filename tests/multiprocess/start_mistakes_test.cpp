@@ -35,6 +35,16 @@ const Mistake second_init("SecondInit", {.on_all = {"in a run already", "end the
   const auto again = init();
 });
 
+const Mistake no_ranks("SpawnOfNoRanks", {.on_all = {"spawn: nprocs is 0", "at least 1"}}, [] {
+  const auto context = init({.timeout = 20s});
+  spawn({.nprocs = 0}, [](int) {});
+});
+
+const Mistake no_threads("SpawnThreadsOfNoRanks", {.on_all = {"spawn_threads: world_size is 0"}}, [] {
+  const auto context = init({.timeout = 20s});
+  spawn_threads(0, [](Context&) {});
+});
+
 // Either of them may be the one that gets the port.
 const Mistake same_rank("BothAreRankZero",
                         {.on_all = {"MASTER_PORT", "RANK"},
