@@ -266,6 +266,19 @@ const Mistake too_many_steps("SchedulerStepsTooOften", {.on_all = {"OneCycleLR",
   for (int epoch = 0; epoch < 3; ++epoch) scheduler.step();
 });
 
+const Mistake too_many_of_the_trainer(
+    "SchedulerOfATrainerStepsTooOften", {.on_all = {"OneCycleLR", "total_steps"}}, [] {
+      const auto context = init({.timeout = 20s});
+      Linear net(1, 1);
+      DistributedDataParallel ddp(net);
+      torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      optim::OneCycleLR scheduler(optimizer, {.max_lr = 0.1, .total_steps = 2});
+      Trainer trainer(ddp, optimizer, {.epochs = 1});
+      trainer.step_scheduler(scheduler);
+      std::vector batches(3, torch::ones({1, 1}));
+      trainer.fit(batches, [&](auto& batch) { return ddp->forward(batch).sum(); });
+    });
+
 namespace tp = tensor_parallel;
 
 const Mistake wrong_features(
@@ -351,6 +364,18 @@ const Mistake negative_norm("NegativeMaxNorm", {.on_all = {"max_norm", "-1"}}, [
   ddp->forward(torch::ones({1, 2})).sum().backward();
   clip_grad_norm_(ddp, -1.0);
 });
+
+const Mistake no_test_set("ErrorOfTheProgramsOwnValidation",
+                          {.on_all = {"there is no test set"}, .place = Place::none}, [] {
+                            const auto context = init({.timeout = 20s});
+                            Linear net(1, 1);
+                            DistributedDataParallel ddp(net);
+                            torch::optim::SGD optimizer(net->parameters(), 0.1);
+                            Trainer trainer(ddp, optimizer, {.epochs = 1});
+                            trainer.on_validate([]() -> Scalars { throw Error("there is no test set"); });
+                            std::vector batches{torch::ones({1, 1})};
+                            trainer.fit(batches, [&](auto& batch) { return ddp->forward(batch).sum(); });
+                          });
 
 const Mistake own_models("TrainerOfAModelThatIsNotWrapped",
                          {.on_all = {"not a DistributedDataParallel", "2 different models"}}, [] {
