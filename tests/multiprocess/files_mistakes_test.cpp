@@ -72,6 +72,55 @@ const Mistake no_images("FolderOfImagesIsMissing", {.on_all = {"/nowhere/train"}
   (void)data::ImageFolder("/nowhere/train");
 });
 
+const Mistake no_digits("FilesOfADatasetAreMissing", {.on_all = {"/nowhere/digits", "download"}}, [] {
+  const auto context = init({.timeout = 20s});
+  (void)data::MNIST("/nowhere/digits");
+});
+
+const Mistake no_number("TableWithAWord", {.on_all = {"table.csv: line 2, column 0", "is not a number"}}, [] {
+  const auto context = init({.timeout = 20s});
+  const TempFolder folder;
+  std::ofstream(folder / "table.csv") << "height,class\ntall,1\n";
+  (void)data::CsvDataset(folder / "table.csv");
+});
+
+const Mistake no_array("ArrayFileIsMissing", {.on_all = {"samples.npy"}}, [] {
+  const auto context = init({.timeout = 20s});
+  (void)data::NumpyDataset("/nowhere/samples.npy", "/nowhere/targets.npy");
+});
+
+const Mistake remote_shards("ShardsOfAnotherHost", {.on_all = {"http://", "local files"}}, [] {
+  const auto context = init({.timeout = 20s});
+  (void)data::WebDataset("http://data/train-{0..3}.tar");
+});
+
+const Mistake beyond_the_end("IndexBeyondTheDataset", {.on_all = {"index 8", "8 samples"}}, [] {
+  const auto context = init({.timeout = 20s});
+  const data::TensorDataset points(torch::ones({8, 1}), torch::ones({8}));
+  (void)points.get_batch(torch::tensor({8}));
+});
+
+const Mistake damaged("DamagedPictureInALoader", {.on_all = {"cat.jpg"}}, [] {
+  const auto context = init({.timeout = 20s});
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "cats");
+  std::ofstream(folder / "cats/cat.jpg") << "no picture";
+  auto loader = data::make_loader(data::ImageFolder(folder.path()), {.num_workers = 1, .distributed = false});
+  for (auto& batch : loader) (void)batch;
+});
+
+const Mistake own_dataset("ErrorOfTheProgramsOwnDataset",
+                          {.on_all = {"row 3 has no label"}, .place = Place::none}, [] {
+                            struct Unlabelled : Numbers {
+                              at::Tensor get_batch(const at::Tensor&) const {
+                                throw DataError("row 3 has no label");
+                              }
+                            };
+                            const auto context = init({.timeout = 20s});
+                            auto loader = data::make_loader(Unlabelled());
+                            for (auto& batch : loader) (void)batch;
+                          });
+
 const Mistake in_a_used_folder("TrainerInAFolderOfAnotherRun", {.on_all = {"resume"}}, [] {
   const auto context = init({.timeout = 20s});
   const TempFolder folder;

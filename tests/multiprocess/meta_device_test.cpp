@@ -214,6 +214,18 @@ const Scenario loads_rows("meta loaded", [] {
 });
 TEST(MetaDevice, LoadsItsRowsOnly) { expect_all_passed(run_ranks(loads_rows)); }
 
+const Scenario failed_to_empty("meta to_empty() failed", [] {
+  const auto context = init({.backend = "shm"});
+  auto net = on_meta(make_linear);
+  const auto sharded = shard_layers(net, {.share_memory = false});
+  EXPECT_NE(error_of<c10::Error>([&] { to_empty(*net, {.device = at::Device(at::kXLA, 0)}); }), "");
+  const auto says_why = AllOf(HasSubstr("to_empty() failed: "), HasSubstr("(at meta_device_test.cpp:"),
+                              HasSubstr("build the module anew"));
+  EXPECT_THAT(error_of<Error>([&] { net->forward(torch::ones({4, 7})); }), says_why);
+  EXPECT_THAT(error_of<Error>([&] { to_empty(*net); }), says_why);
+});
+TEST(MetaDevice, AnErrorSaysThatToEmptyFailed) { expect_all_passed(run_ranks(failed_to_empty)); }
+
 const Scenario meta_pretrained("meta pretrained", [] {
   const auto context = init({.backend = "shm"});
   const TempFolder own;

@@ -70,8 +70,9 @@ std::string faults_of(const Reported& reported, const RankResult& result, std::s
   faults.expect_texts(err, reported.on_all);
   faults.expect_texts(err, own);
   const bool speaks = !reported.on_all.empty() || !own.empty();
-  if (speaks && reported.place == Place::source_line)
-    faults.expect(std::regex_search(err, std::regex(file + ":[0-9]+")), "no line of " + file);
+  if (speaks &&
+      std::regex_search(err, std::regex(file + ":[0-9]+")) != (reported.place == Place::source_line))
+    faults.expect(false, reported.place == Place::none ? "a line of " + file : "no line of " + file);
   static const std::regex kLine("([A-Za-z_0-9]+[.](cpp|h)):[0-9]+");
   for (std::sregex_iterator line(err.begin(), err.end(), kLine), end; line != end; ++line)
     faults.expect((*line)[1] == file, "a line of " + (*line)[1].str());

@@ -20,7 +20,7 @@ enum class Ending : std::uint8_t {
 /// Whether a report names a line of the program.
 enum class Place : std::uint8_t {
   source_line,  ///< the test's own file, with a line
-  none,         ///< LibTorch or the program itself threw, or std::make_shared() called Lockstep
+  none,         ///< no line: LibTorch or the program itself threw, or std::make_shared() called Lockstep
 };
 
 /// What a user reads on stderr.

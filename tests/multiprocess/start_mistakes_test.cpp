@@ -4,7 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <string_view>
+#include <sys/resource.h>
+#include <unistd.h>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -23,6 +26,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
+// Leaves less than the stack of a thread.
+void leave_no_address_space(std::size_t but) {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const auto bytes = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + but;
+  const rlimit limit{.rlim_cur = bytes, .rlim_max = bytes};
+  ::setrlimit(RLIMIT_AS, &limit);
+}
+
 void start() { const auto context = init({.timeout = 2s}); }
 
 const Mistake no_init("ForgottenInit", {.on_all = {"call lockstep::init() first"}}, [] {
@@ -34,6 +46,27 @@ const Mistake second_init("SecondInit", {.on_all = {"in a run already", "end the
   const auto context = init({.timeout = 20s});
   const auto again = init();
 });
+
+const Mistake no_ranks("SpawnOfNoRanks", {.on_all = {"spawn: nprocs is 0", "at least 1"}}, [] {
+  const auto context = init({.timeout = 20s});
+  spawn({.nprocs = 0}, [](int) {});
+});
+
+const Mistake no_threads("SpawnThreadsOfNoRanks", {.on_all = {"spawn_threads: world_size is 0"}}, [] {
+  const auto context = init({.timeout = 20s});
+  spawn_threads(0, [](Context&) {});
+});
+
+// Rank 0 has the store, which ends with it.
+const Mistake no_threads_on_rank_zero("NoThreadsForGlooOnRankZero",
+                                      {.on_all = {"the backend gloo needs", "threads"},
+                                       .on_rank1 = {"rank 0: the backend gloo needs"},
+                                       .world_size = 4},
+                                      [] {
+                                        const auto context = init({.backend = "shm", .timeout = 20s});
+                                        if (context.is_main()) leave_no_address_space(4 << 20);
+                                        (void)context.new_group({0, 1, 2, 3}, {.backend = "gloo"});
+                                      });
 
 // Either of them may be the one that gets the port.
 const Mistake same_rank("BothAreRankZero",

@@ -232,6 +232,98 @@ const Mistake batch_of_one("SyncBatchNormOfOneValue", {.on_all = {"SyncBatchNorm
   layer->forward(torch::ones({1, 2}));
 });
 
+const Mistake statistics_on_one_rank("SyncBatchNormBackwardOnOneRank",
+                                     {.on_rank0 = {"(gradient sums of SyncBatchNorm)", "rank 1", "finished"}},
+                                     [] {
+                                       const auto context = init({.timeout = 20s});
+                                       SyncBatchNorm layer(2);
+                                       const auto x = torch::rand({4, 2}, torch::requires_grad());
+                                       const auto loss = layer->forward(x).sum();
+                                       if (context.is_main()) loss.backward();
+                                     });
+
+const Mistake converted_on_one_rank("ConvertedBatchNormOnOneRank",
+                                    {.on_rank0 = {"(statistics of SyncBatchNorm)", "rank 1", "finished"}},
+                                    [] {
+                                      const auto context = init({.timeout = 20s});
+                                      torch::nn::BatchNorm1d layer(2);
+                                      convert_sync_batchnorm(layer);
+                                      if (context.is_main()) layer->forward(torch::rand({4, 2}));
+                                    });
+
+const Mistake no_step_size("SchedulerWithoutAStepSize", {.on_all = {"StepLR", "'step_size' is 0"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  optim::StepLR scheduler(optimizer, 0);
+});
+
+const Mistake too_many_steps("SchedulerStepsTooOften", {.on_all = {"OneCycleLR", "total_steps"}}, [] {
+  const auto context = init({.timeout = 20s});
+  Linear net(2, 2);
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  optim::OneCycleLR scheduler(optimizer, {.max_lr = 0.1, .total_steps = 2});
+  for (int epoch = 0; epoch < 3; ++epoch) scheduler.step();
+});
+
+const Mistake too_many_of_the_trainer(
+    "SchedulerOfATrainerStepsTooOften", {.on_all = {"OneCycleLR", "total_steps"}}, [] {
+      const auto context = init({.timeout = 20s});
+      Linear net(1, 1);
+      DistributedDataParallel ddp(net);
+      torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      optim::OneCycleLR scheduler(optimizer, {.max_lr = 0.1, .total_steps = 2});
+      Trainer trainer(ddp, optimizer, {.epochs = 1});
+      trainer.step_scheduler(scheduler);
+      std::vector batches(3, torch::ones({1, 1}));
+      trainer.fit(batches, [&](auto& batch) { return ddp->forward(batch).sum(); });
+    });
+
+namespace tp = tensor_parallel;
+
+const Mistake wrong_features(
+    "TensorParallelInputOfAnotherWidth", {.on_all = {"weight (ColwiseParallel)", "1x3", "2 features"}}, [] {
+      const auto context = init({.timeout = 20s});
+      Linear net(2, 4);
+      tp::parallelize_module(*net, init_device_mesh({2}), {{"", tp::ColwiseParallel()}});
+      (void)net->forward(torch::ones({1, 3}));
+    });
+
+const Mistake parallel_on_one_rank(
+    "TensorParallelForwardOnOneRank",
+    {.on_rank0 = {"(parts of a tensor-parallel module)", "rank 1", "finished"}}, [] {
+      const auto context = init({.timeout = 20s});
+      tp::RowParallelLinear net(torch::nn::LinearOptions(4, 2), init_device_mesh({2}));
+      if (context.is_main()) net->forward(torch::ones({1, 2}));
+    });
+
+const Mistake parallel_backward_on_one_rank(
+    "TensorParallelBackwardOnOneRank",
+    {.on_rank0 = {"(parts of a tensor-parallel module)", "rank 1", "finished"}}, [] {
+      const auto context = init({.timeout = 20s});
+      tp::ColumnParallelLinear net(torch::nn::LinearOptions(2, 4), init_device_mesh({2}));
+      const auto loss = net->forward(torch::ones({1, 2}, torch::requires_grad())).sum();
+      if (context.is_main()) loss.backward();
+    });
+
+MixtureOfExpertsOptions two_experts() {
+  return {.dim = 2, .num_experts = 2, .top_k = 1, .mesh = init_device_mesh({2})};
+}
+
+const Mistake wrong_token("TokensOfAnotherWidth", {.on_all = {"MixtureOfExperts", "[..., 2]"}}, [] {
+  const auto context = init({.timeout = 20s});
+  MixtureOfExperts experts(two_experts(), [] { return Linear(2, 2); });
+  (void)experts->forward(torch::ones({1, 3}));
+});
+
+const Mistake experts_on_one_rank("ExpertsBackwardOnOneRank",
+                                  {.on_rank0 = {"all_to_all_single", "rank 1", "finished"}}, [] {
+                                    const auto context = init({.timeout = 20s});
+                                    MixtureOfExperts experts(two_experts(), [] { return Linear(2, 2); });
+                                    const auto loss = experts->forward(torch::ones({1, 2})).output.sum();
+                                    if (context.is_main()) loss.backward();
+                                  });
+
 const Mistake wrong_input("InputOfAnotherWidth",
                           {.on_all = {"cannot be multiplied", "LibTorch threw it"}, .place = Place::none},
                           [] {
@@ -272,6 +364,18 @@ const Mistake negative_norm("NegativeMaxNorm", {.on_all = {"max_norm", "-1"}}, [
   ddp->forward(torch::ones({1, 2})).sum().backward();
   clip_grad_norm_(ddp, -1.0);
 });
+
+const Mistake no_test_set("ErrorOfTheProgramsOwnValidation",
+                          {.on_all = {"there is no test set"}, .place = Place::none}, [] {
+                            const auto context = init({.timeout = 20s});
+                            Linear net(1, 1);
+                            DistributedDataParallel ddp(net);
+                            torch::optim::SGD optimizer(net->parameters(), 0.1);
+                            Trainer trainer(ddp, optimizer, {.epochs = 1});
+                            trainer.on_validate([]() -> Scalars { throw Error("there is no test set"); });
+                            std::vector batches{torch::ones({1, 1})};
+                            trainer.fit(batches, [&](auto& batch) { return ddp->forward(batch).sum(); });
+                          });
 
 const Mistake own_models("TrainerOfAModelThatIsNotWrapped",
                          {.on_all = {"not a DistributedDataParallel", "2 different models"}}, [] {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <source_location>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -31,7 +32,8 @@ struct Batch {
 /// A dataset that returns whole batches. `get_batch` takes an int64 CPU tensor of shape [batch] with values
 /// in 0 .. size()-1 and may return any type, which the loader then yields. A loader with workers calls
 /// get_batch() from several threads, so it must be thread-safe; a get_batch() that only reads the dataset is.
-/// PyTorch: `Dataset.__getitems__`.
+/// Where get_batch() takes a std::source_location behind the indices, as those of Lockstep's datasets do, a loader
+/// passes the line that made the loader, for messages. PyTorch: `Dataset.__getitems__`.
 template <typename D>
 concept BatchDataset = requires(const D& dataset, const at::Tensor& indices) {
   { dataset.size() } -> std::convertible_to<std::int64_t>;
@@ -41,6 +43,16 @@ concept BatchDataset = requires(const D& dataset, const at::Tensor& indices) {
 /// The type of a dataset's batches, which a loader over it yields.
 template <BatchDataset Dataset>
 using BatchOf = std::remove_cvref_t<decltype(std::declval<const Dataset&>().get_batch(at::Tensor()))>;
+
+/// A batch of a dataset; `where` goes to a get_batch() that takes a place.
+template <BatchDataset Dataset>
+BatchOf<Dataset> get_batch_at(const Dataset& dataset, const at::Tensor& indices, std::source_location where) {
+  if constexpr (requires { dataset.get_batch(indices, where); }) {
+    return dataset.get_batch(indices, where);
+  } else {
+    return dataset.get_batch(indices);
+  }
+}
 
 /// The part of an iterable dataset that one pass on one rank reads.
 struct StreamShare {
@@ -66,7 +78,8 @@ concept IterableDataset = !BatchDataset<D> && requires(const D& dataset, const S
 
 /// For get_batch() of your own dataset: throws ArgumentError unless `indices` is an int64 CPU tensor of shape
 /// [batch] with values in 0 .. size-1.
-void check_indices(const at::Tensor& indices, std::int64_t size);
+void check_indices(const at::Tensor& indices, std::int64_t size,
+                   std::source_location where = std::source_location::current());
 
 /// A function of one target: `std::int64_t(std::int64_t)` for classes, or `at::Tensor(const at::Tensor&)`.
 class TargetTransform {
@@ -108,7 +121,8 @@ class TensorDataset {
  public:
   /// `data` [n, ...] and `target` [n, ...] on one device. Throws ArgumentError when their first dimensions
   /// differ.
-  TensorDataset(at::Tensor data, at::Tensor target, SampleTransforms transforms = {});
+  TensorDataset(at::Tensor data, at::Tensor target, SampleTransforms transforms = {},
+                std::source_location where = std::source_location::current());
   /// A copy on `device`, which assembles batches there: only indices are then copied to it.
   TensorDataset to(const c10::Device& device) const {
     return {data_.to(device), target_.to(device), transforms_};
@@ -116,7 +130,8 @@ class TensorDataset {
 
   std::int64_t size() const { return data_.size(0); }
   /// Throws ArgumentError when an index is out of range or the shapes of transformed samples differ.
-  Batch get_batch(const at::Tensor& indices) const;
+  Batch get_batch(const at::Tensor& indices,
+                  std::source_location where = std::source_location::current()) const;
   const at::Tensor& data() const { return data_; }
   const at::Tensor& target() const { return target_; }
 
@@ -150,7 +165,8 @@ class ImageDataset {
   /// `images` uint8 [n, height, width] (one channel) or [n, channels, height, width]; `targets` [n, ...] of
   /// any dtype; both on one device. Throws ArgumentError when their sizes differ, when `normalize` does not
   /// match the channels or divides by zero, and for `normalize` with `transform`.
-  ImageDataset(at::Tensor images, at::Tensor targets, const ImageDatasetOptions& options = {});
+  ImageDataset(at::Tensor images, at::Tensor targets, const ImageDatasetOptions& options = {},
+               std::source_location where = std::source_location::current());
   /// A copy on `device`, which assembles bit-equal batches there: only indices are then copied to it.
   ImageDataset to(const c10::Device& device) const;
 
@@ -158,7 +174,8 @@ class ImageDataset {
   /// float32 [batch, channels, height, width], or what the transform makes of the images, and targets
   /// [batch, ...], newly allocated. Throws ArgumentError when an index is out of range or the shapes of
   /// transformed samples differ.
-  Batch get_batch(const at::Tensor& indices) const;
+  Batch get_batch(const at::Tensor& indices,
+                  std::source_location where = std::source_location::current()) const;
   /// uint8 [n, channels, height, width], as stored.
   const at::Tensor& images() const { return images_; }
   const at::Tensor& targets() const { return targets_; }

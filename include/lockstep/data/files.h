@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <variant>
 #include <vector>
@@ -39,7 +40,8 @@ class CsvDataset : public TensorDataset {
   /// Throws DataError that names line and column: a field is empty or not a number within float32, rows
   /// differ in their number of fields, a quote is not closed, the file has no rows. Throws ArgumentError for
   /// a target column that does not exist or occurs twice, and when no column is left for features.
-  explicit CsvDataset(const std::filesystem::path& file, const CsvDatasetOptions& options = {});
+  explicit CsvDataset(const std::filesystem::path& file, const CsvDatasetOptions& options = {},
+                      std::source_location where = std::source_location::current());
 
   /// The names of the feature columns; empty without a header.
   const std::vector<std::string>& feature_names() const { return feature_names_; }
@@ -65,7 +67,8 @@ at::Tensor load_numpy(const std::filesystem::path& file);
 /// The arrays of an .npz file by name, as numpy.savez or savez_compressed wrote them. An array is mapped like
 /// that of load_numpy() where the file stores it uncompressed and aligned; otherwise it is a copy with a
 /// verified checksum. Throws DataError. numpy: `np.load(file)`.
-std::map<std::string, at::Tensor> load_npz(const std::filesystem::path& file);
+std::map<std::string, at::Tensor> load_npz(const std::filesystem::path& file,
+                                           std::source_location where = std::source_location::current());
 
 /// The names of the two arrays in an .npz file.
 struct NpzNames {
@@ -79,12 +82,13 @@ class NumpyDataset : public TensorDataset {
   /// Two .npy files. Throws DataError as load_numpy(), and ArgumentError when the arrays differ in their
   /// first dimension.
   NumpyDataset(const std::filesystem::path& data, const std::filesystem::path& target,
-               SampleTransforms transforms = {})
-      : TensorDataset(load_numpy(data), load_numpy(target), std::move(transforms)) {}
+               SampleTransforms transforms = {},
+               std::source_location where = std::source_location::current());
   /// One .npz file: `NumpyDataset("digits.npz", {.data = "x_train", .target = "y_train"})`. Reads only these
   /// two arrays. Throws also DataError that lists the arrays of the file when one is missing.
   NumpyDataset(const std::filesystem::path& npz, const NpzNames& names,
-               const SampleTransforms& transforms = {});
+               const SampleTransforms& transforms = {},
+               std::source_location where = std::source_location::current());
 };
 
 struct TokenDatasetOptions {
@@ -113,11 +117,13 @@ class TokenDataset {
  public:
   /// Throws DataError when the file cannot be read, its size is not a multiple of the dtype's, or it is
   /// shorter than context_length + 1 tokens; ArgumentError for other options.
-  explicit TokenDataset(const std::filesystem::path& file, const TokenDatasetOptions& options = {});
+  explicit TokenDataset(const std::filesystem::path& file, const TokenDatasetOptions& options = {},
+                        std::source_location where = std::source_location::current());
 
   std::int64_t size() const { return windows_; }
   /// Throws ArgumentError when an index is out of range.
-  Batch get_batch(const at::Tensor& indices) const;
+  Batch get_batch(const at::Tensor& indices,
+                  std::source_location where = std::source_location::current()) const;
   /// The tokens of the file as a tensor of the dtype and of shape [tokens].
   const at::Tensor& tokens() const { return tokens_; }
 

@@ -64,6 +64,7 @@ class LoaderBase {
              const std::type_info& batch_type, bool is_pytree);
 
   LoaderOptions options_;
+  std::source_location where_;  // of the constructor: errors of passes name it
   std::shared_ptr<BatchSource> batch_sampler_;
   std::optional<World> made_in_;  // whose ranks share the samples
   LoaderProgress progress_;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -65,11 +66,13 @@ class ConcatIndex {
   };
 
   /// Throws ArgumentError when there is no dataset.
-  explicit ConcatIndex(const std::vector<std::int64_t>& sizes);
+  explicit ConcatIndex(const std::vector<std::int64_t>& sizes,
+                       std::source_location where = std::source_location::current());
   const std::vector<std::int64_t>& ends() const { return ends_; }
   /// The shares of a batch, in the order of the datasets; at least one. Throws ArgumentError when an index is
   /// out of range.
-  std::vector<Share> shares(const at::Tensor& indices) const;
+  std::vector<Share> shares(const at::Tensor& indices,
+                            std::source_location where = std::source_location::current()) const;
 
  private:
   std::vector<std::int64_t> ends_;
@@ -78,7 +81,8 @@ class ConcatIndex {
 /// Merges batches, given as the list of tensors of each, and returns the tensors of the merged batch. Throws
 /// ArgumentError when the batches differ in their number of tensors, or in a dtype, device or shape.
 std::vector<at::Tensor> merge_batches(const std::vector<std::vector<at::Tensor>>& batches,
-                                      const std::vector<ConcatIndex::Share>& shares);
+                                      const std::vector<ConcatIndex::Share>& shares,
+                                      std::source_location where = std::source_location::current());
 
 /// Datasets one behind the other: `ConcatDataset both(train, extra)`, or ConcatDataset(std::vector{a, b, c}).
 /// They may have different types but one type of batches. A batch keeps the order of its indices; each
@@ -94,7 +98,9 @@ class ConcatDataset {
  public:
   /// Throws ArgumentError when `datasets` is empty.
   template <BatchDataset Dataset>
-  explicit ConcatDataset(std::vector<Dataset> datasets) : index_(sizes_of(datasets)) {
+  explicit ConcatDataset(std::vector<Dataset> datasets,
+                         std::source_location where = std::source_location::current())
+      : index_(sizes_of(datasets), where) {
     for (auto& dataset : datasets) add(std::move(dataset));
   }
   template <BatchDataset First, BatchDataset... Others>
@@ -110,15 +116,16 @@ class ConcatDataset {
   const std::vector<std::int64_t>& cumulative_sizes() const { return index_.ends(); }
   /// Throws ArgumentError when an index is out of range, and when the batches of two datasets differ in their
   /// number of tensors, or in a dtype, device or shape.
-  BatchType get_batch(const at::Tensor& indices) const {
-    const auto shares = index_.shares(indices);
+  BatchType get_batch(const at::Tensor& indices,
+                      std::source_location where = std::source_location::current()) const {
+    const auto shares = index_.shares(indices, where);
     std::vector<BatchType> batches;
-    for (const auto& share : shares) batches.push_back(get_batch_of_[share.dataset](share.indices));
+    for (const auto& share : shares) batches.push_back(get_batch_of_[share.dataset](share.indices, where));
     auto merged = std::move(batches.front());
     if (shares.size() > 1) {
       std::vector<std::vector<at::Tensor>> parts{tensors_of(merged)};
       for (std::size_t i = 1; i < batches.size(); ++i) parts.push_back(tensors_of(batches[i]));
-      replace_tensors(merged, merge_batches(parts, shares));
+      replace_tensors(merged, merge_batches(parts, shares, where));
     }
     return merged;
   }
@@ -136,11 +143,13 @@ class ConcatDataset {
     static_assert(std::same_as<BatchOf<Dataset>, BatchType>,
                   "The datasets of a ConcatDataset should have the same type of batches.");
     get_batch_of_.push_back([dataset = std::make_shared<const Dataset>(std::move(dataset))](
-                                const at::Tensor& indices) { return dataset->get_batch(indices); });
+                                const at::Tensor& indices, std::source_location where) {
+      return get_batch_at(*dataset, indices, where);
+    });
   }
 
   ConcatIndex index_;
-  std::vector<std::function<BatchType(const at::Tensor&)>> get_batch_of_;
+  std::vector<std::function<BatchType(const at::Tensor&, std::source_location)>> get_batch_of_;
 };
 
 template <BatchDataset Dataset>
@@ -155,21 +164,24 @@ template <BatchDataset Dataset>
 class Subset {
  public:
   /// `indices` int64 [n] on the CPU. Throws ArgumentError when one is not in 0 .. dataset.size()-1.
-  Subset(Dataset dataset, at::Tensor indices)
-      : Subset(std::make_shared<const Dataset>(std::move(dataset)), std::move(indices)) {}
-  Subset(Dataset dataset, const std::vector<std::int64_t>& indices)
-      : Subset(std::move(dataset), at::tensor(indices, at::kLong)) {}
+  Subset(Dataset dataset, at::Tensor indices, std::source_location where = std::source_location::current())
+      : Subset(std::make_shared<const Dataset>(std::move(dataset)), std::move(indices), where) {}
+  Subset(Dataset dataset, const std::vector<std::int64_t>& indices,
+         std::source_location where = std::source_location::current())
+      : Subset(std::move(dataset), at::tensor(indices, at::kLong), where) {}
   /// A subset that shares the dataset with others.
-  Subset(std::shared_ptr<const Dataset> dataset, at::Tensor indices)
+  Subset(std::shared_ptr<const Dataset> dataset, at::Tensor indices,
+         std::source_location where = std::source_location::current())
       : dataset_(std::move(dataset)), indices_(std::move(indices)) {
-    check_indices(indices_, static_cast<std::int64_t>(dataset_->size()));
+    check_indices(indices_, static_cast<std::int64_t>(dataset_->size()), where);
   }
 
   std::int64_t size() const { return indices_.size(0); }
   /// The dataset's batch of these samples. Throws ArgumentError when an index is out of range.
-  auto get_batch(const at::Tensor& indices) const {
-    check_indices(indices, size());
-    return dataset_->get_batch(indices_.index_select(0, indices));
+  BatchOf<Dataset> get_batch(const at::Tensor& indices,
+                             std::source_location where = std::source_location::current()) const {
+    check_indices(indices, size(), where);
+    return get_batch_at(*dataset_, indices_.index_select(0, indices), where);
   }
   const Dataset& dataset() const { return *dataset_; }
   const at::Tensor& indices() const { return indices_; }
@@ -192,7 +204,8 @@ struct SplitSize {
 
 /// The indices of random_split() for a dataset of `size` samples: one int64 tensor per split.
 std::vector<at::Tensor> random_split_indices(std::int64_t size, const std::vector<SplitSize>& lengths,
-                                             const std::optional<at::Generator>& generator = {});
+                                             const std::optional<at::Generator>& generator = {},
+                                             std::source_location where = std::source_location::current());
 
 /// Splits a dataset at random into subsets without common samples: `random_split(dataset, {0.8, 0.2})` or
 /// `random_split(dataset, {50'000, 10'000})`. Fractions add up to 1; each is rounded down, and the samples
@@ -202,10 +215,12 @@ std::vector<at::Tensor> random_split_indices(std::int64_t size, const std::vecto
 /// length is negative.
 template <BatchDataset Dataset>
 std::vector<Subset<Dataset>> random_split(Dataset dataset, const std::vector<SplitSize>& lengths,
-                                          const std::optional<at::Generator>& generator = {}) {
+                                          const std::optional<at::Generator>& generator = {},
+                                          std::source_location where = std::source_location::current()) {
   const auto shared = std::make_shared<const Dataset>(std::move(dataset));
   std::vector<Subset<Dataset>> subsets;
-  for (auto& indices : random_split_indices(static_cast<std::int64_t>(shared->size()), lengths, generator)) {
+  for (auto& indices :
+       random_split_indices(static_cast<std::int64_t>(shared->size()), lengths, generator, where)) {
     subsets.emplace_back(shared, std::move(indices));
   }
   return subsets;
@@ -234,7 +249,8 @@ struct TrainTestIndices {
 /// train_test_split(stratify=labels) for the same sizes. Throws ArgumentError when a class has fewer than 2
 /// samples, a part has fewer samples than there are classes, or a size or the seed is not possible.
 TrainTestIndices stratified_shuffle_split(const at::Tensor& labels,
-                                          const StratifiedSplitOptions& options = {});
+                                          const StratifiedSplitOptions& options = {},
+                                          std::source_location where = std::source_location::current());
 
 struct TrainValSplitOptions {
   double val_fraction = 0.2;  ///< of the samples of each class, rounded down
@@ -258,7 +274,8 @@ struct TrainValIndices {
 /// `targets` [n] on the CPU, of an integer dtype. The choice is that of CPython for the same lists. The files
 /// of an ImageFolder are sorted; a tutorial that takes the order of os.listdir() has another split. Throws
 /// ArgumentError when val_fraction is not between 0 and 1.
-TrainValIndices train_val_split_indices(const at::Tensor& targets, const TrainValSplitOptions& options = {});
+TrainValIndices train_val_split_indices(const at::Tensor& targets, const TrainValSplitOptions& options = {},
+                                        std::source_location where = std::source_location::current());
 
 /// A dataset that knows the targets of all samples, such as ImageFolder: int64 [n].
 template <typename D>
@@ -268,9 +285,10 @@ concept DatasetWithTargets = BatchDataset<D> && requires(const D& dataset) {
 
 /// The subsets for training and for validation of train_val_split_indices().
 template <DatasetWithTargets Dataset>
-std::pair<Subset<Dataset>, Subset<Dataset>> train_val_split(Dataset dataset,
-                                                            const TrainValSplitOptions& options = {}) {
-  auto [train, val] = train_val_split_indices(dataset.targets(), options);
+std::pair<Subset<Dataset>, Subset<Dataset>> train_val_split(
+    Dataset dataset, const TrainValSplitOptions& options = {},
+    std::source_location where = std::source_location::current()) {
+  auto [train, val] = train_val_split_indices(dataset.targets(), options, where);
   const auto shared = std::make_shared<const Dataset>(std::move(dataset));
   return {Subset<Dataset>(shared, std::move(train)), Subset<Dataset>(shared, std::move(val))};
 }

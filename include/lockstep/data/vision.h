@@ -54,7 +54,8 @@ using CIFAROptions = MNISTOptions;
 class MNIST : public ImageDataset {
  public:
   /// Throws DataError naming the folder or file, the problem and the remedy.
-  explicit MNIST(const std::filesystem::path& root, const MNISTOptions& options = {});
+  explicit MNIST(const std::filesystem::path& root, const MNISTOptions& options = {},
+                 std::source_location where = std::source_location::current());
   /// The name of each label. torchvision: `classes`.
   static const std::vector<std::string>& classes();
 };
@@ -65,7 +66,8 @@ class MNIST : public ImageDataset {
 class FashionMNIST : public ImageDataset {
  public:
   /// Throws as MNIST does.
-  explicit FashionMNIST(const std::filesystem::path& root, const MNISTOptions& options = {});
+  explicit FashionMNIST(const std::filesystem::path& root, const MNISTOptions& options = {},
+                        std::source_location where = std::source_location::current());
   static const std::vector<std::string>& classes();
 };
 
@@ -74,7 +76,8 @@ class FashionMNIST : public ImageDataset {
 class KMNIST : public ImageDataset {
  public:
   /// Throws as MNIST does.
-  explicit KMNIST(const std::filesystem::path& root, const MNISTOptions& options = {});
+  explicit KMNIST(const std::filesystem::path& root, const MNISTOptions& options = {},
+                  std::source_location where = std::source_location::current());
   static const std::vector<std::string>& classes();
 };
 
@@ -87,7 +90,8 @@ class KMNIST : public ImageDataset {
 class CIFAR10 : public ImageDataset {
  public:
   /// Throws DataError naming the folder or file, the problem and the remedy.
-  explicit CIFAR10(const std::filesystem::path& root, const CIFAROptions& options = {});
+  explicit CIFAR10(const std::filesystem::path& root, const CIFAROptions& options = {},
+                   std::source_location where = std::source_location::current());
   /// The name of each label. torchvision: `classes`.
   static const std::vector<std::string>& classes();
   /// The label of each name. torchvision: `class_to_idx`.
@@ -99,7 +103,8 @@ class CIFAR10 : public ImageDataset {
 class CIFAR100 : public ImageDataset {
  public:
   /// Throws as CIFAR10 does.
-  explicit CIFAR100(const std::filesystem::path& root, const CIFAROptions& options = {});
+  explicit CIFAR100(const std::filesystem::path& root, const CIFAROptions& options = {},
+                    std::source_location where = std::source_location::current());
   static const std::vector<std::string>& classes();
   static std::map<std::string, std::int64_t> class_to_idx();
 };
@@ -118,11 +123,13 @@ FolderClasses find_classes(const std::filesystem::path& root);
 /// Writes class names by index, {"0": "daisy", "1": "dandelion"}, with the bytes of Python's
 /// `json.dumps(..., indent=4)`. The file appears whole or not at all, also when several ranks write it.
 /// Throws DataError naming the file, and ArgumentError for a name that is not valid UTF-8.
-void write_class_indices(const std::filesystem::path& file, const std::vector<std::string>& classes);
+void write_class_indices(const std::filesystem::path& file, const std::vector<std::string>& classes,
+                         std::source_location where = std::source_location::current());
 
 /// The class names of such a file, by index. Throws DataError naming the file when it is missing, is not
 /// such JSON, or lacks an index.
-std::vector<std::string> read_class_indices(const std::filesystem::path& file);
+std::vector<std::string> read_class_indices(const std::filesystem::path& file,
+                                            std::source_location where = std::source_location::current());
 
 /// The treatment of a file that cannot be decoded: one for which the loader, or the transform, throws
 /// DataError. A file that ImageFolder cannot open or read is always an error.
@@ -179,12 +186,14 @@ class DatasetFolder {
   /// Transformed samples, stacked, and int64 targets [batch], or what target_transform returns. Throws
   /// ArgumentError when an index is out of range or the shapes of the samples differ, and DataError as
   /// `on_unreadable` says.
-  Batch get_batch(const at::Tensor& indices) const;
+  Batch get_batch(const at::Tensor& indices,
+                  std::source_location where = std::source_location::current()) const;
 
   const std::vector<std::string>& classes() const;
   const std::map<std::string, std::int64_t>& class_to_idx() const;
   /// The file of a sample. torchvision: `samples[i][0]`.
-  std::filesystem::path path(std::int64_t index) const;
+  std::filesystem::path path(std::int64_t index,
+                             std::source_location where = std::source_location::current()) const;
   /// The targets of all samples, before target_transform: int64 [size()]. torchvision: `targets`.
   at::Tensor targets() const;
   /// Unreadable files met so far, by all copies.
@@ -229,7 +238,8 @@ Mesh read_off(const std::filesystem::path& file);
 /// with a triangle whose vertex does not exist, without area, or with more than 2^24 triangles, and when
 /// num_points is not positive.
 at::Tensor sample_points(const Mesh& mesh, std::int64_t num_points,
-                         const transforms::OptionalGenerator& generator = {});
+                         const transforms::OptionalGenerator& generator = {},
+                         std::source_location where = std::source_location::current());
 
 /// Moves the center of the points to 0 and scales them into the unit sphere, as the HDF5 files of ModelNet40
 /// were. `points` float32 [n, 3]. PointNet: `pc_normalize`.
@@ -280,11 +290,13 @@ class ModelNet40 {
  public:
   /// Throws DataError naming the folder or the file and the data set: missing, in both forms, damaged, of
   /// other shapes or dtypes. Throws ArgumentError when num_points is not positive.
-  explicit ModelNet40(const std::filesystem::path& root, ModelNet40Options options = {});
+  explicit ModelNet40(const std::filesystem::path& root, ModelNet40Options options = {},
+                      std::source_location where = std::source_location::current());
 
   std::int64_t size() const;
   /// Throws ArgumentError when an index is out of range, and DataError naming a mesh that cannot be read.
-  Batch get_batch(const at::Tensor& indices) const;
+  Batch get_batch(const at::Tensor& indices,
+                  std::source_location where = std::source_location::current()) const;
   /// The name of each target; empty for HDF5 files without shape_names.txt.
   const std::vector<std::string>& classes() const;
   /// The targets of all samples, before target_transform: int64 [size()].

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -73,18 +74,21 @@ class WebDataset {
   /// contents. Throws DataError, which names the shard and the offset, for a damaged shard and for two files
   /// of a sample with one extension, and when there is no sample; ArgumentError for options that exclude each
   /// other.
-  explicit WebDataset(const std::string& urls, WebDatasetOptions options = {});
+  explicit WebDataset(const std::string& urls, WebDatasetOptions options = {},
+                      std::source_location where = std::source_location::current());
   /// Shards in this order; braces have no meaning.
-  explicit WebDataset(std::vector<std::filesystem::path> shards, WebDatasetOptions options = {});
+  explicit WebDataset(std::vector<std::filesystem::path> shards, WebDatasetOptions options = {},
+                      std::source_location where = std::source_location::current());
 
   std::int64_t size() const;
   /// Pictures as uint8 RGB [batch, 3, height, width], or what the transform makes of them, and int64 targets
   /// [batch]; with `decode`, its tensors, stacked. Throws ArgumentError for an index out of range or unequal
   /// shapes, DataError as `on_unreadable` says, and Error when a shard has changed since it was opened.
-  Batch get_batch(const at::Tensor& indices) const;
+  Batch get_batch(const at::Tensor& indices,
+                  std::source_location where = std::source_location::current()) const;
   /// All fields of a sample, as views of the mapped shard. Throws ArgumentError when the index is out of
   /// range.
-  WebSample sample(std::int64_t index) const;
+  WebSample sample(std::int64_t index, std::source_location where = std::source_location::current()) const;
 
   const std::vector<std::filesystem::path>& shards() const;
   /// The number of samples in each shard.
@@ -128,9 +132,11 @@ class ShardSampler : public DistributedSampler {
  public:
   /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1, or shuffle_buffer or pieces is not
   /// positive.
-  explicit ShardSampler(const WebDataset& dataset, ShardSamplerOptions options = {});
+  explicit ShardSampler(const WebDataset& dataset, ShardSamplerOptions options = {},
+                        std::source_location where = std::source_location::current());
   /// For other data in shards, of these sizes.
-  explicit ShardSampler(std::vector<std::int64_t> shard_sizes, ShardSamplerOptions options = {});
+  explicit ShardSampler(std::vector<std::int64_t> shard_sizes, ShardSamplerOptions options = {},
+                        std::source_location where = std::source_location::current());
 
  protected:
   at::Tensor order(std::uint64_t seed) const override;

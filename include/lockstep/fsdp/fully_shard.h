@@ -308,8 +308,8 @@ struct ToEmptyOptions {
 };
 
 /// Gives the parameters and buffers of a module that are on device meta memory on another device: of a
-/// sharded parameter this rank's rows only. Optimizers of the rows stay valid. Collective. PyTorch:
-/// `torch.nn.Module.to_empty`.
+/// sharded parameter this rank's rows only. Optimizers of the rows stay valid. After an error, every use of the
+/// module's parameters throws. Collective. PyTorch: `torch.nn.Module.to_empty`.
 ///
 ///     std::optional<DeviceContext> meta(at::kMeta);
 ///     Net net;
@@ -319,7 +319,8 @@ struct ToEmptyOptions {
 ///     to_empty(*net);
 ///     auto weights = get_model_state_dict(sharded);
 ///     distributed_checkpoint::load(weights, folder, default_group());
-void to_empty(torch::nn::Module& module, const ToEmptyOptions& options = {});
+void to_empty(torch::nn::Module& module, const ToEmptyOptions& options = {},
+              std::source_location where = std::source_location::current());
 
 /// Scales the gradients of all shards of the module so that their norm over all ranks is at most `max_norm`.
 /// Returns the norm before, computed in float64, with the same bits on all ranks. Collective. Ignored

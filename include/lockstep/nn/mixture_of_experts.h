@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -70,7 +73,8 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
  public:
   /// Calls `make_expert` num_experts times on every rank, in the order of the experts, and keeps this rank's.
   /// So ranks that start with one random seed have the experts of one process. Throws ArgumentError.
-  MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options, const std::function<Expert()>& make_expert);
+  MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options, const std::function<Expert()>& make_expert,
+                       std::source_location where = std::source_location::current());
 
   /// `input`: this rank's tokens [..., dim]; their number may differ between ranks. Collective over the mesh,
   /// also without tokens. Throws ArgumentError.
@@ -94,6 +98,7 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
   MixtureOfExpertsOptions options_;
   std::optional<ProcessGroup> group_;
   std::vector<Expert> experts_;  // this rank's
+  std::source_location where_;   // of the constructor: calls and errors of forward() and backward name it
 };
 
 /// A layer of experts, of which each token goes to `top_k`, with expert parallelism over a mesh.
@@ -116,7 +121,19 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
 /// fully_shard() takes experts over the ranks that have the same ones: `fully_shard(*moe->experts, {.mesh =
 /// mesh["dp"]})`, before the rest of the net. Names of parameters are `gate.weight` and `experts.<e>.<name>`,
 /// with e counted over all ranks.
-TORCH_MODULE(MixtureOfExperts);
+class MixtureOfExperts : public torch::nn::ModuleHolder<MixtureOfExpertsImpl> {
+ public:
+  using Impl = MixtureOfExpertsImpl;
+
+  MixtureOfExperts(std::nullptr_t)
+      : torch::nn::ModuleHolder<Impl>(nullptr) {}  // NOLINT: as of LibTorch's holders
+  MixtureOfExperts(std::shared_ptr<Impl> layer)    // NOLINT
+      : torch::nn::ModuleHolder<Impl>(std::move(layer)) {}
+  /// As MixtureOfExpertsImpl's constructor.
+  MixtureOfExperts(const MixtureOfExpertsOptions& options, const std::function<Expert()>& make_expert,
+                   std::source_location where = std::source_location::current())
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(options, make_expert, where)) {}
+};
 
 /// The names, within `module`, of the parameters and buffers of experts that other ranks do not have.
 std::vector<std::string> expert_names(const torch::nn::Module& module);

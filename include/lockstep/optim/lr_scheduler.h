@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,7 +47,7 @@ class LRScheduler {
   /// Advances the schedule. Call it after the optimizer's step(), once per epoch or batch, whichever is the
   /// unit of the arguments. Throws ArgumentError when a rate would not be finite and, for most schedulers,
   /// when a parameter group was added.
-  void step();
+  void step(std::source_location where = std::source_location::current());
   /// The rate of each parameter group. PyTorch: `get_last_lr()`.
   const std::vector<double>& get_last_lr() const;
 
@@ -54,7 +55,7 @@ class LRScheduler {
   /// Loads the entries of the dict, arguments included, as Python does. The rates are in the optimizer's
   /// state dict. Throws CheckpointError that names the entry that does not fit; the scheduler is then
   /// unchanged.
-  void load_state_dict(const Dict& state_dict);
+  void load_state_dict(const Dict& state_dict, std::source_location where = std::source_location::current());
 
  protected:
   explicit LRScheduler(std::shared_ptr<Schedule> schedule);
@@ -70,65 +71,77 @@ using LRLambda = std::function<double(std::int64_t epoch)>;
 /// Sets the rate to the initial rate times `lr_lambda(epoch)`. A list has a function per group. Functions are
 /// not saved. PyTorch: `LambdaLR`.
 struct LambdaLR : LRScheduler {
-  LambdaLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda);
-  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambda);
+  LambdaLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda,
+           std::source_location where = std::source_location::current());
+  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambda,
+           std::source_location where = std::source_location::current());
 };
 
 /// Multiplies the rate by `lr_lambda(epoch)` from epoch 1 on. Functions are as in LambdaLR. PyTorch:
 /// `MultiplicativeLR`.
 struct MultiplicativeLR : LRScheduler {
-  MultiplicativeLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda);
-  MultiplicativeLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambda);
+  MultiplicativeLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda,
+                   std::source_location where = std::source_location::current());
+  MultiplicativeLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambda,
+                   std::source_location where = std::source_location::current());
 };
 
 /// Multiplies the rate by `gamma` every `step_size` epochs. `torch::optim::StepLR` does so a call later.
 /// PyTorch: `StepLR`.
 struct StepLR : LRScheduler {
-  StepLR(torch::optim::Optimizer& optimizer, std::int64_t step_size, double gamma = 0.1);
+  StepLR(torch::optim::Optimizer& optimizer, std::int64_t step_size, double gamma = 0.1,
+         std::source_location where = std::source_location::current());
 };
 
 /// Multiplies the rate by `gamma` at each epoch of `milestones`. PyTorch: `MultiStepLR`.
 struct MultiStepLR : LRScheduler {
-  MultiStepLR(torch::optim::Optimizer& optimizer, std::vector<std::int64_t> milestones, double gamma = 0.1);
+  MultiStepLR(torch::optim::Optimizer& optimizer, std::vector<std::int64_t> milestones, double gamma = 0.1,
+              std::source_location where = std::source_location::current());
 };
 
 /// Multiplies the rate by `factor`, from 0 to 1, until epoch `total_iters`. PyTorch: `ConstantLR`.
 struct ConstantLR : LRScheduler {
   explicit ConstantLR(torch::optim::Optimizer& optimizer, double factor = 1.0 / 3,
-                      std::int64_t total_iters = 5);
+                      std::int64_t total_iters = 5,
+                      std::source_location where = std::source_location::current());
 };
 
 /// Multiplies the rate by a factor that goes from `start_factor`, above 0, to `end_factor` in `total_iters`
 /// epochs. In a SequentialLR it is the linear warm-up. PyTorch: `LinearLR`.
 struct LinearLR : LRScheduler {
   explicit LinearLR(torch::optim::Optimizer& optimizer, double start_factor = 1.0 / 3,
-                    double end_factor = 1.0, std::int64_t total_iters = 5);
+                    double end_factor = 1.0, std::int64_t total_iters = 5,
+                    std::source_location where = std::source_location::current());
 };
 
 /// Multiplies the rate by `gamma` every epoch. PyTorch: `ExponentialLR`.
 struct ExponentialLR : LRScheduler {
-  ExponentialLR(torch::optim::Optimizer& optimizer, double gamma);
+  ExponentialLR(torch::optim::Optimizer& optimizer, double gamma,
+                std::source_location where = std::source_location::current());
 };
 
 /// Lowers the rate to 0 in `total_iters` epochs, as a polynomial of degree `power`. PyTorch: `PolynomialLR`.
 struct PolynomialLR : LRScheduler {
-  explicit PolynomialLR(torch::optim::Optimizer& optimizer, std::int64_t total_iters = 5, double power = 1.0);
+  explicit PolynomialLR(torch::optim::Optimizer& optimizer, std::int64_t total_iters = 5, double power = 1.0,
+                        std::source_location where = std::source_location::current());
 };
 
 /// Lowers the rate to `eta_min` in `T_max` epochs, as half a cosine. PyTorch: `CosineAnnealingLR`.
 struct CosineAnnealingLR : LRScheduler {
-  CosineAnnealingLR(torch::optim::Optimizer& optimizer, std::int64_t T_max, double eta_min = 0.0);
+  CosineAnnealingLR(torch::optim::Optimizer& optimizer, std::int64_t T_max, double eta_min = 0.0,
+                    std::source_location where = std::source_location::current());
 };
 
 /// Half cosines, the first of `T_0` epochs, each next one `T_mult` times as long. PyTorch:
 /// `CosineAnnealingWarmRestarts`.
 struct CosineAnnealingWarmRestarts : LRScheduler {
   CosineAnnealingWarmRestarts(torch::optim::Optimizer& optimizer, std::int64_t T_0, std::int64_t T_mult = 1,
-                              double eta_min = 0.0);
+                              double eta_min = 0.0,
+                              std::source_location where = std::source_location::current());
   using LRScheduler::step;
   /// Goes to an epoch or a fraction of one, such as `epoch + double(batch) / batches`. Throws ArgumentError
   /// below 0.
-  void step(double epoch);
+  void step(double epoch, std::source_location where = std::source_location::current());
 };
 
 /// Options of CyclicLR, with PyTorch's names and defaults.
@@ -149,7 +162,8 @@ struct CyclicLROptions {
 
 /// Cycles the rate between two bounds. PyTorch: `CyclicLR`.
 struct CyclicLR : LRScheduler {
-  CyclicLR(torch::optim::Optimizer& optimizer, CyclicLROptions options);
+  CyclicLR(torch::optim::Optimizer& optimizer, CyclicLROptions options,
+           std::source_location where = std::source_location::current());
 };
 
 /// Options of OneCycleLR, with PyTorch's names and defaults.
@@ -172,14 +186,15 @@ struct OneCycleLROptions {
 /// Raises the rate from max_lr / div_factor to max_lr, then lowers it to almost nothing. step() throws
 /// ArgumentError after total_steps. PyTorch: `OneCycleLR`.
 struct OneCycleLR : LRScheduler {
-  OneCycleLR(torch::optim::Optimizer& optimizer, const OneCycleLROptions& options);
+  OneCycleLR(torch::optim::Optimizer& optimizer, const OneCycleLROptions& options,
+             std::source_location where = std::source_location::current());
 };
 
 /// Anneals the rate to `swa_lr` in `anneal_epochs` epochs, for stochastic weight averaging. The strategy is
 /// "cos" or "linear". PyTorch: `torch.optim.swa_utils.SWALR`.
 struct SWALR : LRScheduler {
   SWALR(torch::optim::Optimizer& optimizer, const PerGroup& swa_lr, std::int64_t anneal_epochs = 10,
-        std::string anneal_strategy = "cos");
+        std::string anneal_strategy = "cos", std::source_location where = std::source_location::current());
 };
 
 /// One scheduler after another: `schedulers[i + 1]` begins at epoch `milestones[i]`. Only the first may
@@ -190,12 +205,14 @@ struct SWALR : LRScheduler {
 ///     optim::SequentialLR scheduler(optimizer, {warmup, cosine}, {5});
 struct SequentialLR : LRScheduler {
   SequentialLR(torch::optim::Optimizer& optimizer, const std::vector<LRScheduler>& schedulers,
-               std::vector<std::int64_t> milestones);
+               std::vector<std::int64_t> milestones,
+               std::source_location where = std::source_location::current());
 };
 
 /// Steps several schedulers of one optimizer, each of which changes the rate. PyTorch: `ChainedScheduler`.
 struct ChainedScheduler : LRScheduler {
-  explicit ChainedScheduler(const std::vector<LRScheduler>& schedulers);
+  explicit ChainedScheduler(const std::vector<LRScheduler>& schedulers,
+                            std::source_location where = std::source_location::current());
 };
 
 /// Options of ReduceLROnPlateau, with PyTorch's names and defaults.
@@ -218,11 +235,12 @@ struct ReduceLROnPlateauOptions {
 class ReduceLROnPlateau {
  public:
   /// Throws ArgumentError for an invalid factor, mode or number of min_lrs.
-  explicit ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceLROnPlateauOptions options = {});
+  explicit ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceLROnPlateauOptions options = {},
+                             std::source_location where = std::source_location::current());
 
   /// Call it after each validation. Throws ArgumentError, as Python does, when a parameter group was added to
   /// the optimizer and min_lrs was given.
-  void step(double metric);
+  void step(double metric, std::source_location where = std::source_location::current());
   /// The rate of each parameter group. PyTorch: `get_last_lr()`.
   const std::vector<double>& get_last_lr() const { return last_lr_; }
   const std::string& mode() const { return mode_; }
@@ -230,7 +248,7 @@ class ReduceLROnPlateau {
   Dict state_dict() const;
   /// Loads the entries of the dict, options included, as Python does. Throws CheckpointError that names the
   /// entry that does not fit; the scheduler is then unchanged.
-  void load_state_dict(const Dict& state_dict);
+  void load_state_dict(const Dict& state_dict, std::source_location where = std::source_location::current());
 
  private:
   void visit_fields(Fields& fields);
@@ -259,6 +277,7 @@ class ReduceLROnPlateau {
 /// (https://arxiv.org/abs/1706.02677), usual with SGD. "sqrt": lr times its square root
 /// (https://arxiv.org/abs/1404.5997), usual with Adam. Both need a warm-up. Throws ArgumentError for another
 /// rule or a world_size below 1.
-double scale_lr(double lr, std::int64_t world_size, const std::string& rule = "linear");
+double scale_lr(double lr, std::int64_t world_size, const std::string& rule = "linear",
+                std::source_location where = std::source_location::current());
 
 }  // namespace lockstep::optim

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -31,6 +32,9 @@ struct SpawnOptions {
   /// Threads that a rank uses within one operator (at::get_num_threads()). Default: the usable cores divided
   /// by the number of ranks; if OMP_NUM_THREADS is set, LibTorch's value for it.
   std::optional<int> threads_per_rank = std::nullopt;
+
+  /// The line that errors of the run name. Default: where the options are written, `spawn({.nprocs = 2}, ...)`.
+  std::source_location where = std::source_location::current();
 };
 
 /// The first rank of spawn() that failed. PyTorch: `torch.multiprocessing.ProcessException`.
@@ -90,7 +94,8 @@ class SpawnContext {
   /// failed, after the others have been stopped; TimeoutError, which names the ranks that still ran, if
   /// SpawnOptions::timeout has passed; LaunchError if the supervisor of the ranks was killed. May be called
   /// again.
-  bool join(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+  bool join(std::optional<std::chrono::milliseconds> timeout = std::nullopt,
+            std::source_location where = std::source_location::current());
 
   /// [i]: pid of rank i.
   const std::vector<int>& pids() const;
@@ -184,6 +189,7 @@ struct SpawnThreadsOptions {
 ///
 /// Throws ArgumentError for a world_size below 1, a wrong number of devices, and in a rank's thread.
 void spawn_threads(int world_size, const std::function<void(Context&)>& body,
-                   const SpawnThreadsOptions& options = {});
+                   const SpawnThreadsOptions& options = {},
+                   std::source_location where = std::source_location::current());
 
 }  // namespace lockstep

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <source_location>
 #include <string>
@@ -118,7 +120,20 @@ class ColumnParallelLinearImpl : public torch::nn::Module {
 
   at::Tensor weight, bias;
 };
-TORCH_MODULE(ColumnParallelLinear);
+class ColumnParallelLinear : public torch::nn::ModuleHolder<ColumnParallelLinearImpl> {
+ public:
+  using Impl = ColumnParallelLinearImpl;
+
+  ColumnParallelLinear(std::nullptr_t)
+      : torch::nn::ModuleHolder<Impl>(nullptr) {}    // NOLINT: as of LibTorch's holders
+  ColumnParallelLinear(std::shared_ptr<Impl> layer)  // NOLINT
+      : torch::nn::ModuleHolder<Impl>(std::move(layer)) {}
+  /// As ColumnParallelLinearImpl's constructor.
+  ColumnParallelLinear(const torch::nn::LinearOptions& options, const DeviceMesh& mesh,
+                       const ColwiseParallel& style = {},
+                       std::source_location where = std::source_location::current())
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(options, mesh, style, where)) {}
+};
 
 /// A Linear as RowwiseParallel cuts it: `weight` [out_features, in_features / size], `bias` [out_features].
 class RowParallelLinearImpl : public torch::nn::Module {
@@ -130,7 +145,20 @@ class RowParallelLinearImpl : public torch::nn::Module {
 
   at::Tensor weight, bias;
 };
-TORCH_MODULE(RowParallelLinear);
+class RowParallelLinear : public torch::nn::ModuleHolder<RowParallelLinearImpl> {
+ public:
+  using Impl = RowParallelLinearImpl;
+
+  RowParallelLinear(std::nullptr_t)
+      : torch::nn::ModuleHolder<Impl>(nullptr) {}  // NOLINT: as of LibTorch's holders
+  RowParallelLinear(std::shared_ptr<Impl> layer)   // NOLINT
+      : torch::nn::ModuleHolder<Impl>(std::move(layer)) {}
+  /// As RowParallelLinearImpl's constructor.
+  RowParallelLinear(const torch::nn::LinearOptions& options, const DeviceMesh& mesh,
+                    const RowwiseParallel& style = {},
+                    std::source_location where = std::source_location::current())
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(options, mesh, style, where)) {}
+};
 
 /// An Embedding as RowwiseParallel cuts it: `weight` [num_embeddings / size, embedding_dim]. Takes whole
 /// indices by default.
@@ -146,7 +174,20 @@ class VocabParallelEmbeddingImpl : public torch::nn::Module {
  private:
   std::shared_ptr<torch::nn::EmbeddingImpl> embedding_;  // not registered; it has the same weight
 };
-TORCH_MODULE(VocabParallelEmbedding);
+class VocabParallelEmbedding : public torch::nn::ModuleHolder<VocabParallelEmbeddingImpl> {
+ public:
+  using Impl = VocabParallelEmbeddingImpl;
+
+  VocabParallelEmbedding(std::nullptr_t)
+      : torch::nn::ModuleHolder<Impl>(nullptr) {}      // NOLINT: as of LibTorch's holders
+  VocabParallelEmbedding(std::shared_ptr<Impl> layer)  // NOLINT
+      : torch::nn::ModuleHolder<Impl>(std::move(layer)) {}
+  /// As VocabParallelEmbeddingImpl's constructor.
+  VocabParallelEmbedding(const torch::nn::EmbeddingOptions& options, const DeviceMesh& mesh,
+                         const RowwiseParallel& style = {.input_layouts = Replicate()},
+                         std::source_location where = std::source_location::current())
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(options, mesh, style, where)) {}
+};
 
 /// The cross entropy of logits that are cut along the classes, without gathering them: three all-reduces of
 /// about one number for each sample. `input`: this rank's part of [classes], [batch, classes] or [batch,

@@ -128,16 +128,16 @@ class Trainer {
   template <typename Scheduler>
   Trainer& step_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
     state_.add(name, scheduler);
-    return on_step([&scheduler](const at::Tensor&) { scheduler.step(); });
+    return on_step([this, &scheduler](const at::Tensor&) { advance(scheduler); });
   }
   template <typename Scheduler>
   Trainer& epoch_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
     state_.add(name, scheduler);
     if constexpr (requires { scheduler.step(); })
-      return on_epoch_end([&scheduler](const Scalars&) { scheduler.step(); });
+      return on_epoch_end([this, &scheduler](const Scalars&) { advance(scheduler); });
     else
       return on_metric("ReduceLROnPlateau", scheduler.mode() == "max",
-                       [&scheduler](double metric) { scheduler.step(metric); });
+                       [this, &scheduler](double metric) { scheduler.step(metric, where_); });
   }
   /// Calls stopping.step() with the number options.metric after each validation, and stops when it returns
   /// true. A run that had stopped so does not train any further after a resume. Throws ArgumentError for
@@ -222,6 +222,15 @@ class Trainer {
   Trainer& add(std::vector<Callback>& callbacks, Callback callback) {
     callbacks.push_back(std::move(callback));
     return *this;
+  }
+
+  template <typename Scheduler>
+  void advance(Scheduler& scheduler) const {
+    if constexpr (requires { scheduler.step(where_); }) {
+      scheduler.step(where_);
+    } else {
+      scheduler.step();
+    }
   }
 
   bool is_over() const;

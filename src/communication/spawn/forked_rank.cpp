@@ -22,6 +22,7 @@
 #include <lockstep/base/world.h>
 #include <lockstep/runtime/default_group.h>
 
+#include "base/caller_place.h"
 #include "base/deadline.h"
 #include "base/env.h"
 #include "base/host.h"
@@ -209,7 +210,8 @@ void run_spawned_rank(const SpawnRequest& request, int rank, pid_t guard, const 
       ::setenv(name.c_str(), value.c_str(), 1);
     }
     runtime::IntraOpThreads::set(threads);
-    forget_worlds();  // the parent's
+    forget_worlds();           // the parent's
+    const WithoutPlace place;  // the line of spawn() is none of the rank's
     request.body(rank);
   } catch (...) {
     record_current_exception(request.state.rank(rank));

@@ -17,6 +17,7 @@
 #include <lockstep/spawn/spawn.h>
 
 #include "backends/registry.h"
+#include "base/caller_place.h"
 #include "base/deadline.h"
 #include "base/env.h"
 #include "base/limits.h"
@@ -157,6 +158,7 @@ void SpawnContext::Run::throw_rank_failure() const {
   const auto& rank = state_.rank(outcome.rank);
   const auto who = fmt::format("rank {} of {} (process {})", outcome.rank, options_.nprocs, rank.pid.load());
   if (outcome.kind == spawning::SpawnOutcome::Kind::raised) {
+    const WithoutPlace place;  // the text is the program's
     throw RankRaised(fmt::format("{} threw {}: {}", who, rank.type.get(), rank.text.get()), outcome.rank,
                      rank.pid, rank.type.get(), rank.text.get());
   }
@@ -175,7 +177,8 @@ SpawnContext::~SpawnContext() = default;
 SpawnContext::SpawnContext(SpawnContext&&) noexcept = default;
 SpawnContext& SpawnContext::operator=(SpawnContext&&) noexcept = default;
 
-bool SpawnContext::join(std::optional<std::chrono::milliseconds> timeout) {
+bool SpawnContext::join(std::optional<std::chrono::milliseconds> timeout, std::source_location where) {
+  const CallerPlace place(where);
   if (!run_->wait(timeout)) return false;
   run_->throw_failure();
   return true;
@@ -188,10 +191,11 @@ int gpu_count() { return machine::visible_gpus(); }
 namespace spawning {
 
 SpawnContext spawn_ranks(const SpawnOptions& options, const std::function<void(int)>& body) {
+  const CallerPlace place(options.where);
   check_spawn_options(options);
   prepare_to_fork();
   SpawnContext context(std::make_unique<SpawnContext::Run>(options, body));
-  if (options.join) context.join();
+  if (options.join) context.join(std::nullopt, options.where);
   return context;
 }
 
@@ -241,6 +245,7 @@ class FirstFailure {
   void rethrow(int world_size) const {
     const MutexLock lock(mutex_);
     if (!error_) return;
+    const WithoutPlace place;  // the text is that of the rank
     try {
       std::rethrow_exception(error_);
     } catch (const std::exception& error) {
@@ -337,7 +342,8 @@ void check_options(int world_size, const SpawnThreadsOptions& options) {
 }  // namespace spawning
 
 void spawn_threads(int world_size, const std::function<void(Context&)>& body,
-                   const SpawnThreadsOptions& options) {
+                   const SpawnThreadsOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   using namespace spawning;
   check_options(world_size, options);
   if (options.caching_cpu_allocator) enable_caching_cpu_allocator();

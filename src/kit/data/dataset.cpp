@@ -7,6 +7,7 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/device/device.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "data/sample_batches.h"
 
@@ -71,7 +72,8 @@ at::Tensor byte_values(std::int64_t channels, const std::optional<Normalize>& no
 
 }  // namespace
 
-void check_indices(const at::Tensor& indices, std::int64_t size) {
+void check_indices(const at::Tensor& indices, std::int64_t size, std::source_location where) {
+  const CallerPlace place(where);
   if (!indices.device().is_cpu() || indices.scalar_type() != at::kLong || indices.dim() != 1) {
     throw ArgumentError("get_batch: indices should be a 1-dimensional int64 tensor on the CPU");
   }
@@ -86,21 +88,26 @@ void check_indices(const at::Tensor& indices, std::int64_t size) {
   }
 }
 
-TensorDataset::TensorDataset(at::Tensor data, at::Tensor target, SampleTransforms transforms)
+TensorDataset::TensorDataset(at::Tensor data, at::Tensor target, SampleTransforms transforms,
+                             std::source_location where)
     : data_(std::move(data)), target_(std::move(target)), transforms_(std::move(transforms)) {
+  const CallerPlace place(where);
   check_pair("TensorDataset", data_, target_);
 }
 
-Batch TensorDataset::get_batch(const at::Tensor& indices) const {
+Batch TensorDataset::get_batch(const at::Tensor& indices, std::source_location where) const {
+  const CallerPlace place(where);
   check_indices(indices, size());
   const auto chosen = indices_for(data_, indices);
   return transformed({.data = data_.index_select(0, chosen), .target = target_.index_select(0, chosen)},
                      indices, transforms_);
 }
 
-ImageDataset::ImageDataset(at::Tensor images, at::Tensor targets, const ImageDatasetOptions& options)
+ImageDataset::ImageDataset(at::Tensor images, at::Tensor targets, const ImageDatasetOptions& options,
+                           std::source_location where)
     : targets_(std::move(targets)),
       transforms_{.transform = options.transform, .target_transform = options.target_transform} {
+  const CallerPlace place(where);
   check_pair("ImageDataset", images, targets_);
   if (options.transform && options.normalize) {
     throw ArgumentError(
@@ -116,7 +123,8 @@ ImageDataset ImageDataset::to(const c10::Device& device) const {
   return moved;
 }
 
-Batch ImageDataset::get_batch(const at::Tensor& indices) const {
+Batch ImageDataset::get_batch(const at::Tensor& indices, std::source_location where) const {
+  const CallerPlace place(where);
   check_indices(indices, size());
   const auto chosen = indices_for(images_, indices);
   return transformed({.data = images_of(chosen), .target = targets_.index_select(0, chosen)}, indices,

@@ -15,6 +15,7 @@
 
 #include <lockstep/data/files.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/csv_rows.h"
@@ -204,8 +205,9 @@ CsvDataset::Contents CsvDataset::read(const std::filesystem::path& path, const C
   return contents;
 }
 
-CsvDataset::CsvDataset(const std::filesystem::path& file, const CsvDatasetOptions& options)
-    : CsvDataset(read(file, options),
+CsvDataset::CsvDataset(const std::filesystem::path& file, const CsvDatasetOptions& options,
+                       std::source_location where)
+    : CsvDataset(read((CallerPlace(where), file), options),
                  {.transform = options.transform, .target_transform = options.target_transform}) {}
 
 CsvDataset::CsvDataset(Contents contents, SampleTransforms transforms)
@@ -263,6 +265,12 @@ class NpzFile {
   serialize::ZipReader zip_;
 };
 
+TensorDataset load_files(const std::filesystem::path& data, const std::filesystem::path& target,
+                         SampleTransforms transforms) {
+  auto samples = load_numpy(data);
+  return {std::move(samples), load_numpy(target), std::move(transforms)};
+}
+
 TensorDataset load_pair(const std::filesystem::path& npz, const NpzNames& names,
                         const SampleTransforms& transforms) {
   return as_data_errors([&] {
@@ -277,7 +285,8 @@ at::Tensor load_numpy(const std::filesystem::path& file) {
   return parse_numpy(map_file(file), file.string());
 }
 
-std::map<std::string, at::Tensor> load_npz(const std::filesystem::path& file) {
+std::map<std::string, at::Tensor> load_npz(const std::filesystem::path& file, std::source_location where) {
+  const CallerPlace place(where);
   return as_data_errors([&file] {
     const NpzFile npz(file);
     std::map<std::string, at::Tensor> arrays;
@@ -286,9 +295,13 @@ std::map<std::string, at::Tensor> load_npz(const std::filesystem::path& file) {
   });
 }
 
+NumpyDataset::NumpyDataset(const std::filesystem::path& data, const std::filesystem::path& target,
+                           SampleTransforms transforms, std::source_location where)
+    : TensorDataset(load_files((CallerPlace(where), data), target, std::move(transforms))) {}
+
 NumpyDataset::NumpyDataset(const std::filesystem::path& npz, const NpzNames& names,
-                           const SampleTransforms& transforms)
-    : TensorDataset(load_pair(npz, names, transforms)) {}
+                           const SampleTransforms& transforms, std::source_location where)
+    : TensorDataset(load_pair((CallerPlace(where), npz), names, transforms)) {}
 
 namespace {
 
@@ -329,10 +342,12 @@ void copy_windows(const at::Tensor& tokens, const at::Tensor& indices, std::int6
 
 }  // namespace
 
-TokenDataset::TokenDataset(const std::filesystem::path& file, const TokenDatasetOptions& options)
+TokenDataset::TokenDataset(const std::filesystem::path& file, const TokenDatasetOptions& options,
+                           std::source_location where)
     : context_length_(options.context_length),
       stride_(options.stride.value_or(options.context_length)),
       transforms_{.transform = options.transform, .target_transform = options.target_transform} {
+  const CallerPlace place(where);
   check_options(options);
   tokens_ = map_tokens(file, options.dtype);
   // The last target needs one token more.
@@ -344,7 +359,8 @@ TokenDataset::TokenDataset(const std::filesystem::path& file, const TokenDataset
   windows_ = (starts - 1) / stride_ + 1;
 }
 
-Batch TokenDataset::get_batch(const at::Tensor& indices) const {
+Batch TokenDataset::get_batch(const at::Tensor& indices, std::source_location where) const {
+  const CallerPlace place(where);
   check_indices(indices, size());
   const std::array sizes{indices.size(0), context_length_};
   Batch batch{.data = at::empty(sizes, at::kLong), .target = at::empty(sizes, at::kLong)};

@@ -17,6 +17,7 @@
 #include <lockstep/data/subset.h>
 
 #include "base/atomic_file.h"
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/index_file.h"
@@ -294,7 +295,9 @@ std::string ascii_json(const std::string& name, const std::filesystem::path& fil
 
 }  // namespace
 
-void write_class_indices(const std::filesystem::path& file, const std::vector<std::string>& classes) {
+void write_class_indices(const std::filesystem::path& file, const std::vector<std::string>& classes,
+                         std::source_location where) {
+  const CallerPlace place(where);
   std::string text = "{";
   for (std::size_t i = 0; i < classes.size(); ++i) {
     text += fmt::format("{}\n    \"{}\": {}", i == 0 ? "" : ",", i, ascii_json(classes[i], file));
@@ -310,7 +313,8 @@ void write_class_indices(const std::filesystem::path& file, const std::vector<st
   }
 }
 
-std::vector<std::string> read_class_indices(const std::filesystem::path& file) {
+std::vector<std::string> read_class_indices(const std::filesystem::path& file, std::source_location where) {
+  const CallerPlace place(where);
   const auto bytes = read_file(file);
   const auto text = as_bytes(bytes);
   const auto json = nlohmann::json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);

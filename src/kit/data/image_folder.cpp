@@ -69,7 +69,8 @@ const std::map<std::string, std::int64_t>& DatasetFolder::class_to_idx() const {
   return listing_->classes.class_to_idx;
 }
 
-std::filesystem::path DatasetFolder::path(std::int64_t index) const {
+std::filesystem::path DatasetFolder::path(std::int64_t index, std::source_location where) const {
+  const CallerPlace place(where);
   if (index < 0 || index >= size()) {
     throw_error<ArgumentError>("DatasetFolder: index {} is out of range for {} samples", index, size());
   }
@@ -78,7 +79,8 @@ std::filesystem::path DatasetFolder::path(std::int64_t index) const {
 
 at::Tensor DatasetFolder::targets() const { return listing_->targets(); }
 
-Batch DatasetFolder::get_batch(const at::Tensor& indices) const {
+Batch DatasetFolder::get_batch(const at::Tensor& indices, std::source_location where) const {
+  const CallerPlace place(where);
   const auto load = [this](std::int64_t index, const transforms::OptionalGenerator& generator) {
     const auto sample = static_cast<std::size_t>(index);
     auto data = load_(listing_->path(sample), generator);

@@ -195,7 +195,9 @@ std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const 
 
 LoaderBase::LoaderBase(std::optional<std::int64_t> dataset_size, const LoaderOptions& options,
                        const std::type_info& batch_type, bool is_pytree, std::source_location where)
-    : LoaderBase(CallerPlace(where), dataset_size, options, batch_type, is_pytree) {}
+    : LoaderBase(CallerPlace(where), dataset_size, options, batch_type, is_pytree) {
+  where_ = where;
+}
 
 LoaderBase::LoaderBase(const CallerPlace& /*place*/, std::optional<std::int64_t> dataset_size,
                        const LoaderOptions& options, const std::type_info& batch_type, bool is_pytree)
@@ -247,11 +249,13 @@ BatchLoading LoaderBase::loading(const BatchSeeds& pass) const {
 }
 
 PassStart LoaderBase::pass_start(const LoaderProgress::Start& start) const {
+  const CallerPlace place(where_);
   const auto world = made_in_ ? current_world() : World{};
   if (made_in_) require_same_world("make_loader", *made_in_);
   return {.share = {.rank = world.rank, .num_replicas = world.size, .epoch = start.seeds.epoch},
           .skip = start.first_batch * options_.batch_size.value_or(1),
-          .drop_last = options_.drop_last.value_or(false)};
+          .drop_last = options_.drop_last.value_or(false),
+          .where = where_};
 }
 
 std::shared_ptr<LoaderWorkers> LoaderBase::workers(const LoaderProgress::Start& start, const void* dataset,

@@ -17,6 +17,7 @@
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/vision.h>
 
+#include "base/caller_place.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
@@ -196,7 +197,8 @@ void check_points(std::string_view function, const at::Tensor& points) {
 }  // namespace
 
 at::Tensor sample_points(const Mesh& mesh, std::int64_t num_points,
-                         const transforms::OptionalGenerator& generator) {
+                         const transforms::OptionalGenerator& generator, std::source_location where) {
+  const CallerPlace place(where);
   check_mesh(mesh);
   if (num_points < 1) {
     throw_error<ArgumentError>("sample_points: num_points is {}; it should be positive", num_points);
@@ -278,8 +280,8 @@ PointClouds open_clouds(const fs::path& root, const ModelNet40Options& options) 
 
 }  // namespace
 
-ModelNet40::ModelNet40(const fs::path& root, ModelNet40Options options)
-    : clouds_(std::make_shared<const PointClouds>(open_clouds(root, options))),
+ModelNet40::ModelNet40(const fs::path& root, ModelNet40Options options, std::source_location where)
+    : clouds_((CallerPlace(where), std::make_shared<const PointClouds>(open_clouds(root, options)))),
       options_(std::move(options)) {}
 
 std::int64_t ModelNet40::size() const { return clouds_->targets.size(0); }
@@ -288,7 +290,8 @@ const std::vector<std::string>& ModelNet40::classes() const { return clouds_->cl
 
 const at::Tensor& ModelNet40::targets() const { return clouds_->targets; }
 
-Batch ModelNet40::get_batch(const at::Tensor& indices) const {
+Batch ModelNet40::get_batch(const at::Tensor& indices, std::source_location where) const {
+  const CallerPlace place(where);
   check_indices(indices, size());
   if (indices.size(0) == 0) {
     return {.data = at::empty({0, options_.num_points, 3}), .target = at::empty({0}, at::kLong)};

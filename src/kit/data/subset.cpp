@@ -13,6 +13,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/data/subset.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "data/python_functions.h"
 
@@ -79,7 +80,9 @@ std::vector<std::int64_t> lengths_of_counts(std::int64_t size, const std::vector
 }  // namespace
 
 std::vector<at::Tensor> random_split_indices(std::int64_t size, const std::vector<SplitSize>& lengths,
-                                             const std::optional<at::Generator>& generator) {
+                                             const std::optional<at::Generator>& generator,
+                                             std::source_location where) {
+  const CallerPlace place(where);
   const double sum = sum_of(lengths);
   const auto counts =
       are_fractions(sum) ? lengths_of_fractions(size, lengths) : lengths_of_counts(size, lengths, sum);
@@ -236,7 +239,9 @@ TrainTestIndices draw_split(const std::vector<Numbers>& classes, const Sizes& si
 
 }  // namespace
 
-TrainTestIndices stratified_shuffle_split(const at::Tensor& labels, const StratifiedSplitOptions& options) {
+TrainTestIndices stratified_shuffle_split(const at::Tensor& labels, const StratifiedSplitOptions& options,
+                                          std::source_location where) {
+  const CallerPlace place(where);
   check_labels("stratified_shuffle_split", labels);
   if (options.seed < 0 || options.seed > kMost32Bits) {
     throw_error<ArgumentError>("stratified_shuffle_split: seed is {}; it should be in 0 .. 2^32-1",
@@ -250,7 +255,9 @@ TrainTestIndices stratified_shuffle_split(const at::Tensor& labels, const Strati
   return draw_split(classes, sizes, random);
 }
 
-TrainValIndices train_val_split_indices(const at::Tensor& targets, const TrainValSplitOptions& options) {
+TrainValIndices train_val_split_indices(const at::Tensor& targets, const TrainValSplitOptions& options,
+                                        std::source_location where) {
+  const CallerPlace place(where);
   check_labels("train_val_split", targets);
   if (!(options.val_fraction >= 0 && options.val_fraction <= 1)) {
     throw_error<ArgumentError>("train_val_split: val_fraction is {}; it should be between 0 and 1",
@@ -318,13 +325,16 @@ at::Tensor merge_rows(const std::vector<at::Tensor>& parts, const std::vector<Co
 
 }  // namespace
 
-ConcatIndex::ConcatIndex(const std::vector<std::int64_t>& sizes) {
+ConcatIndex::ConcatIndex(const std::vector<std::int64_t>& sizes, std::source_location where) {
+  const CallerPlace place(where);
   if (sizes.empty()) throw ArgumentError("ConcatDataset: there are no datasets");
   std::int64_t end = 0;
   for (const auto size : sizes) ends_.push_back(end += size);
 }
 
-std::vector<ConcatIndex::Share> ConcatIndex::shares(const at::Tensor& indices) const {
+std::vector<ConcatIndex::Share> ConcatIndex::shares(const at::Tensor& indices,
+                                                    std::source_location where) const {
+  const CallerPlace place(where);
   check_indices(indices, ends_.back());
   std::vector<std::vector<std::int64_t>> local(ends_.size());
   std::vector<std::vector<std::int64_t>> positions(ends_.size());
@@ -347,7 +357,9 @@ std::vector<ConcatIndex::Share> ConcatIndex::shares(const at::Tensor& indices) c
 }
 
 std::vector<at::Tensor> merge_batches(const std::vector<std::vector<at::Tensor>>& batches,
-                                      const std::vector<ConcatIndex::Share>& shares) {
+                                      const std::vector<ConcatIndex::Share>& shares,
+                                      std::source_location where) {
+  const CallerPlace place(where);
   const auto count = batches.front().size();
   for (std::size_t i = 1; i < batches.size(); ++i) {
     if (batches[i].size() == count) continue;

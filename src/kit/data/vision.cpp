@@ -12,6 +12,7 @@
 
 #include <lockstep/data/vision.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
 #include "data/cifar_files.h"
@@ -208,8 +209,8 @@ at::Tensor read_idx(const std::filesystem::path& file) {
   return parse_idx(read_file_bytes(file), file.string());
 }
 
-MNIST::MNIST(const std::filesystem::path& root, const MNISTOptions& options)
-    : ImageDataset(load_like_mnist(mnist_files(), root, options)) {}
+MNIST::MNIST(const std::filesystem::path& root, const MNISTOptions& options, std::source_location where)
+    : ImageDataset(load_like_mnist((CallerPlace(where), mnist_files()), root, options)) {}
 
 const std::vector<std::string>& MNIST::classes() {
   static const std::vector<std::string> names{"0 - zero", "1 - one", "2 - two",   "3 - three", "4 - four",
@@ -217,8 +218,9 @@ const std::vector<std::string>& MNIST::classes() {
   return names;
 }
 
-FashionMNIST::FashionMNIST(const std::filesystem::path& root, const MNISTOptions& options)
-    : ImageDataset(load_like_mnist(fashion_mnist_files(), root, options)) {}
+FashionMNIST::FashionMNIST(const std::filesystem::path& root, const MNISTOptions& options,
+                           std::source_location where)
+    : ImageDataset(load_like_mnist((CallerPlace(where), fashion_mnist_files()), root, options)) {}
 
 const std::vector<std::string>& FashionMNIST::classes() {
   static const std::vector<std::string> names{"T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -226,8 +228,8 @@ const std::vector<std::string>& FashionMNIST::classes() {
   return names;
 }
 
-KMNIST::KMNIST(const std::filesystem::path& root, const MNISTOptions& options)
-    : ImageDataset(load_like_mnist(kmnist_files(), root, options)) {}
+KMNIST::KMNIST(const std::filesystem::path& root, const MNISTOptions& options, std::source_location where)
+    : ImageDataset(load_like_mnist((CallerPlace(where), kmnist_files()), root, options)) {}
 
 const std::vector<std::string>& KMNIST::classes() {
   static const std::vector<std::string> names{"o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"};
@@ -251,8 +253,8 @@ std::map<std::string, std::int64_t> number_names(const std::vector<std::string>&
 
 }  // namespace
 
-CIFAR10::CIFAR10(const std::filesystem::path& root, const CIFAROptions& options)
-    : ImageDataset(cifar_images(cifar10_files(), root, options)) {}
+CIFAR10::CIFAR10(const std::filesystem::path& root, const CIFAROptions& options, std::source_location where)
+    : ImageDataset(cifar_images((CallerPlace(where), cifar10_files()), root, options)) {}
 
 const std::vector<std::string>& CIFAR10::classes() {
   static const std::vector<std::string> names{"airplane", "automobile", "bird",  "cat",  "deer",
@@ -262,8 +264,8 @@ const std::vector<std::string>& CIFAR10::classes() {
 
 std::map<std::string, std::int64_t> CIFAR10::class_to_idx() { return number_names(classes()); }
 
-CIFAR100::CIFAR100(const std::filesystem::path& root, const CIFAROptions& options)
-    : ImageDataset(cifar_images(cifar100_files(), root, options)) {}
+CIFAR100::CIFAR100(const std::filesystem::path& root, const CIFAROptions& options, std::source_location where)
+    : ImageDataset(cifar_images((CallerPlace(where), cifar100_files()), root, options)) {}
 
 const std::vector<std::string>& CIFAR100::classes() {
   static const std::vector<std::string> names{

@@ -14,6 +14,7 @@
 
 #include <lockstep/data/web_dataset.h>
 
+#include "base/caller_place.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
@@ -73,14 +74,16 @@ void pass_through_buffer(std::span<std::int64_t> samples, std::size_t buffer_siz
 
 }  // namespace
 
-ShardSampler::ShardSampler(const WebDataset& dataset, ShardSamplerOptions options)
-    : ShardSampler(dataset.shard_sizes(), options) {}
+ShardSampler::ShardSampler(const WebDataset& dataset, ShardSamplerOptions options, std::source_location where)
+    : ShardSampler(dataset.shard_sizes(), options, where) {}
 
-ShardSampler::ShardSampler(std::vector<std::int64_t> shard_sizes, ShardSamplerOptions options)
-    : DistributedSampler(std::reduce(shard_sizes.begin(), shard_sizes.end()), shared_options(options)),
-      shard_sizes_(checked_sizes(std::move(shard_sizes))),
+ShardSampler::ShardSampler(std::vector<std::int64_t> shard_sizes, ShardSamplerOptions options,
+                           std::source_location where)
+    : DistributedSampler(std::reduce(shard_sizes.begin(), shard_sizes.end()), shared_options(options), where),
+      shard_sizes_(checked_sizes((CallerPlace(where), std::move(shard_sizes)))),
       shuffle_buffer_(options.shuffle_buffer),
       pieces_(options.pieces) {
+  const CallerPlace place(where);
   if (shuffle_buffer_ < 1 || pieces_ < 1) {
     throw_error<ArgumentError>("ShardSampler: shuffle_buffer {} and pieces {} should be positive numbers",
                                shuffle_buffer_, pieces_);
@@ -189,16 +192,18 @@ Batch load_sample(const ShardSet& shards, std::int64_t index, const WebDatasetOp
 
 }  // namespace
 
-WebDataset::WebDataset(const std::string& urls, WebDatasetOptions options)
-    : WebDataset(paths_of(urls), std::move(options)) {}
+WebDataset::WebDataset(const std::string& urls, WebDatasetOptions options, std::source_location where)
+    : WebDataset(paths_of((CallerPlace(where), urls)), std::move(options), where) {}
 
-WebDataset::WebDataset(std::vector<std::filesystem::path> shards, WebDatasetOptions options)
-    : options_((check_options(options), std::move(options))),
-      shards_(std::make_shared<ShardSet>(std::move(shards), options_.index_cache)) {}
+WebDataset::WebDataset(std::vector<std::filesystem::path> shards, WebDatasetOptions options,
+                       std::source_location where)
+    : options_((CallerPlace(where), check_options(options), std::move(options))),
+      shards_((CallerPlace(where), std::make_shared<ShardSet>(std::move(shards), options_.index_cache))) {}
 
 std::int64_t WebDataset::size() const { return shards_->size(); }
 
-Batch WebDataset::get_batch(const at::Tensor& indices) const {
+Batch WebDataset::get_batch(const at::Tensor& indices, std::source_location where) const {
+  const CallerPlace place(where);
   return readable_batch({.dataset = "WebDataset",
                          .where = shards_->paths().front().string(),
                          .size = size(),
@@ -211,7 +216,8 @@ Batch WebDataset::get_batch(const at::Tensor& indices) const {
                         indices);
 }
 
-WebSample WebDataset::sample(std::int64_t index) const {
+WebSample WebDataset::sample(std::int64_t index, std::source_location where) const {
+  const CallerPlace place(where);
   if (index < 0 || index >= size()) {
     throw_error<ArgumentError>("WebDataset: index {} is out of range for {} samples", index, size());
   }

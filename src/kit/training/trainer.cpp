@@ -42,8 +42,10 @@ std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> weak(
   return all;
 }
 
+// Calls code of the program, whose errors have lines of their own or none.
 template <typename Callbacks, typename... Arguments>
 void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
+  const WithoutPlace place;
   for (const auto& callback : callbacks) callback(arguments...);
 }
 
@@ -294,6 +296,7 @@ void Trainer::end_epoch() {
     if (ddp_ != nullptr) ddp_->sync_buffers();
     if (sharded_ && group_)
       modules::broadcast_from(*group_, 0, modules::distinct(module_.named_buffers()), where_);
+    const WithoutPlace code_of_the_program;
     for (const auto& validate : on_validate_) validation.merge(validate());
   }
   {

@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/unique_fd.h"
@@ -123,30 +124,36 @@ namespace {
 
 constexpr pid_t kAnyChild = -1;
 
-// A child inherits the limit of this process. The kernel compares in whole seconds.
-bool reached_cpu_limit(const rusage& used) {
+// Whether a child, which is not reaped yet, had reached the limit of CPU time, which it inherits from this process.
+// The kernel counts the time of the child itself, to which wait4() would add the time of the processes that the
+// child has reaped. It compares whole seconds.
+bool reached_cpu_limit(pid_t child) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_CPU, &limit) != 0 || limit.rlim_max == RLIM_INFINITY) return false;
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
-  };
+  clockid_t clock{};
+  timespec used{};
+  if (::clock_getcpuclockid(child, &clock) != 0 || ::clock_gettime(clock, &used) != 0) return false;
   constexpr double rounding = 0.5;
-  return seconds(used.ru_utime) + seconds(used.ru_stime) + rounding >= static_cast<double>(limit.rlim_max);
+  return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) / 1e9 + rounding >=
+         static_cast<double>(limit.rlim_max);
 }
 
 // 0, EAGAIN when none has ended, or ECHILD when there is none.
 int take(pid_t child, std::vector<RankExit>& exits) {
-  int status = 0;
-  rusage used{};
-  const pid_t pid = ::wait4(child, &status, WNOHANG, &used);
-  if (pid < 0) return errno;
+  siginfo_t info{};
+  const auto which = child == kAnyChild ? P_ALL : P_PID;
+  if (::waitid(which, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) != 0) return errno;
+  const pid_t pid = info.si_pid;
   if (pid == 0) return EAGAIN;
+  const bool at_cpu_limit = info.si_code == CLD_KILLED && info.si_status == SIGKILL && reached_cpu_limit(pid);
+  int status = 0;
+  if (::waitpid(pid, &status, 0) != pid) return errno;
   const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   exits.push_back({.pid = pid,
                    .code = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
                    .signal = signal,
                    .core_dumped = signal != 0 && WCOREDUMP(status),
-                   .cpu_limit = signal == SIGKILL && reached_cpu_limit(used)});
+                   .cpu_limit = at_cpu_limit});
   return 0;
 }
 

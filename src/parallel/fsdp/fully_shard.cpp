@@ -270,17 +270,20 @@ void initialize(torch::nn::Module& module, const ToEmptyOptions& options) {
       parameters.push_back(std::make_unique<OrdinaryParameter>(tensor, options.device));
     }
   }
-  if (options.param_init_fn) options.param_init_fn(module);
+  if (!options.param_init_fn) return;
+  const WithoutPlace place;  // code of the program
+  options.param_init_fn(module);
 }
 
 }  // namespace
 
-void to_empty(torch::nn::Module& module, const ToEmptyOptions& options) {
+void to_empty(torch::nn::Module& module, const ToEmptyOptions& options, std::source_location where) {
+  const CallerPlace place(where);
   initialize(module, options);
   for (const auto& parameter : module.parameters()) {
     const auto group = group_of(parameter);
     if (group == nullptr) continue;
-    group->tree()->locked([&](fsdp::StepCalls&) { group->to_empty(options.device); });
+    group->tree()->to_empty(*group, options.device, where);
   }
 }
 

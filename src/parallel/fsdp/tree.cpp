@@ -66,6 +66,12 @@ bool is_placed(const ShardedParameter& parameter) {
   return whole.defined() && intercept::memory_guard_of(whole) != nullptr;
 }
 
+// Why no parameter of the tree can be used.
+std::string text_of_failure(const char* call, const std::exception& error, std::source_location where) {
+  return with_line(fmt::format("{} failed: {}", call, first_line_of(exception_text(error))), where) +
+         "; some parameters have no values any more, so build the module anew";
+}
+
 bool is_retrained(const ShardedParameter& parameter, const at::Tensor& whole) {
   return whole.requires_grad() != parameter.trained;
 }
@@ -103,10 +109,19 @@ void Tree::distribute_outermost(const std::shared_ptr<ParameterGroup>& group) {
     group->distribute();
   } catch (const std::exception& error) {
     if (!std::ranges::any_of(group->parameters(), is_placed)) throw;  // nothing has changed
-    const auto cause = with_line(
-        fmt::format("fully_shard() failed: {}", first_line_of(exception_text(error))), group->where());
     const Lock lock(mutex_);
-    failure_ = cause + "; some parameters have no values any more, so build the module anew";
+    failure_ = text_of_failure("fully_shard()", error, group->where());
+    throw;
+  }
+}
+
+void Tree::to_empty(ParameterGroup& group, c10::Device device, std::source_location where) {
+  const Lock lock(mutex_);
+  throw_if_failed();
+  try {
+    group.to_empty(device);
+  } catch (const std::exception& error) {
+    failure_ = text_of_failure("to_empty()", error, where);
     throw;
   }
 }

@@ -32,6 +32,9 @@ class Tree : public std::enable_shared_from_this<Tree> {
   // Distributes the group of the outermost module, which follows those of adopt(). After an error, every use
   // of a parameter of the tree throws. Collective.
   void distribute_outermost(const std::shared_ptr<ParameterGroup>& group);
+  // Gives a group that is on device meta this rank's rows on `device`. `where`: the line of to_empty(). After an
+  // error, every use of a parameter of the tree throws. Collective.
+  void to_empty(ParameterGroup& group, c10::Device device, std::source_location where);
   // From now on the module has to keep its parameters. `caller`: "net.cpp:7: fully_shard()". Collective.
   void watch(const torch::nn::Module& module, const std::string& caller,
              const std::vector<ProcessGroup>& ranks);

@@ -16,6 +16,7 @@
 #include <lockstep/nn/functional.h>
 #include <lockstep/nn/mixture_of_experts.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "intercept/record.h"
@@ -75,8 +76,10 @@ struct MixtureOfExpertsImpl::Routes {
 };
 
 MixtureOfExpertsImpl::MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options,
-                                           const std::function<Expert()>& make_expert)
-    : Module("MixtureOfExperts"), options_(options) {
+                                           const std::function<Expert()>& make_expert,
+                                           std::source_location where)
+    : Module("MixtureOfExperts"), options_(options), where_(where) {
+  const CallerPlace place(where);
   check_options(options);
   if (options.mesh && options.mesh->size() > 1) group_ = options.mesh->get_group();
   gate = register_module(
@@ -147,6 +150,7 @@ Tensor MixtureOfExpertsImpl::run_experts(const Tensor& rows, const Counts& count
 }
 
 MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const Tensor& input) {
+  const CallerPlace place(where_);
   if (input.dim() < 1 || input.size(-1) != options_.dim) {
     throw_error<ArgumentError>("MixtureOfExperts: input [{}]; it is [..., {}]",
                                fmt::join(input.sizes(), ", "), options_.dim);
@@ -168,11 +172,11 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const Tensor& input) {
     // Backward adds the losses of all ranks; the experts' gradients are of their mean.
     const auto ranks = static_cast<double>(group_->size());
     const auto arrived = nn::functional::all_to_all_single(at::empty({total, options_.dim}, rows.options()),
-                                                           rows, received, sent, group_, {});
+                                                           rows, received, sent, group_, where_);
     const auto done =
         with_scaled_gradient(run_experts(with_scaled_gradient(arrived, ranks), counts), 1 / ranks);
     results = nn::functional::all_to_all_single(at::empty(rows.sizes(), done.options()), done, sent, received,
-                                                group_, {});
+                                                group_, where_);
   } else {
     results = run_experts(rows, on_host(routes.counts));
   }

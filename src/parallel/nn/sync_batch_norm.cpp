@@ -89,12 +89,14 @@ struct Layer {
   const Tensor* weight;  // the layer's member
   bool affine;
   std::optional<ProcessGroup> group;
+  std::source_location where;  // of the conversion
 };
 
 struct Found {
   bool is_training;
   bool affine;
   std::optional<ProcessGroup> group;
+  std::source_location where;
 };
 
 class Table {
@@ -126,7 +128,10 @@ class Table {
   static std::optional<Found> layer_with(const Layer& layer, const Tensor& weight) {
     const auto alive = layer.module.lock();
     if (!alive || !layer.weight->is_same(weight)) return std::nullopt;
-    return Found{.is_training = alive->is_training(), .affine = layer.affine, .group = layer.group};
+    return Found{.is_training = alive->is_training(),
+                 .affine = layer.affine,
+                 .group = layer.group,
+                 .where = layer.where};
   }
 
   // Whether a layer has got this weight since the last index().
@@ -160,6 +165,7 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const Optio
                   const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
                   double momentum, double eps, bool cudnn_enabled) {
   const auto layer = weight && weight->defined() ? table().find(*weight) : std::nullopt;
+  const CallerPlace place(layer ? layer->where : std::source_location());
   const auto own_weight = layer && !layer->affine ? OptionalTensor() : weight;
   const auto group = layer && layer->is_training && training
                          ? runtime::group_or_default(layer->group, "SyncBatchNorm")
@@ -184,14 +190,16 @@ void if_batch_norm(Module& module, const Use& use) {
   if (auto* const layer = module.template as<torch::nn::BatchNorm3d>()) use(*layer);
 }
 
-void convert_layer(const std::shared_ptr<torch::nn::Module>& module,
-                   const std::optional<ProcessGroup>& group) {
+void convert_layer(const std::shared_ptr<torch::nn::Module>& module, const std::optional<ProcessGroup>& group,
+                   std::source_location where) {
   if_batch_norm(*module, [&](auto& layer) {
     // A layer without a weight gets one for the look-up. It is no parameter, and nothing is multiplied by it.
     if (!layer.weight.defined()) layer.weight = at::ones({1});
-    table().add(
-        module.get(),
-        {.module = module, .weight = &layer.weight, .affine = layer.options.affine(), .group = group});
+    table().add(module.get(), {.module = module,
+                               .weight = &layer.weight,
+                               .affine = layer.options.affine(),
+                               .group = group,
+                               .where = where});
   });
 }
 
@@ -225,11 +233,12 @@ std::vector<SyncedLayer> synced_layers(const torch::nn::Module& module) {
 }
 
 void convert_copy(const torch::nn::Module& module, const std::shared_ptr<torch::nn::Module>& copy) {
-  if (const auto converted = find_converted(module)) convert_layer(copy, converted->group);
+  if (const auto converted = find_converted(module)) convert_layer(copy, converted->group, converted->where);
   const auto from = module.modules(/*include_self=*/false);
   const auto to = copy->modules(/*include_self=*/false);
   for (std::size_t i = 0; i < from.size(); ++i) {
-    if (const auto converted = find_converted(*from[i])) convert_layer(to.at(i), converted->group);
+    if (const auto converted = find_converted(*from[i]))
+      convert_layer(to.at(i), converted->group, converted->where);
   }
 }
 
@@ -250,7 +259,7 @@ void convert_sync_batchnorm(torch::nn::Module& module, std::optional<ProcessGrou
     if (auto* const synced = layer->as<SyncBatchNorm>()) {
       synced->set_process_group(process_group);
     } else {
-      nn::convert_layer(layer, process_group);
+      nn::convert_layer(layer, process_group, where);
     }
   }
 }

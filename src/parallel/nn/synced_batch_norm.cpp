@@ -21,6 +21,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "comm/call_site.h"
@@ -226,6 +227,7 @@ class SyncedBatchNormBackward : public torch::autograd::Node {
   }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    const CallerPlace place(where_);
     if (c10::GradMode::is_enabled()) {
       throw Error(
           "SyncBatchNorm: backward with create_graph is not supported: the other ranks' part of second "
@@ -286,6 +288,7 @@ class SyncedBatchNormBackward : public torch::autograd::Node {
   BatchStatistics statistics_;
   double eps_;
   ProcessGroup group_;
+  std::source_location where_ = CallerPlace::current();  // backward runs in a thread of LibTorch
 };
 
 }  // namespace

@@ -177,7 +177,8 @@ void Cuts::make(Planned& planned) const {
       const Chunk own(part.size(*dim), ranks_.group.size(), ranks_.group.rank());
       part = part.narrow(*dim, own.first, own.count).clone(at::MemoryFormat::Contiguous);
     }
-    auto guard = std::make_unique<ParallelParameter>(name, ranks_.group, dim, parameter.sizes().vec());
+    auto guard =
+        std::make_unique<ParallelParameter>(name, ranks_.group, dim, parameter.sizes().vec(), ranks_.where);
     // Not `part` itself: its storage is that of the memory.
     parameter.set_data(part.detach());
     intercept::set_guard(parameter, std::move(guard));

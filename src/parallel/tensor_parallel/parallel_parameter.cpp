@@ -9,6 +9,7 @@
 #include <ATen/core/enum_tag.h>
 #include <c10/core/GradMode.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "tensor_parallel/module_check.h"
 #include "tensor_parallel/redistribute.h"
@@ -122,8 +123,12 @@ void run_if_no_copy(const c10::OperatorHandle& op, torch::jit::Stack& stack,
 }  // namespace
 
 ParallelParameter::ParallelParameter(std::string name, ProcessGroup group, std::optional<std::int64_t> dim,
-                                     std::vector<std::int64_t> sizes)
-    : name_(std::move(name)), group_(std::move(group)), sizes_(std::move(sizes)), part_sizes_(sizes_) {
+                                     std::vector<std::int64_t> sizes, std::source_location where)
+    : name_(std::move(name)),
+      group_(std::move(group)),
+      sizes_(std::move(sizes)),
+      part_sizes_(sizes_),
+      where_(where) {
   if (!dim) return;
   auto& size = part_sizes_[static_cast<std::size_t>(*dim)];
   const Chunk own(size, group_.size(), group_.rank());
@@ -132,6 +137,7 @@ ParallelParameter::ParallelParameter(std::string name, ProcessGroup group, std::
 }
 
 bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const CallerPlace place(where_);
   const auto& schema = op.schema();
   if (schema.name() == "aten::detach" || schema.name() == "aten::alias") {
     const intercept::WithoutGuards plain(intercept::WithoutGuards::Kinds::operators);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,9 +32,10 @@ using Rule = std::function<std::optional<at::Tensor>(const Call& call)>;
 class ParallelParameter final : public modules::CutParameter {
  public:
   // `dim`: the dimension of which this rank has a part; nullopt: it is whole, and used with parts of a
-  // sequence or by its rules. `sizes`: of the whole parameter.
+  // sequence or by its rules. `sizes`: of the whole parameter. `where`: the line of the plan, which calls and
+  // errors of operators have.
   ParallelParameter(std::string name, ProcessGroup group, std::optional<std::int64_t> dim,
-                    std::vector<std::int64_t> sizes);
+                    std::vector<std::int64_t> sizes, std::source_location where);
 
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void add(Rule rule) { rules_.push_back(std::move(rule)); }
@@ -61,6 +63,7 @@ class ParallelParameter final : public modules::CutParameter {
   std::vector<std::int64_t> sizes_;
   std::vector<std::int64_t> part_sizes_;
   std::optional<modules::Cut> cut_;
+  std::source_location where_;
   std::vector<Rule> rules_;
   std::shared_ptr<ModuleCheck> check_;  // may be nullptr
   bool checks_ = false;

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "base/caller_place.h"
 #include "device/libtorch_versions.h"
 
 namespace lockstep::intercept {
@@ -22,6 +23,7 @@ class CommunicationBackward : public torch::autograd::Node {
 
   // The other ranks wait for the call, so outputs without a gradient have one of zeros.
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    const CallerPlace place(where_);
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) gradients[i] = input_metadata(i).zeros_like();
     }
@@ -31,6 +33,7 @@ class CommunicationBackward : public torch::autograd::Node {
  private:
   const char* name_;
   Gradient gradient_;
+  std::source_location where_ = CallerPlace::current();  // backward runs in a thread of LibTorch
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/caller_place.h"
 #include "optim/optimizer_kind.h"
 #include "optim/schedule.h"
 
@@ -312,10 +313,10 @@ class OneCycleSchedule : public MomentumSchedule {
 
 }  // namespace
 
-CyclicLR::CyclicLR(Optimizer& optimizer, CyclicLROptions options)
-    : LRScheduler(Schedule::begun<CyclicSchedule>(optimizer, std::move(options))) {}
+CyclicLR::CyclicLR(Optimizer& optimizer, CyclicLROptions options, std::source_location where)
+    : LRScheduler(Schedule::begun<CyclicSchedule>((CallerPlace(where), optimizer), std::move(options))) {}
 
-OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options)
-    : LRScheduler(Schedule::begun<OneCycleSchedule>(optimizer, options)) {}
+OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options, std::source_location where)
+    : LRScheduler(Schedule::begun<OneCycleSchedule>((CallerPlace(where), optimizer), options)) {}
 
 }  // namespace lockstep::optim

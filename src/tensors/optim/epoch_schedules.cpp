@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "optim/schedule.h"
 
@@ -327,37 +328,47 @@ class SwaSchedule : public Schedule {
 
 }  // namespace
 
-StepLR::StepLR(Optimizer& optimizer, std::int64_t step_size, double gamma)
-    : LRScheduler(Schedule::begun<StepSchedule>(optimizer, step_size, gamma)) {}
+StepLR::StepLR(Optimizer& optimizer, std::int64_t step_size, double gamma, std::source_location where)
+    : LRScheduler(Schedule::begun<StepSchedule>((CallerPlace(where), optimizer), step_size, gamma)) {}
 
-MultiStepLR::MultiStepLR(Optimizer& optimizer, std::vector<std::int64_t> milestones, double gamma)
-    : LRScheduler(Schedule::begun<MultiStepSchedule>(optimizer, std::move(milestones), gamma)) {}
+MultiStepLR::MultiStepLR(Optimizer& optimizer, std::vector<std::int64_t> milestones, double gamma,
+                         std::source_location where)
+    : LRScheduler(Schedule::begun<MultiStepSchedule>((CallerPlace(where), optimizer), std::move(milestones),
+                                                     gamma)) {}
 
-ConstantLR::ConstantLR(Optimizer& optimizer, double factor, std::int64_t total_iters)
-    : LRScheduler(Schedule::begun<ConstantSchedule>(optimizer, factor, total_iters)) {}
+ConstantLR::ConstantLR(Optimizer& optimizer, double factor, std::int64_t total_iters,
+                       std::source_location where)
+    : LRScheduler(Schedule::begun<ConstantSchedule>((CallerPlace(where), optimizer), factor, total_iters)) {}
 
-LinearLR::LinearLR(Optimizer& optimizer, double start_factor, double end_factor, std::int64_t total_iters)
-    : LRScheduler(Schedule::begun<LinearSchedule>(optimizer, start_factor, end_factor, total_iters)) {}
+LinearLR::LinearLR(Optimizer& optimizer, double start_factor, double end_factor, std::int64_t total_iters,
+                   std::source_location where)
+    : LRScheduler(Schedule::begun<LinearSchedule>((CallerPlace(where), optimizer), start_factor, end_factor,
+                                                  total_iters)) {}
 
-ExponentialLR::ExponentialLR(Optimizer& optimizer, double gamma)
-    : LRScheduler(Schedule::begun<ExponentialSchedule>(optimizer, gamma)) {}
+ExponentialLR::ExponentialLR(Optimizer& optimizer, double gamma, std::source_location where)
+    : LRScheduler(Schedule::begun<ExponentialSchedule>((CallerPlace(where), optimizer), gamma)) {}
 
-PolynomialLR::PolynomialLR(Optimizer& optimizer, std::int64_t total_iters, double power)
-    : LRScheduler(Schedule::begun<PolynomialSchedule>(optimizer, total_iters, power)) {}
+PolynomialLR::PolynomialLR(Optimizer& optimizer, std::int64_t total_iters, double power,
+                           std::source_location where)
+    : LRScheduler(Schedule::begun<PolynomialSchedule>((CallerPlace(where), optimizer), total_iters, power)) {}
 
-CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, std::int64_t T_max, double eta_min)
-    : LRScheduler(Schedule::begun<CosineSchedule>(optimizer, T_max, eta_min)) {}
+CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, std::int64_t T_max, double eta_min,
+                                     std::source_location where)
+    : LRScheduler(Schedule::begun<CosineSchedule>((CallerPlace(where), optimizer), T_max, eta_min)) {}
 
 CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer, std::int64_t T_0,
-                                                         std::int64_t T_mult, double eta_min)
-    : LRScheduler(Schedule::begun<WarmRestartsSchedule>(optimizer, T_0, T_mult, eta_min)) {}
-void CosineAnnealingWarmRestarts::step(double epoch) {
+                                                         std::int64_t T_mult, double eta_min,
+                                                         std::source_location where)
+    : LRScheduler(
+          Schedule::begun<WarmRestartsSchedule>((CallerPlace(where), optimizer), T_0, T_mult, eta_min)) {}
+void CosineAnnealingWarmRestarts::step(double epoch, std::source_location where) {
+  const CallerPlace place(where);
   dynamic_cast<WarmRestartsSchedule&>(*schedule_).go_to(epoch);
 }
 
 SWALR::SWALR(Optimizer& optimizer, const PerGroup& swa_lr, std::int64_t anneal_epochs,
-             std::string anneal_strategy)
-    : LRScheduler(
-          Schedule::begun<SwaSchedule>(optimizer, swa_lr, anneal_epochs, std::move(anneal_strategy))) {}
+             std::string anneal_strategy, std::source_location where)
+    : LRScheduler(Schedule::begun<SwaSchedule>((CallerPlace(where), optimizer), swa_lr, anneal_epochs,
+                                               std::move(anneal_strategy))) {}
 
 }  // namespace lockstep::optim

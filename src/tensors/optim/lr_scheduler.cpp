@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "optim/schedule.h"
 
@@ -167,23 +168,27 @@ Optimizer& optimizer_of(const std::vector<LRScheduler>& schedulers) {
 
 }  // namespace
 
-LambdaLR::LambdaLR(Optimizer& optimizer, LRLambda lr_lambda)
-    : LambdaLR(optimizer, for_each_group(optimizer, lr_lambda)) {}
-LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<LRLambda> lr_lambda)
-    : LRScheduler(Schedule::begun<LambdaSchedule>(optimizer, "LambdaLR", false, std::move(lr_lambda))) {}
+LambdaLR::LambdaLR(Optimizer& optimizer, LRLambda lr_lambda, std::source_location where)
+    : LambdaLR(optimizer, for_each_group(optimizer, lr_lambda), where) {}
+LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<LRLambda> lr_lambda, std::source_location where)
+    : LRScheduler(Schedule::begun<LambdaSchedule>((CallerPlace(where), optimizer), "LambdaLR", false,
+                                                  std::move(lr_lambda))) {}
 
-MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, LRLambda lr_lambda)
-    : MultiplicativeLR(optimizer, for_each_group(optimizer, lr_lambda)) {}
-MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, std::vector<LRLambda> lr_lambda)
-    : LRScheduler(
-          Schedule::begun<LambdaSchedule>(optimizer, "MultiplicativeLR", true, std::move(lr_lambda))) {}
+MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, LRLambda lr_lambda, std::source_location where)
+    : MultiplicativeLR(optimizer, for_each_group(optimizer, lr_lambda), where) {}
+MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, std::vector<LRLambda> lr_lambda,
+                                   std::source_location where)
+    : LRScheduler(Schedule::begun<LambdaSchedule>((CallerPlace(where), optimizer), "MultiplicativeLR", true,
+                                                  std::move(lr_lambda))) {}
 
 SequentialLR::SequentialLR(Optimizer& optimizer, const std::vector<LRScheduler>& schedulers,
-                           std::vector<std::int64_t> milestones)
-    : LRScheduler(Schedule::begun<SequentialSchedule>(optimizer, schedulers, std::move(milestones))) {}
+                           std::vector<std::int64_t> milestones, std::source_location where)
+    : LRScheduler(Schedule::begun<SequentialSchedule>((CallerPlace(where), optimizer), schedulers,
+                                                      std::move(milestones))) {}
 
-ChainedScheduler::ChainedScheduler(const std::vector<LRScheduler>& schedulers)
-    : LRScheduler(Schedule::begun<ChainedSchedule>(optimizer_of(schedulers), schedulers)) {}
+ChainedScheduler::ChainedScheduler(const std::vector<LRScheduler>& schedulers, std::source_location where)
+    : LRScheduler(
+          Schedule::begun<ChainedSchedule>(optimizer_of((CallerPlace(where), schedulers)), schedulers)) {}
 
 namespace {
 
@@ -210,7 +215,8 @@ void check_options(const ReduceLROnPlateauOptions& options, std::size_t groups) 
 
 }  // namespace
 
-ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceLROnPlateauOptions options)
+ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceLROnPlateauOptions options,
+                                     std::source_location where)
     : optimizer_(&optimizer),
       mode_(std::move(options.mode)),
       factor_(options.factor),
@@ -222,6 +228,7 @@ ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceL
       eps_(options.eps),
       best_(worst_in(mode_)),
       last_lr_(rates_of(optimizer)) {
+  const CallerPlace place(where);
   check_options({.mode = mode_, .factor = factor_, .threshold_mode = threshold_mode_, .min_lrs = min_lrs_},
                 last_lr_.size());
   if (!min_lrs_.empty()) return;
@@ -235,7 +242,8 @@ bool ReduceLROnPlateau::is_better(double metric) const {
   return metric > (relative ? best_ * (threshold_ + 1) : best_ + threshold_);
 }
 
-void ReduceLROnPlateau::step(double metric) {
+void ReduceLROnPlateau::step(double metric, std::source_location where) {
+  const CallerPlace place(where);
   ++last_epoch_;
   if (is_better(metric)) {
     best_ = metric;
@@ -297,7 +305,8 @@ Dict ReduceLROnPlateau::state_dict() const {
   return dict;
 }
 
-void ReduceLROnPlateau::load_state_dict(const Dict& state_dict) {
+void ReduceLROnPlateau::load_state_dict(const Dict& state_dict, std::source_location where) {
+  const CallerPlace place(where);
   auto loaded = *this;
   Fields fields(state_dict, "ReduceLROnPlateau", false);
   loaded.visit_fields(fields);

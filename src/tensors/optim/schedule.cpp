@@ -7,6 +7,7 @@
 
 #include <lockstep/base/mutex.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 
 namespace lockstep::optim {
@@ -174,10 +175,16 @@ void Schedule::load_state_dict(const Dict& state_dict) {
 
 LRScheduler::LRScheduler(std::shared_ptr<Schedule> schedule) : schedule_(std::move(schedule)) {}
 
-void LRScheduler::step() { schedule_->step(); }
+void LRScheduler::step(std::source_location where) {
+  const CallerPlace place(where);
+  schedule_->step();
+}
 const std::vector<double>& LRScheduler::get_last_lr() const { return schedule_->last_lr(); }
 Dict LRScheduler::state_dict() const { return schedule_->state_dict(); }
-void LRScheduler::load_state_dict(const Dict& state_dict) { schedule_->load_state_dict(state_dict); }
+void LRScheduler::load_state_dict(const Dict& state_dict, std::source_location where) {
+  const CallerPlace place(where);
+  schedule_->load_state_dict(state_dict);
+}
 
 std::vector<double> PerGroup::values(const std::string& name, std::size_t groups) const {
   if (!is_list_) return std::vector<double>(groups, numbers_.front());
@@ -185,7 +192,8 @@ std::vector<double> PerGroup::values(const std::string& name, std::size_t groups
   throw_error<ArgumentError>("{} has {} values for {} parameter groups", name, numbers_.size(), groups);
 }
 
-double scale_lr(double lr, std::int64_t world_size, const std::string& rule) {
+double scale_lr(double lr, std::int64_t world_size, const std::string& rule, std::source_location where) {
+  const CallerPlace place(where);
   if (world_size < 1) throw_error<ArgumentError>("scale_lr: world_size = {}; give at least 1", world_size);
   const auto ranks = static_cast<double>(world_size);
   if (rule == "linear") return lr * ranks;

@@ -2,6 +2,7 @@
 #include "launch/failure_report.h"
 
 #include <csignal>
+#include <ctime>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -52,6 +53,27 @@ TEST(FailureReport, NamesTheHardLimitOfCpuTime) {
     const auto last = report_lines({.first = ended.exits.front()}, false).back();
     return last.find("SIGKILL (its CPU time reached the hard limit of `ulimit -t`; raise it)") != last.npos &&
            last.find("memory") == last.npos;
+  });
+  EXPECT_TRUE(child.passed());
+}
+
+TEST(FailureReport, TheCpuTimeOfARankIsNotThatOfItsChildren) {
+  testing::Child child([] {
+    const rlimit one_second{.rlim_cur = 1, .rlim_max = 1};
+    ::setrlimit(RLIMIT_CPU, &one_second);
+    const pid_t rank = ::fork();
+    if (rank == 0) {
+      const pid_t busy = ::fork();
+      timespec used{};
+      while (busy == 0 && used.tv_nsec < 600'000'000) ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+      if (busy == 0) ::_exit(0);
+      ::waitpid(busy, nullptr, 0);
+      ::raise(SIGKILL);
+    }
+    siginfo_t info{};
+    ::waitid(P_PID, static_cast<id_t>(rank), &info, WEXITED | WNOWAIT);
+    const auto ended = reap_ended_children(rank);
+    return ended.exits.size() == 1 && ended.exits.front().signal == SIGKILL && !ended.exits.front().cpu_limit;
   });
   EXPECT_TRUE(child.passed());
 }

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -33,6 +34,7 @@ struct PassStart {
   StreamShare share = {};
   std::int64_t skip = 0;  ///< samples of the share that an interrupted pass has yielded
   bool drop_last = false;
+  std::source_location where = {};  ///< of the loader
 };
 
 /// One pass over a dataset: reads its batches, for a loader and its workers.
@@ -44,14 +46,17 @@ class DatasetPass<Dataset> {
  public:
   using BatchType = BatchOf<Dataset>;
 
-  DatasetPass(std::shared_ptr<const Dataset> dataset, const PassStart& /*start*/)
-      : dataset_(std::move(dataset)) {}
+  DatasetPass(std::shared_ptr<const Dataset> dataset, const PassStart& start)
+      : dataset_(std::move(dataset)), where_(start.where) {}
 
-  std::optional<BatchType> read(const at::Tensor& indices) const { return dataset_->get_batch(indices); }
+  std::optional<BatchType> read(const at::Tensor& indices) const {
+    return get_batch_at(*dataset_, indices, where_);
+  }
   void skip(const at::Tensor& /*indices*/) const {}
 
  private:
   std::shared_ptr<const Dataset> dataset_;
+  std::source_location where_;
 };
 
 /// The type of an iterable dataset's samples.

@@ -64,6 +64,18 @@ BackendTraits gloo_traits() {
           .device_advice = "move it to the CPU, or use a backend for its device"};
 }
 
+// Called by every rank when one has complained: the store may end with the first rank that throws.
+void wait_until_all_know(c10d::Store& store, int ranks) {
+  constexpr const char* counted = "ranks_that_know";
+  constexpr const char* all_know = "all_know";
+  constexpr std::chrono::seconds limit(5);  // a rank may have died
+  try {
+    if (store.add(counted, 1) == ranks) store.set(all_know, std::vector<std::uint8_t>());
+    store.wait({all_know}, limit);
+  } catch (const std::exception&) {  // this rank knows, and its error is the complaint
+  }
+}
+
 // An exception in the midst of Gloo's constructors would end the process, or leave it waiting. Each rank has as
 // many threads of its own until all ranks have theirs: otherwise ranks of one host could take each other's last
 // ones between check and start.
@@ -83,10 +95,14 @@ void require_threads(const BackendRequest& request, int count) {
     store.wait({outcome}, request.timeout);
     complaint = store.get(outcome);
   } catch (const Error& error) {
-    if (!alone) store.set(outcome, as_bytes(fmt::format("rank {}: {}", request.rank, error.what())));
+    if (alone) throw;
+    store.set(outcome, as_bytes(fmt::format("rank {}: {}", request.rank, error.what())));
+    wait_until_all_know(store, request.size);
     throw;
   }
-  if (!complaint.empty()) throw RendezvousError(std::string(complaint.begin(), complaint.end()));
+  if (complaint.empty()) return;
+  wait_until_all_know(store, request.size);
+  throw RendezvousError(std::string(complaint.begin(), complaint.end()));
 }
 
 }  // namespace
