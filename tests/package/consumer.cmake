@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# Builds a program of collectives and DDP, and those of the documentation, with the installed package, and runs the first. Then
-# configures it with the source folder, by add_subdirectory and by FetchContent, and builds what needs the layer base only.
+# Builds a program of collectives and DDP, and those of the documentation, with the installed package, and runs the first.
+# Components that do not exist are refused.
 include("${CMAKE_CURRENT_LIST_DIR}/support.cmake")
 set(CMAKE_PREFIX_PATH "${work}/prefix")
 find_package(Lockstep QUIET COMPONENTS distributed networks)
@@ -15,27 +15,6 @@ find_package(Lockstep QUIET COMPONENTS kit)
 expect_match("a component that was not built" "${Lockstep_NOT_FOUND_MESSAGE}"
   "^This Lockstep was built without the component kit; it has distributed: build it with LOCKSTEP_BUILD_KIT=ON, or ask for COMPONENTS distributed\\.$")
 
-# expect_no_library_of_kit(<what> <text>)
-function(expect_no_library_of_kit what text)
-  if(text MATCHES "lib(jpeg|png|webp|curl|hdf5)[^ ]*")
-    message(FATAL_ERROR "${what} has ${CMAKE_MATCH_0}:\n${text}")
-  endif()
-endfunction()
-
-# configure(<from> <argument>...): the optimizer has nothing to show here.
-function(configure from)
-  execute_process(
-    COMMAND "${CMAKE_COMMAND}" -S "${work}/consumer" -B "${work}/consumer/${from}" -G Ninja "-Dfrom=${from}"
-            "-DCMAKE_CXX_COMPILER=${compiler}" "-DCMAKE_CXX_FLAGS=${flags} -Winvalid-pch -Werror=invalid-pch"
-            -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-DNDEBUG -DCMAKE_EXPORT_COMPILE_COMMANDS=ON ${ARGN}
-    COMMAND_ERROR_IS_FATAL ANY)
-endfunction()
-
-# build(<from> <target>)
-function(build from target)
-  execute_process(COMMAND "${CMAKE_COMMAND}" --build "${work}/consumer/${from}" --target ${target} COMMAND_ERROR_IS_FATAL ANY)
-endfunction()
-
 file(COPY "${CMAKE_CURRENT_LIST_DIR}/consumer" DESTINATION "${work}")
 foreach(page README docs/coming-from-python-ddp)
   get_filename_component(name "${page}" NAME)
@@ -43,23 +22,15 @@ foreach(page README docs/coming-from-python-ddp)
     COMMAND "${python}" "${CMAKE_CURRENT_LIST_DIR}/extract_program.py" "${source}/${page}.md" "${work}/consumer/${name}.cpp"
     COMMAND_ERROR_IS_FATAL ANY)
 endforeach()
-configure(package "-DCMAKE_PREFIX_PATH=${work}/prefix")
+configure_consumer("${work}/consumer" "${work}/consumer/package" package "-DCMAKE_PREFIX_PATH=${work}/prefix")
 file(READ "${work}/consumer/package/compile_commands.json" commands)
 if(commands MATCHES "${source}/(include|src)")
   message(FATAL_ERROR "the consumer is built with headers of the source tree:\n${commands}")
 endif()
 expect_match("the compilation of train.cpp" "${commands}" "-include [^ ]*cmake_pch.hxx [^\"]*train.cpp")
-build(package all)
+build_consumer("${work}/consumer/package" all)
 foreach(program version train)
   execute_process(COMMAND "${work}/consumer/package/${program}" COMMAND_ERROR_IS_FATAL ANY)
 endforeach()
 execute_process(COMMAND ldd "${work}/consumer/package/train" OUTPUT_VARIABLE libraries COMMAND_ERROR_IS_FATAL ANY)
 expect_no_library_of_kit("train" "${libraries}")
-
-foreach(from add_subdirectory FetchContent)
-  configure(${from} "-Dsource=${source}" "-DTorch_DIR=${torch}" -DLOCKSTEP_WITH_CUDA=OFF -DLOCKSTEP_WITH_MPI=OFF -DLOCKSTEP_UNITY_BUILD=ON)
-  build(${from} version)
-  execute_process(COMMAND "${work}/consumer/${from}/version" COMMAND_ERROR_IS_FATAL ANY)
-  execute_process(COMMAND ninja -C "${work}/consumer/${from}" -t commands train OUTPUT_VARIABLE commands COMMAND_ERROR_IS_FATAL ANY)
-  expect_no_library_of_kit("train with ${from}" "${commands}")
-endforeach()
