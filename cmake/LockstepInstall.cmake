@@ -5,9 +5,11 @@ include(CMakePackageConfigHelpers)
 # Install rules: libraries, headers, the lockstep command, and the files that find_package(Lockstep) reads.
 function(lockstep_add_install_rules)
   set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep")
-  get_property(targets GLOBAL PROPERTY LOCKSTEP_INSTALLED_TARGETS)
-  install(TARGETS ${targets} EXPORT LockstepTargets)
-  install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION "${package_dir}")
+  foreach(component IN LISTS LOCKSTEP_COMPONENTS)
+    get_property(targets GLOBAL PROPERTY LOCKSTEP_TARGETS_${component})
+    install(TARGETS ${targets} EXPORT Lockstep_${component})
+    install(EXPORT Lockstep_${component} NAMESPACE Lockstep:: DESTINATION "${package_dir}")
+  endforeach()
   foreach(program lockstep_cli lockstep_bench lockstep_ckpt lockstep_doctor lockstep_plan)
     if(TARGET ${program})
       install(TARGETS ${program} RUNTIME)
@@ -15,7 +17,7 @@ function(lockstep_add_install_rules)
   endforeach()
   set(not_built)
   if(NOT LOCKSTEP_BUILD_KIT)
-    set(not_built REGEX "include/lockstep/(data|metrics|models|training|transforms|lockstep\\.h|checkpoint/[^s])" EXCLUDE)
+    set(not_built REGEX "include/lockstep/(data|metrics|models|training|transforms|lockstep\\.h|checkpoint(\\.h|/[^s]))" EXCLUDE)
   endif()
   install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/lockstep" TYPE INCLUDE FILES_MATCHING PATTERN "*.h" ${not_built})
   install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
@@ -27,6 +29,6 @@ function(lockstep_add_install_rules)
     COMPATIBILITY SameMinorVersion)
   install(FILES "${CMAKE_BINARY_DIR}/package/LockstepConfig.cmake" "${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"
     "${PROJECT_SOURCE_DIR}/cmake/LockstepLibTorch.cmake" "${PROJECT_SOURCE_DIR}/cmake/LockstepCuda.cmake"
-    "${PROJECT_SOURCE_DIR}/cmake/LockstepWebP.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/LockstepWebP.cmake" "${PROJECT_SOURCE_DIR}/cmake/LockstepPrecompile.cmake"
     DESTINATION "${package_dir}")
 endfunction()

@@ -100,6 +100,14 @@ function(lockstep_set_unity target)
   endif()
 endfunction()
 
+# lockstep_install_later(<target> <name>): lockstep_add_install_rules() installs it as Lockstep::<name>, for
+# find_package() with the component that LOCKSTEP_COMPONENT names.
+function(lockstep_install_later target name)
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_TARGETS_${LOCKSTEP_COMPONENT} ${target})
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_INSTALLED_TARGETS ${target})
+endfunction()
+
 # lockstep_add_layer(<layer> [TORCH] SOURCES <file>... [DEPENDS <layer or target>...] [PRIVATE <target>...])
 # One library a layer of the design: target lockstep_<layer>, exported as Lockstep::<layer>.
 function(lockstep_add_layer layer)
@@ -119,8 +127,8 @@ function(lockstep_add_layer layer)
   endif()
   lockstep_set_warnings(${target})
   lockstep_set_unity(${target})
-  set_target_properties(${target} PROPERTIES EXPORT_NAME ${layer} DEFINE_SYMBOL "")
-  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_INSTALLED_TARGETS ${target})
+  set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")
+  lockstep_install_later(${target} ${layer})
 endfunction()
 
 # lockstep_add_program(<name> [TORCH] SOURCES <file>... [LINK <target>...] [PRECOMPILED <target>])

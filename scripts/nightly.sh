@@ -30,7 +30,7 @@ Runs one part or all of them (default), and reports every part that failed.
            and clang 16 or newer
   plain    everything compiled file by file: no unity build, no precompiled headers
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
-  distributed  a build without the kit, LOCKSTEP_BUILD_KIT=OFF, and its tests
+  distributed  a build without the kit, LOCKSTEP_BUILD_KIT=OFF, and its tests; a program that builds it by FetchContent
   fresh bookworm, fresh trixie  scripts/fresh.sh: the two commands of the README in a minimal Debian 12 and 13; needs root
   versions [commit]  files that a build of this commit writes, loaded by the present build; default: the first commit
            that has tests/versions
@@ -121,7 +121,9 @@ run_shared() {
 run_distributed() {
   cmake --preset release -B build/distributed -DLOCKSTEP_BUILD_KIT=OFF || return
   cmake --build build/distributed || return
-  ctest --test-dir build/distributed --output-on-failure --parallel 4
+  ctest --test-dir build/distributed --output-on-failure --parallel 4 || return
+  cmake -S tests/package/consumer -B build/distributed/consumer -G Ninja -Dfrom=FetchContent "-Dsource=$root" -DLOCKSTEP_CCACHE=ON || return
+  cmake --build build/distributed/consumer --target version train && build/distributed/consumer/version && build/distributed/consumer/train
 }
 
 run_sharding() {

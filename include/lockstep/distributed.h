@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-// Process groups and parallel training, by theme, and LibTorch: Lockstep::distributed. lockstep/lockstep.h is
-// this and the kit.
+// Process groups and parallel training, and LibTorch: Lockstep::distributed. lockstep/lockstep.h is this and the
+// kit.
 #include <torch/torch.h>
 
 // Joining a run, starting ranks, the default group.

@@ -18,7 +18,7 @@ WITHOUT_LIBTORCH = {"foundation", "launcher"}
 OPEN_TO_KIT = {"modules", "trace"}
 # Public headers whose folder is not their layer, because their paths stay.
 ELSEWHERE = {"checkpoint/state_dict.h": "state", "nn/wrapped_module.h": "modules"}
-FOR_USERS = {"lockstep/lockstep.h", "lockstep/distributed.h"}
+UMBRELLA = re.compile(r"lockstep/(?!version\.h)\w+\.h")
 LIBTORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 CONCRETE_BACKEND = re.compile(r"torch/csrc/distributed/c10d/.*ProcessGroup(Gloo|NCCL|MPI|UCC)")
 HIDDEN_FROM_USERS = re.compile(r"(fmt|CLI|nlohmann|curl|spdlog)/|(zlib|hdf5)\.h")
@@ -100,7 +100,7 @@ def problem_with(layers, layer, public, quote, header):
         return "is not for public headers"
     if layer is None:
         return None
-    if header in FOR_USERS:
+    if UMBRELLA.fullmatch(header):
         return "is for users only"
     wing = layers[layer].wing if layer in layers else "launcher"  # the tools'
     if wing in WITHOUT_LIBTORCH and LIBTORCH.match(header):

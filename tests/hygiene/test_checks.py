@@ -77,6 +77,8 @@ text
             ("src/parallel/nn/a.cpp", "<lockstep/checkpoint/state_dict.h>"),
             ("src/communication/backends/gloo/a.cpp", "<torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>"),
             ("include/lockstep/lockstep.h", "<lockstep/ddp/ddp.h>"),
+            ("include/lockstep/lockstep.h", "<lockstep/data.h>"),
+            ("src/foundation/base/a.cpp", "<lockstep/version.h>"),
             ("examples/a.cpp", "<lockstep/lockstep.h>"),
         ):
             with self.subTest(name=name, include=include):
@@ -101,6 +103,7 @@ text
             ("src/parallel/ddp/a.cpp", '"../nn/a.h"'),
             ("src/parallel/ddp/a.cpp", "<lockstep/lockstep.h>"),
             ("src/parallel/ddp/a.cpp", "<lockstep/distributed.h>"),
+            ("src/kit/data/a.cpp", "<lockstep/data.h>"),
             ("include/lockstep/ddp/a.h", "<fmt/format.h>"),
             ("include/lockstep/ddp/a.h", '"ddp/private.h"'),
             ("tools/lockstep/a.cpp", "<lockstep/ddp/ddp.h>"),

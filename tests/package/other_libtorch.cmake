@@ -5,7 +5,7 @@ make_libtorch("${work}/libtorch_next" 99.1.0 "_ZNSt7__cxx1112basic_string")
 file(REMOVE_RECURSE "${work}/other_libtorch")
 execute_process(
   COMMAND "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${work}/other_libtorch" -G Ninja
-          "-DCMAKE_PREFIX_PATH=${work}/prefix" "-DCMAKE_CXX_COMPILER=${compiler}" "-DTorch_DIR=${work}/libtorch_next"
+          -Dfrom=package "-DCMAKE_PREFIX_PATH=${work}/prefix" "-DCMAKE_CXX_COMPILER=${compiler}" "-DTorch_DIR=${work}/libtorch_next"
   OUTPUT_QUIET ERROR_VARIABLE error RESULT_VARIABLE code)
 if(code EQUAL 0)
   message(FATAL_ERROR "configuring went well with another LibTorch")
