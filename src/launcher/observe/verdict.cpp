@@ -10,11 +10,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "observe/memory_growth.h"
+#include "observe/phrases.h"
+#include "observe/step_faults.h"
+
 namespace lockstep::observe {
 namespace {
 
-constexpr std::int64_t kPatience = 1'000'000'000;  // nanoseconds
-constexpr std::array kCauses{"none", "mismatch", "dead", "stopped", "missing", "deadlock"};
+constexpr std::int64_t kPatience = 1'000'000'000;             // nanoseconds
+constexpr std::int64_t kCheckpointPatience = 60 * kPatience;  // with a rank that saves or loads one
+constexpr std::array kCauses{"none",     "mismatch", "dead", "stopped",   "missing",
+                             "deadlock", "starved",  "slow", "slow_link", "memory"};
 
 // A rank that waits in a call, or whose call has failed.
 struct Wait {
@@ -24,19 +30,6 @@ struct Wait {
   std::int64_t age = 0;  // nanoseconds
   bool has_failed = false;
 };
-
-std::string seconds(std::int64_t nanoseconds) {
-  return fmt::format("{:.1f} s", static_cast<double>(nanoseconds) / 1e9);
-}
-
-// "rank 0", "ranks 0, 2 and 3"
-std::string list(std::vector<int> ranks) {
-  std::ranges::sort(ranks);
-  if (ranks.size() == 1) return fmt::format("rank {}", ranks.front());
-  const int last = ranks.back();
-  ranks.pop_back();
-  return fmt::format("ranks {} and {}", fmt::join(ranks, ", "), last);
-}
 
 const Membership* membership_in(const Rank& rank, const std::string& group) {
   const auto found = std::ranges::find(rank.groups, group, &Membership::group);
@@ -71,6 +64,30 @@ std::string last_call_text(const Run& run, const Rank& rank) {
                      seconds(run.taken_at - call->issued_at));
 }
 
+// How long the rank has been in its phase.
+std::int64_t phase_age(const Run& run, const Rank& rank) {
+  return rank.progress ? run.taken_at - rank.progress->phase_since : 0;
+}
+
+Phase phase_of(const Rank& rank) { return rank.progress ? rank.progress->phase : Phase::other; }
+
+// What a living rank that makes no call is doing.
+std::string phase_text(const Run& run, const Rank& rank) {
+  const auto age = seconds(phase_age(run, rank));
+  switch (phase_of(rank)) {
+    case Phase::forward:
+    case Phase::backward:
+      return fmt::format("has been in {} for {} ({})", kPhaseNames[static_cast<std::size_t>(phase_of(rank))],
+                         age, rank.activity);
+    case Phase::data:
+      return fmt::format("waits for a batch, {}{}", age, reading_text(run, rank));
+    case Phase::checkpoint:
+      return fmt::format("saves or loads a checkpoint, {} ({})", age, rank.activity);
+    default:
+      return fmt::format("runs the program's own code ({})", rank.activity);
+  }
+}
+
 // What a rank that makes no call is doing.
 std::string state_text(const Run& run, const Rank& rank) {
   const auto last = last_call_text(run, rank);
@@ -84,12 +101,7 @@ std::string state_text(const Run& run, const Rank& rank) {
     case Life::alive:
       break;
   }
-  return fmt::format("runs the program's own code ({}); {}", rank.activity, last);
-}
-
-Cause cause_of(const Rank& rank) {
-  if (rank.life == Life::dead) return Cause::dead;
-  return rank.life == Life::stopped ? Cause::stopped : Cause::missing;
+  return fmt::format("{}; {}", phase_text(run, rank), last);
 }
 
 bool is_uneven(const Call& call) {
@@ -100,6 +112,15 @@ bool is_uneven(const Call& call) {
 bool differ(const Call& one, const Call& other) {
   return one.name != other.name || one.dtype != other.dtype || one.op != other.op || one.peer != other.peer ||
          (!is_uneven(one) && one.shape != other.shape);
+}
+
+// Of a rank that keeps others waiting for so long. It is starved if it has waited for data most of this time.
+Cause cause_of(const Run& run, const Rank& rank, std::int64_t wait) {
+  if (rank.life == Life::dead) return Cause::dead;
+  if (rank.life == Life::stopped) return Cause::stopped;
+  const bool is_starved =
+      rank.life == Life::alive && phase_of(rank) == Phase::data && phase_age(run, rank) >= wait / 2;
+  return is_starved ? Cause::starved : Cause::missing;
 }
 
 class Judge {
@@ -117,11 +138,13 @@ class Judge {
       if (auto verdict = find_mismatch(wait)) return *verdict;
     }
     for (const auto& wait : waits_) {
-      if (auto verdict = follow(wait)) return *verdict;
+      if (auto verdict = follow(wait)) return usual_cause_of(*verdict);
     }
     for (const auto& rank : run_.ranks) {
-      if (rank.life == Life::dead || rank.life == Life::stopped) return blame(rank, "");
+      if (rank.life == Life::dead || rank.life == Life::stopped) return blame(rank, "", 0);
     }
+    if (auto verdict = judge_steps(run_)) return *verdict;
+    if (auto verdict = judge_memory(run_)) return *verdict;
     return {.text = all_is_well()};
   }
 
@@ -131,9 +154,17 @@ class Judge {
     return found == waits_.end() ? nullptr : &*found;
   }
 
-  Verdict blame(const Rank& rank, const std::string& call) const {
-    return {
-        cause_of(rank), {rank.rank}, fmt::format("{}{} {}.", rank.describe(), call, state_text(run_, rank))};
+  // A rank that is late in every step is so for this reason now, too, unless it is much later than usual.
+  Verdict usual_cause_of(const Verdict& stall) const {
+    if (stall.cause != Cause::missing && stall.cause != Cause::starved) return stall;
+    const auto usual = judge_steps(run_);
+    return usual && usual->ranks == stall.ranks ? *usual : stall;
+  }
+
+  Verdict blame(const Rank& rank, const std::string& call, std::int64_t wait) const {
+    return {cause_of(run_, rank, wait),
+            {rank.rank},
+            fmt::format("{}{} {}.", rank.describe(), call, state_text(run_, rank))};
   }
 
   // Calls of the group with the same place in the order of its collectives: [text] the ranks that made it.
@@ -203,8 +234,12 @@ class Judge {
       if (missing.empty()) return std::nullopt;
       for (const auto* rank : missing) {
         if (rank->life == Life::alive && wait_of_rank(*rank) != nullptr) continue;
-        return blame(*rank, fmt::format(" has not entered {} of group {}, {}. It", wait.call->describe(),
-                                        wait.member->group, waiting_text(wait)));
+        const bool saves = rank->life == Life::alive && phase_of(*rank) == Phase::checkpoint;
+        if (saves && wait.age < kCheckpointPatience) return std::nullopt;
+        return blame(*rank,
+                     fmt::format(" has not entered {} of group {}, {}. It", wait.call->describe(),
+                                 wait.member->group, waiting_text(wait)),
+                     wait.age);
       }
       const auto* const next = wait_of_rank(*missing.front());
       if (const auto seen = std::ranges::find(path, next); seen != path.end())
