@@ -182,7 +182,7 @@ std::string RunReport::outcome(int exit_code, double seconds) const {
 observe::Facts RunReport::facts() const {
   utsname system{};
   (void)::uname(&system);
-  const auto memory = meminfo_bytes("/proc/meminfo", "MemTotal:");
+  const auto memory = meminfo_bytes("/proc/meminfo", "MemTotal");
   std::error_code ignored;
   observe::Facts facts{{"Lockstep", version()},
                        {"LibTorch", sampler_.libtorch().empty() ? "not known" : sampler_.libtorch()},

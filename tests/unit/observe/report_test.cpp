@@ -243,12 +243,17 @@ History long_history() {
                           {"accuracy", 1 - std::exp(-static_cast<double>(steps) / 20'000) + 0.02 * wave}};
       progress.memory = {{.at = run.taken_at, .resident = (900 + rank.rank * 20 + steps / 200) << 20U}};
       progress.gathered = (std::int64_t{64} + steps % 50) << 20U;
+      const auto change = [&](PhaseTimes& spent, std::int64_t until) {
+        const auto data = rank.rank == 5 ? until * 3'000'000 : 0;
+        spent[3] -= data;
+        spent[4] += data;
+        if (steps > kStill) spent[rank.rank == 2 ? 0 : 3] += 40 * testing::kSecond;
+      };
       for (auto& step : progress.last) {
-        step.spent[3] -= static_cast<std::int64_t>(step.number) * 3'000'000 * (rank.rank == 5 ? 1 : 0);
-        step.spent[4] += static_cast<std::int64_t>(step.number) * 3'000'000 * (rank.rank == 5 ? 1 : 0);
+        change(step.spent, static_cast<std::int64_t>(step.number));
         if (steps > kStill) step.ended_at += 40 * testing::kSecond;
-        if (steps > kStill) step.spent[rank.rank == 2 ? 0 : 3] += 40 * testing::kSecond;
       }
+      change(progress.spent, steps);
       const auto age = rank.rank == 5 ? 0.002 : 0.006;
       auto call = testing::call(static_cast<std::uint64_t>(steps), age);
       call.issued_at += run.taken_at - testing::kNow;
