@@ -103,6 +103,8 @@ void RunReport::watch(int stop) {
     read_account();
     if (count == 0) look();
   }
+  judged_ = false;
+  look();  // the supervisor may have been killed, and its ranks with it
 }
 
 void RunReport::look() {
