@@ -32,6 +32,7 @@ Runs one part or all of them (default), and reports every part that failed.
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
   distributed  a build without the kit, LOCKSTEP_BUILD_KIT=OFF, and its tests; a program that builds it by FetchContent
   fresh bookworm, fresh trixie  scripts/fresh.sh: the two commands of the README in a minimal Debian 12 and 13; needs root
+  report   the page of lockstep run --report with 50,000 steps of 8 ranks, opened by Chromium, light and dark
   versions [commit]  files that a build of this commit writes, loaded by the present build; default: the first commit
            that has tests/versions
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
@@ -165,6 +166,23 @@ run_mpi() (
   exit "$status"
 )
 
+# The page of a long run draws itself without a message on the browser's console.
+run_report() (
+  browser=$(command -v chromium || command -v google-chrome) || { say "chromium is missing; on Debian: apt-get install chromium" && return 1; }
+  bash scripts/build.sh release test_observe || return
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
+  LOCKSTEP_REPORT_PAGE=$folder/page.html build/release/bin/test_observe --gtest_filter='Page.OfEightRanks*' || return
+  for scheme in 0 1; do
+    for width in 800 1280; do
+      timeout 120 "$browser" --headless --no-sandbox --disable-gpu "--user-data-dir=$folder/profile" --enable-logging=stderr \
+        --virtual-time-budget=10000 "--blink-settings=preferredColorScheme=$scheme" "--window-size=$width,1000" \
+        --dump-dom "file://$folder/page.html" >"$folder/drawn.html" 2>"$folder/log" || return
+      grep -q 'data-drawn="yes"' "$folder/drawn.html" && ! grep -q 'data-error=' "$folder/drawn.html" && ! grep CONSOLE "$folder/log" || return
+    done
+  done
+)
+
 # The first commit that writes the files of run_versions.
 first_writer() { git log --diff-filter=A --format=%H -- tests/versions/version_files.cpp | tail -1; }
 
@@ -245,6 +263,7 @@ run_part() {
     plain) bash scripts/build.sh plain all benchmarks/all ;;
     shared) run_shared ;;
     distributed) run_distributed ;;
+    report) run_report ;;
     versions) run_versions "$version" ;;
     wheel) run_wheel ;;
     torch) run_torch "$version" ;;
@@ -252,7 +271,7 @@ run_part() {
 }
 
 version=${2:-}
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits mpi fuzz sharding compilers plain shared distributed versions wheel
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits mpi fuzz sharding compilers plain shared distributed report versions wheel
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;

@@ -54,6 +54,7 @@ struct RunArguments {
   std::string duplicate_stdout_filters{};
   std::string duplicate_stderr_filters{};
   std::string error_file{};
+  std::string report{};
   std::string bind = "none";
   std::string memory_allocator = "default";
   bool plain_lines = false;

@@ -21,6 +21,7 @@
 #include "launch/launch.h"
 #include "launch/worker_group.h"
 #include "machine/host.h"
+#include "run_report.h"
 
 namespace lockstep::cli {
 namespace {
@@ -266,6 +267,9 @@ void add_output_options(CLI::App& run, RunArguments& parsed) {
                  "Gets the first failure as JSON when the run fails")
       ->type_name("FILE")
       ->envname("TORCHELASTIC_ERROR_FILE");
+  add(run, "report", parsed.report, "FILE",
+      "Write a page about the run when it ends, also when it fails: phases, throughput, reported numbers, late "
+      "ranks, memory, faults (HTML; with --hosts one page per host, FILE with -node<K>)");
 }
 
 void add_own_options(CLI::App& run, RunArguments& parsed) {
@@ -331,6 +335,16 @@ launch::LaunchOptions checked_here(const RunArguments& arguments, const Env& env
   return launch_options(arguments, {.cores = many, .gpus = many}, env);
 }
 
+int launch_here(const RunArguments& arguments, const std::vector<std::string>& words) {
+  auto options = launch_options(arguments, launch::this_machine());
+  if (arguments.report.empty()) return launch::launch(options);
+  RunReport report(report_file(arguments), words);
+  options.account = report.account();
+  const int code = launch::launch(options, [&](int stop) { report.watch(stop); });
+  report.write(code);
+  return code;
+}
+
 }  // namespace
 
 Command run_command(CLI::App& app, const std::vector<std::string>& words) {
@@ -343,7 +357,7 @@ Command run_command(CLI::App& app, const std::vector<std::string>& words) {
               return launch::launch_on_hosts(
                   hosts_options(*arguments, checked_here(*arguments, env), words, env));
             }
-            return launch::launch(launch_options(*arguments, launch::this_machine()));
+            return launch_here(*arguments, words);
           }};
 }
 

@@ -49,25 +49,35 @@ constexpr const char* kNotStarted = "the ranks could not be started";
   ::_exit(code);
 }
 
-// A thread that runs while the guard does.
-class Companion {
+// The threads that run while the guard does.
+class Companions {
  public:
-  explicit Companion(const std::function<void(int)>& body) : stop_(::eventfd(0, EFD_CLOEXEC)) {
+  explicit Companions(const std::vector<GuardOptions::Companion>& companions)
+      : stop_(::eventfd(0, EFD_CLOEXEC)) {
     if (!stop_) fail("eventfd");
-    thread_ =
-        start_thread<std::thread>("the coordinator of the nodes", [body, stop = stop_.get()] { body(stop); });
+    try {
+      for (const auto& each : companions) {
+        threads_.push_back(
+            start_thread<std::thread>(each.purpose, [body = each.body, stop = stop_.get()] { body(stop); }));
+      }
+    } catch (...) {
+      end();
+      throw;
+    }
   }
-  ~Companion() {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(stop_.get(), &one, sizeof(one));
-    thread_.join();
-  }
-  Companion(const Companion&) = delete;
-  Companion& operator=(const Companion&) = delete;
+  ~Companions() { end(); }
+  Companions(const Companions&) = delete;
+  Companions& operator=(const Companions&) = delete;
 
  private:
+  void end() {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(stop_.get(), &one, sizeof(one));
+    for (auto& thread : threads_) thread.join();
+  }
+
   UniqueFd stop_;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 };
 
 void forward_signals(int signals, pid_t guard) {
@@ -122,8 +132,8 @@ GuardExit run_guarded(const std::function<int(int parent)>& body, const GuardOpt
   const UniqueFd signals(::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals) fail("signalfd");
   if (options.before_wait) options.before_wait({life.get(), signals.get()});
-  if (!options.beside) return wait_for_guard(guard, life.get(), signals.get(), options.owner);
-  const Companion companion(options.beside);
+  if (options.beside.empty()) return wait_for_guard(guard, life.get(), signals.get(), options.owner);
+  const Companions companions(options.beside);
   return wait_for_guard(guard, life.get(), signals.get(), options.owner);
 }
 

@@ -31,8 +31,13 @@ struct GuardOptions {
   int owner = -1;                   // a pidfd; when it becomes readable, all descendants are killed
   // Called in this process before it waits, with the descriptors that it needs for that.
   std::function<void(const std::vector<int>& needed)> before_wait = {};
-  // Runs in a thread of this process until the descriptor that it gets becomes readable: the guard has ended.
-  std::function<void(int stop)> beside = {};
+  // Each runs in a thread of this process until the descriptor that it gets becomes readable: the guard has
+  // ended.
+  struct Companion {
+    std::string purpose;  // for an error
+    std::function<void(int stop)> body;
+  };
+  std::vector<Companion> beside = {};
 };
 
 // How the guard ended.

@@ -136,7 +136,7 @@ ReservedPort reserve_port(const LaunchOptions& options) {
   }
 }
 
-int launch(const LaunchOptions& options) {
+int launch(const LaunchOptions& options, const std::function<void(int stop)>& beside) {
   validate(options);
   require_stack();
   open_standard_streams();
@@ -154,7 +154,9 @@ int launch(const LaunchOptions& options) {
     }
   };
   GuardOptions guard{.stop_signals = options.stop_signals};
-  if (server) guard.beside = [&](int stop) { server->serve(stop); };
+  if (server)
+    guard.beside.push_back({"the coordinator of the nodes", [&](int stop) { server->serve(stop); }});
+  if (beside) guard.beside.push_back({"the observer of the ranks", beside});
   const auto exit = run_guarded(body, guard);
   if (exit.signal != 0) log(LogLevel::error, describe(exit));
   return exit.code;

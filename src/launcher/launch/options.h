@@ -110,6 +110,8 @@ struct LaunchOptions {
   // Whether stdin is that of a launcher which `lockstep run --hosts` has started; see host_control.h. Only
   // node 0 then reports a failure that the coordinator has sent to all.
   bool has_host_control = false;
+  // A descriptor to which the supervisor of the ranks writes what happens, see account.h; -1: none.
+  int account = -1;
 };
 
 // Throws ArgumentError when a field is out of range or two fields contradict each other.

@@ -53,7 +53,9 @@ int NodeSupervisor::run() {
     loop();
   } catch (const std::exception& error) {
     client_->send(Leaving{error.what()});
-    write_error({.reason = error.what(), .host = host_name()});
+    const FailureReport failure{.reason = error.what(), .host = host_name()};
+    account({.failure = failure});
+    write_error(failure);
     kill_descendants();
     logs_.finish();
     flush(logs_, control_ ? &*control_ : nullptr);
@@ -138,6 +140,7 @@ void NodeSupervisor::on_stop_signal(int signal) {
   }
   if (stop_signal_ != 0) return;
   stop_signal_ = signal;
+  account({.signal = signal});
   if (is_stopping()) {
     logs_.print(fmt::format("{}: the ranks will not be restarted", signal_name(signal)));
   } else {
@@ -148,12 +151,24 @@ void NodeSupervisor::on_stop_signal(int signal) {
   begin_stop(signal);
 }
 
+void NodeSupervisor::account(AccountEntry entry) const {
+  if (workers_) entry.restarts = workers_->assignment().restarts;
+  write_account(options_.account, std::move(entry));
+}
+
+std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
+  const auto exit = workers_ ? workers_->take_exit(child) : std::nullopt;
+  if (exit) account({.exit = exit, .was_stopped = is_stopping()});
+  return exit;
+}
+
 FailureReport NodeSupervisor::report(const RankExit& exit) {
   logs_.drain(exit.rank);
   return workers_->report(exit);
 }
 
 void NodeSupervisor::on_first_failure() {
+  account({.failure = failures().first()});
   client_->send(Failed{.attempt = workers_->assignment().attempt,
                        .consequence = options_.nodes && failures().may_be_consequence(),
                        .report = failures().first()});
@@ -242,6 +257,10 @@ void NodeSupervisor::on(const Start& start) {
   answer_due_.reset();
   begin_run();
   workers_.emplace(options_, file_, start.assignment, log_folder_, logs_);
+  AccountEntry entry;
+  for (const auto& [pid, local_rank] : workers_->alive())
+    entry.started[start.assignment.first_rank + local_rank] = pid;
+  account(std::move(entry));
 }
 
 void NodeSupervisor::on(const Stop& stop) {
@@ -283,6 +302,7 @@ bool NodeSupervisor::is_reported_here() const {
 void NodeSupervisor::print_report() {
   const auto first = failure();
   if (!first) return;
+  account({.failure = first});
   if (!is_reported_here()) return write_error(*first);
   if (!log_folder_.path().empty()) logs_.print(fmt::format("log files: {}", log_folder_.path().string()));
   const bool shown = first->host == host_name() && logs_.shows_stderr(first->first.rank);

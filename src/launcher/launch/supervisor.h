@@ -8,6 +8,7 @@
 
 #include "base/deadline.h"
 #include "base/sockets.h"
+#include "launch/account.h"
 #include "launch/coordinator_client.h"
 #include "launch/host_control.h"
 #include "launch/log_files.h"
@@ -38,9 +39,7 @@ class NodeSupervisor : private RankSupervisor {
   int run();
 
  private:
-  std::optional<RankExit> take_exit(const RankExit& child) override {
-    return workers_ ? workers_->take_exit(child) : std::nullopt;
-  }
+  std::optional<RankExit> take_exit(const RankExit& child) override;
   bool has_ranks() const override { return workers_ && !workers_->alive().empty(); }
   FailureReport report(const RankExit& exit) override;
   void signal_ranks(int signal) override { workers_->signal_ranks(signal); }
@@ -73,6 +72,7 @@ class NodeSupervisor : private RankSupervisor {
     return failures().summary(end_ ? end_->failure : std::nullopt);
   }
   bool is_reported_here() const;
+  void account(AccountEntry entry) const;
   void print_report();
   void write_error(const FailureReport& failure);
   int result() const;

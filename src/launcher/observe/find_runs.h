@@ -36,7 +36,8 @@ struct ObservedRun {
   int restarts = 0;
   std::string problem{};  // why its ranks cannot be read: another version of Lockstep
 
-  Run read() const;
+  // `with_activity`: with Rank::activity, which takes a look at all mappings of a rank's process.
+  Run read(bool with_activity = true) const;
 };
 
 // The runs of this user on this host. A rank that shares no memory with another one is a run of its own.

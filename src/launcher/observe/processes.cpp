@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <pwd.h>
 #include <sstream>
@@ -93,12 +94,43 @@ std::string user_name(uid_t user) {
 std::vector<Process> own_processes() {
   std::vector<Process> processes;
   for (const int pid : numbers_in("/proc")) {
-    if (owner_of(pid) != ::geteuid()) continue;
-    processes.push_back(
-        {.pid = pid, .inner_pid = status_number(pid, "NSpid:"), .parent = status_number(pid, "PPid:")});
-    find_memory(processes.back());
+    if (auto process = own_process(pid)) processes.push_back(std::move(*process));
   }
   return processes;
+}
+
+std::optional<Process> own_process(int pid) {
+  if (owner_of(pid) != ::geteuid()) return std::nullopt;
+  Process process{
+      .pid = pid, .inner_pid = status_number(pid, "NSpid:"), .parent = status_number(pid, "PPid:")};
+  find_memory(process);
+  return process;
+}
+
+std::vector<Process> processes_below(int ancestor) {
+  const auto children_of = [](int pid) {
+    std::vector<int> children;
+    for (const int thread : threads_of(pid)) {
+      std::ifstream file(fmt::format("{}/task/{}/children", folder_of(pid), thread));
+      for (int child = 0; file >> child;) children.push_back(child);
+    }
+    return children;
+  };
+  std::vector<Process> below;
+  if (!fs::exists(fmt::format("/proc/self/task/{}/children", ::gettid()))) {  // a kernel without this file
+    const auto all = own_processes();
+    std::ranges::copy_if(all, std::back_inserter(below), [&](const Process& process) {
+      return process.pid != ancestor && descends_from(all, process.pid, ancestor);
+    });
+    return below;
+  }
+  auto pids = children_of(ancestor);
+  for (std::size_t i = 0; i < pids.size(); ++i) {
+    if (auto process = own_process(pids[i])) below.push_back(std::move(*process));
+    const auto children = children_of(pids[i]);
+    pids.insert(pids.end(), children.begin(), children.end());
+  }
+  return below;
 }
 
 std::vector<int> threads_of(int pid) { return numbers_in(folder_of(pid) + "/task"); }

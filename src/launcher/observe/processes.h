@@ -30,8 +30,14 @@ struct Process {
 // All processes of this user, those without such memory among them.
 std::vector<Process> own_processes();
 
+// nullopt if it is not this user's, or has ended.
+std::optional<Process> own_process(int pid);
+
 // Whether `pid` is `ancestor` or a descendant of it.
 bool descends_from(const std::vector<Process>& processes, int pid, int ancestor);
+
+// The processes that `ancestor` and those below it have started, and that belong to this user.
+std::vector<Process> processes_below(int ancestor);
 
 // The threads of a process.
 std::vector<int> threads_of(int pid);

@@ -179,6 +179,8 @@ using RankKey = std::pair<std::int64_t, std::int64_t>;
 
 class RunReader {
  public:
+  explicit RunReader(bool with_activity) : with_activity_(with_activity) {}
+
   Run read(const ObservedRun& observed) {
     for (const auto& publication : observed.publications) add(publication);
     for (const auto& published : observed.progress) add(published);
@@ -207,7 +209,7 @@ class RunReader {
     ranks_.push_back({.pid = key.first,
                       .thread = key.second,
                       .life = life,
-                      .activity = gone ? "" : describe_thread(thread)});
+                      .activity = gone || !with_activity_ ? "" : describe_thread(thread)});
     return ranks_.back();
   }
 
@@ -227,12 +229,13 @@ class RunReader {
     job_ranks_[key] = memory.rank.load(std::memory_order_acquire);
   }
 
+  bool with_activity_;
   std::vector<Rank> ranks_;
   std::map<RankKey, int> job_ranks_;
 };
 
 }  // namespace
 
-Run ObservedRun::read() const { return RunReader().read(*this); }
+Run ObservedRun::read(bool with_activity) const { return RunReader(with_activity).read(*this); }
 
 }  // namespace lockstep::observe

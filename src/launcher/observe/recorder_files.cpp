@@ -11,17 +11,17 @@
 #include <functional>
 #include <map>
 #include <sys/stat.h>
-#include <unistd.h>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
-#include "base/limits.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
+#include "observe/private_file.h"
 
 namespace lockstep::observe {
 namespace {
@@ -35,27 +35,11 @@ constexpr const char* kTorchVersion = "2.10";  // of PyTorch's format
   throw_error<Error>("recorder files: {} cannot be written: {}", file.string(), errno_text(errno));
 }
 
-// Under its name whole or not at all, and only for this user.
-void write_private_file(const fs::path& file, const std::string& bytes) {
-  const FileSizeErrors as_errors;
-  const auto unfinished = file.string() + "." + random_hex(2) + ".tmp";
-  const UniqueFd fd(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
-  if (!fd) fail(file);
-  for (std::size_t written = 0; written < bytes.size();) {
-    const auto count = ::write(fd.get(), bytes.data() + written, bytes.size() - written);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      const int reason = errno;
-      ::unlink(unfinished.c_str());
-      errno = reason;
-      fail(file);
-    }
-    written += static_cast<std::size_t>(count);
-  }
-  if (::rename(unfinished.c_str(), file.c_str()) != 0) {
-    const int reason = errno;
-    ::unlink(unfinished.c_str());
-    errno = reason;
+void write_file(const fs::path& file, const std::string& bytes) {
+  try {
+    write_private_file(file, bytes);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
     fail(file);
   }
 }
@@ -271,10 +255,10 @@ std::vector<fs::path> write_recorder_files(const Run& run, const fs::path& folde
   const auto groups = groups_of(run);
   for (const auto& rank : run.ranks) {
     files.push_back(folder / fmt::format("rank_{}", rank.rank));
-    write_private_file(files.back(), pickle_of(torch_dump(rank, groups)));
+    write_file(files.back(), pickle_of(torch_dump(rank, groups)));
   }
   files.push_back(run_file(run, folder));
-  write_private_file(files.back(), to_json(run).dump(1, ' ', false, json::error_handler_t::replace) + "\n");
+  write_file(files.back(), to_json(run).dump(1, ' ', false, json::error_handler_t::replace) + "\n");
   return files;
 }
 

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 
 #include "run_command.h"
+#include "run_report.h"
 #include "support/error_of.h"
 
 namespace lockstep::cli {
@@ -46,6 +47,12 @@ TEST(RunCommandLine, AcceptsBothSpellings) {
     EXPECT_EQ(arguments.master_addr, "a");
     EXPECT_EQ(arguments.master_port, 5);
   }
+}
+
+TEST(RunCommandLine, GivesEachHostAPageOfItsOwn) {
+  EXPECT_EQ(report_file(parse({"--report", "a/page.html", "./train"})), "a/page.html");
+  EXPECT_EQ(report_file(parse({"--host-index", "2", "--report", "a/page.html", "./train"})),
+            "a/page-node2.html");
 }
 
 TEST(RunCommandLine, PassesArgumentsAfterTheProgramToTheProgram) {

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/version.h>
 
+#include "launch/account.h"
 #include "launch/options.h"
 
 namespace lockstep::launch {
@@ -79,6 +80,22 @@ TEST(Messages, OfUnknownProgramsAreRejected) {
     EXPECT_THROW(decode_to_node(line), LaunchError) << line;
     EXPECT_THROW(decode_hello(line), LaunchError) << line;
   }
+}
+
+TEST(Account, IsReadAsItWasWritten) {
+  const auto started =
+      decode_account_entry(encode(AccountEntry{.restarts = 2, .started = {{3, 70}, {4, 71}}}));
+  EXPECT_EQ(started.restarts, 2);
+  EXPECT_EQ(started.started, (std::map<int, int>{{3, 70}, {4, 71}}));
+  const auto ended = decode_account_entry(
+      encode(AccountEntry{.exit = RankExit{.rank = 3, .pid = 70, .signal = SIGKILL}, .was_stopped = true}));
+  EXPECT_EQ(ended.exit->signal, SIGKILL);
+  EXPECT_TRUE(ended.was_stopped && !ended.failure);
+  const auto failed = decode_account_entry(
+      encode(AccountEntry{.signal = SIGINT, .failure = FailureReport{.reason = "no \"network\" \xff"}}));
+  EXPECT_EQ(failed.signal, SIGINT);
+  EXPECT_THAT(failed.failure->reason, ::testing::StartsWith("no \"network\" "));
+  EXPECT_THROW(decode_account_entry("{\"time\":1}"), LaunchError);
 }
 
 TEST(Streams, AreSelectedAsWithTorchrun) {

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "observe/private_file.h"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+
+#include "base/limits.h"
+#include "base/text.h"
+#include "base/unique_fd.h"
+
+namespace lockstep::observe {
+namespace {
+
+// Removes the unfinished file.
+[[noreturn]] void give_up(const std::string& unfinished) {
+  const int reason = errno;
+  ::unlink(unfinished.c_str());
+  throw std::system_error(reason, std::generic_category());
+}
+
+}  // namespace
+
+void write_private_file(const std::filesystem::path& file, const std::string& bytes) {
+  const FileSizeErrors as_errors;
+  const auto unfinished = file.string() + "." + random_hex(2) + ".tmp";
+  const UniqueFd fd(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
+  if (!fd) give_up(unfinished);
+  for (std::size_t written = 0; written < bytes.size();) {
+    const auto count = ::write(fd.get(), bytes.data() + written, bytes.size() - written);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) give_up(unfinished);
+    written += static_cast<std::size_t>(count);
+  }
+  if (::rename(unfinished.c_str(), file.c_str()) != 0) give_up(unfinished);
+}
+
+}  // namespace lockstep::observe

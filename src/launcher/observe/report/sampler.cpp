@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "observe/report/sampler.h"
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/host.h"
+#include "observe/processes.h"
+
+namespace lockstep::observe {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kFirstPeriod = 50ms;  // while ranks begin
+constexpr auto kBeginning = 5s;      // so long
+constexpr auto kLongestBeginning =
+    60s;                            // a program that publishes nothing is looked for less often from then on
+constexpr auto kSearchPeriod = 5s;  // groups may be formed later
+
+std::int64_t processor_time() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+// All ranks below the process as one run, though ranks that share no memory are runs of their own.
+ObservedRun ranks_below(int process) {
+  ObservedRun all;
+  for (auto& run : find_runs(processes_below(process))) {
+    if (!run.problem.empty()) continue;  // a program of another version of Lockstep
+    std::ranges::move(run.pids, std::back_inserter(all.pids));
+    std::ranges::move(run.publications, std::back_inserter(all.publications));
+    std::ranges::move(run.progress, std::back_inserter(all.progress));
+    all.id = run.id;
+    all.restarts = std::max(all.restarts, run.restarts);
+  }
+  return all;
+}
+
+}  // namespace
+
+void Sampler::expect(std::size_t ranks) {
+  expected_ = ranks;
+  started_at_ = Clock::now();
+  search_due_ = true;
+}
+
+void Sampler::rank_ended() {
+  if (expected_ > 0) --expected_;
+  search_due_ = true;
+}
+
+std::chrono::milliseconds Sampler::wait() const {
+  return misses_ranks() && Clock::now() - started_at_ < kBeginning ? kFirstPeriod : kPeriod;
+}
+
+void Sampler::look(bool judged) {
+  const auto begin = processor_time();
+  ++looks_;
+  const auto now = Clock::now();
+  const bool may_come = misses_ranks() && now - started_at_ < kLongestBeginning;
+  const bool is_due = search_due_ || may_come || now - searched_at_ >= kSearchPeriod;
+  // Ranks that have ended are read a last time before they are forgotten.
+  if (!ranks_.progress.empty()) add(judged);
+  if (is_due) {
+    const auto before = ranks_.pids;
+    search();
+    if (ranks_.pids != before && !ranks_.pids.empty()) add(judged);
+  }
+  processor_time_ += processor_time() - begin;
+}
+
+void Sampler::add(bool judged) {
+  auto run = ranks_.read(/*with_activity=*/false);
+  Verdict verdict;
+  if (judged) verdict = judge(run);
+  if (verdict.cause != Cause::none) {
+    run = ranks_.read();
+    verdict = judge(run);
+  }
+  history_.add(run, verdict);
+}
+
+void Sampler::search() {
+  ranks_ = ranks_below(launcher_);
+  searched_at_ = Clock::now();
+  search_due_ = false;
+  if (libtorch_.empty() && !ranks_.pids.empty()) libtorch_ = libtorch_version_of(ranks_.pids.front());
+}
+
+std::string libtorch_version_of(int pid) {
+  namespace fs = std::filesystem;
+  std::ifstream maps(fmt::format("/proc/{}/maps", pid));
+  for (std::string line; std::getline(maps, line);) {
+    const auto path = line.find('/');
+    if (path == std::string::npos || !line.ends_with("/libtorch_cpu.so")) continue;
+    const auto folder = fs::path(line.substr(path)).parent_path().parent_path();
+    if (auto version = first_line(folder / "build-version"); !version.empty())
+      return version;                             // of the archive
+    std::ifstream module(folder / "version.py");  // of the Python package
+    const std::string key = "__version__ = '";
+    for (std::string text; std::getline(module, text);) {
+      if (text.starts_with(key)) return text.substr(key.size(), text.rfind('\'') - key.size());
+    }
+    return {};
+  }
+  return {};
+}
+
+}  // namespace lockstep::observe
