@@ -18,7 +18,8 @@ Runs one part or all of them (default), and reports every part that failed.
   rehearsal  scripts/gpu_check.sh --rehearse: the plan for a machine with a GPU, in a minimal Debian 13 without network; needs root
   hosts    DDP's parity cases and collectives between hosts with networks of their own; DDP's parity cases over mpi at 3 and 4 ranks
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
-           examples/ killed at random steps, 20 times
+           examples/ killed at random steps, 20 times; ranks with faults that lockstep recorder analyze has to name, 25 times
+           each, and programs of examples/ for an hour (LOCKSTEP_HEALTHY_MINUTES=60), which it has to find healthy
   pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32; 50 steps on 2 x 2 x 2 ranks
   memory   fully_shard() trains a GPT that the kernel kills under DistributedDataParallel: memory cgroups, so as root
   limits   docs/limits.md: what library, launcher, doctor and tools print under each limit of the system; needs root
@@ -44,8 +45,9 @@ END
 # The programs run without ctest, whose time limits are made for the default number of rounds.
 run_faults() {
   local rounds=${LOCKSTEP_FAULT_ROUNDS:-500} test status=0
+  local -x LOCKSTEP_HEALTHY_MINUTES=${LOCKSTEP_HEALTHY_MINUTES:-60}
   bash scripts/build.sh release tests/faults/all || return
-  for test in faults_comm faults_launcher faults_checkpoint; do
+  for test in faults_comm faults_launcher faults_checkpoint faults_named; do
     LOCKSTEP_FAULT_ROUNDS=$rounds "build/release/bin/$test" || status=1
   done
   bash scripts/build.sh release multiprocess_programs || return
