@@ -3,7 +3,7 @@
 file(REMOVE_RECURSE "${work}/prefix")
 execute_process(COMMAND "${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/prefix"
   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
-set(of_kit include/lockstep/lockstep.h include/lockstep/data/loader.h)
+set(of_kit include/lockstep/lockstep.h include/lockstep/checkpoint.h include/lockstep/data.h include/lockstep/data/loader.h)
 if(kit)
   set(expected ${of_kit})
 else()
