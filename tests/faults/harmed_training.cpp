@@ -21,10 +21,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kStep = 10ms;               // of a healthy rank
-constexpr auto kDelay = 80ms;              // of a slow one, and of a slow batch
-constexpr unsigned kSlowRate = 15 << 20;   // bytes a second of a rank's connections
-constexpr std::int64_t kLeak = 120 << 20;  // bytes a second
+constexpr auto kStep = 10ms;              // of a healthy rank
+constexpr auto kDelay = 80ms;             // of a slow one, and of a slow batch
+constexpr unsigned kSlowRate = 15 << 20;  // bytes a second of a rank's connections
+constexpr std::int64_t kLeak = 80 << 20;  // bytes a second
 constexpr const char* kFile = "/data/x.jpg";
 
 class Samples {
@@ -121,8 +121,10 @@ class Trainee {
     if (leaked_.empty()) leak_began_ = now;
     const auto wanted = (now - leak_began_) / 1'000'000 * (kLeak / 1000);
     constexpr std::int64_t kBlock = 1 << 20;
-    while (static_cast<std::int64_t>(leaked_.size()) * kBlock <= wanted)
-      leaked_.push_back(std::vector<char>(kBlock, 'x'));
+    while (static_cast<std::int64_t>(leaked_.size()) * kBlock <= wanted) {
+      leaked_.emplace_back(new char[kBlock]);
+      for (std::int64_t page = 0; page < kBlock; page += 4096) leaked_.back()[page] = 'x';
+    }
   }
 
   void pace() {
@@ -139,7 +141,7 @@ class Trainee {
   std::optional<ProcessGroup> first_ = context_.new_group({0, 1, 2, 3}, {.group_name = "first"});
   std::optional<ProcessGroup> second_ = context_.new_group({0, 1, 2, 3}, {.group_name = "second"});
   std::uint64_t step_ = 0;
-  std::vector<std::vector<char>> leaked_;
+  std::vector<std::unique_ptr<char[]>> leaked_;
   std::int64_t leak_began_ = 0;
   bool is_paced_ = false;
 };
