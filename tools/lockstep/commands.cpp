@@ -285,9 +285,9 @@ int parse_and_run(const std::vector<std::string>& arguments) {
   CLI::App app("Distributed data-parallel training for LibTorch", "lockstep");
   app.set_version_flag("--version", "lockstep " + lockstep::version());
   const std::vector<Command> commands{
-      run_command(app, arguments), node_command(app),     bench_command(app),
-      ckpt_command(app),           devices_command(app),  doctor_command(app),
-      plan_command(app),           recorder_command(app), stacks_command(app)};
+      run_command(app, arguments), node_command(app),   bench_command(app), ckpt_command(app),
+      devices_command(app),        doctor_command(app), plan_command(app),  recorder_command(app),
+      stacks_command(app),         top_command(app)};
 
   // CLI11 takes arguments in reverse order. Arguments after "--" belong to the program.
   const auto separator = std::ranges::find(arguments, "--");

@@ -48,4 +48,7 @@ Command recorder_command(CLI::App& app);
 // `lockstep stacks [RUN]`: the stacks of all threads of the ranks of a run on this host, which stand still for a moment.
 Command stacks_command(CLI::App& app);
 
+// `lockstep top [RUN]`: the ranks of a run on this host, once or until it ends or the user leaves.
+Command top_command(CLI::App& app);
+
 }  // namespace lockstep::cli

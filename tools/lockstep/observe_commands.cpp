@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -6,11 +8,13 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/throw_error.h"
 #include "commands.h"
 #include "observe/find_runs.h"
 #include "observe/recorder_files.h"
 #include "observe/stack_report.h"
 #include "observe/verdict.h"
+#include "top.h"
 
 namespace lockstep::cli {
 namespace {
@@ -31,8 +35,7 @@ int analyze(const std::string& source, bool json) {
   const auto verdict = observe::judge(run);
   if (json) {
     auto report = observe::to_json(run);
-    report["verdict"] = {
-        {"cause", observe::name_of(verdict.cause)}, {"ranks", verdict.ranks}, {"text", verdict.text}};
+    report["verdict"] = observe::to_json(verdict);
     std::cout << report.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
   } else {
     std::cout << verdict.text << '\n' << std::flush;
@@ -76,6 +79,42 @@ Command stacks_command(CLI::App& app) {
   return {.app = stacks, .run = [run](const auto& /*rest*/) {
             std::cout << observe::stacks_text(observe::find_run(*run)) << std::flush;
             return 0;
+          }};
+}
+
+namespace {
+
+constexpr double kShortestInterval = 0.05;
+constexpr double kLongestInterval = 3600;
+
+std::chrono::milliseconds checked_interval(double seconds) {
+  if (seconds >= kShortestInterval && seconds <= kLongestInterval)
+    return std::chrono::milliseconds(std::llround(seconds * 1000));
+  throw_error<ArgumentError>("--interval {}: the seconds must be in {} .. {}", seconds, kShortestInterval,
+                             kLongestInterval);
+}
+
+}  // namespace
+
+Command top_command(CLI::App& app) {
+  struct Options {
+    std::string run{};
+    bool once = false;
+    bool json = false;
+    double interval = 1;
+  };
+  const auto options = std::make_shared<Options>();
+  auto* top = app.add_subcommand("top", "Show the ranks of a run on this host while it runs");
+  top->add_option("run", options->run, kRunHelp)->type_name("RUN");
+  auto* const once = top->add_flag("--once", options->once, "Print the table once, as text");
+  top->add_flag("--json", options->json, "Print the verdict, all calls and the figures as JSON")->needs(once);
+  top->add_option("--interval", options->interval, "Read the ranks every SECONDS (default 1)")
+      ->type_name("SECONDS")
+      ->excludes(once);
+  top->footer("The exit code of --once is 1 if a rank keeps others waiting, else 0.");
+  return {.app = top, .run = [options](const auto& /*rest*/) {
+            if (options->once) return print_run(options->run, options->json);
+            return show_run(options->run, checked_interval(options->interval));
           }};
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 namespace lockstep::observe {
@@ -79,6 +80,21 @@ inline constexpr std::array<std::string_view, 47> kDtypeNames{
     "Float4_e2m1fn_x2",
     "BComplex32",
 };
+
+// Bytes of an element, in the order of kDtypeNames.
+inline constexpr std::array<std::uint8_t, kDtypeNames.size()> kDtypeBytes{
+    1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 1, 1, 4, 2, 1, 1, 1, 1, 1, 1, 2, 1,
+    1, 1, 1, 2, 4, 8, 1, 1, 1, 1, 1,  1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4};
+
+// 0 for a name that this version does not know.
+constexpr std::size_t bytes_of_dtype(std::string_view name) {
+  for (std::size_t i = 0; i < kDtypeNames.size(); ++i) {
+    if (kDtypeNames[i] == name) return kDtypeBytes[i];
+  }
+  return 0;
+}
+static_assert(bytes_of_dtype("BFloat16") == 2 && bytes_of_dtype("UInt64") == 8 &&
+              bytes_of_dtype("BComplex32") == 4);
 
 // "" for a number that this version does not know.
 template <std::size_t count>

@@ -23,7 +23,7 @@ struct Publication {
 // How far a rank has come, mapped read-only.
 struct PublishedProgress {
   std::shared_ptr<const RankProgress> memory{};
-  int pid = 0;  // of the rank as this process sees it
+  int pid = 0;  // of the rank as this process sees it; 0: it has ended
   int thread = 0;
 };
 

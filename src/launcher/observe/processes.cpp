@@ -2,7 +2,11 @@
 #include "observe/processes.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -17,6 +21,7 @@
 
 #include "base/rank_progress.h"
 #include "base/text.h"
+#include "base/unique_fd.h"
 #include "observe/status_layout.h"
 
 namespace lockstep::observe {
@@ -84,6 +89,15 @@ void find_memory(Process& process) {
   }
 }
 
+// The number in the first bytes of a file, behind `key`.
+std::int64_t number_behind(const std::string& path, const char* key) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 1024> text{};
+  if (!file || ::read(file.get(), text.data(), text.size() - 1) <= 0) return 0;
+  const auto* const found = std::strstr(text.data(), key);
+  return found == nullptr ? 0 : std::strtoll(found + std::strlen(key), nullptr, 10);
+}
+
 std::string user_name(uid_t user) {
   const auto* const entry = ::getpwuid(user);
   return entry != nullptr ? entry->pw_name : std::to_string(user);
@@ -143,6 +157,15 @@ int status_number(int pid, const std::string& key) {
       return parse_number<int>(line.substr(line.find_last_of(" \t") + 1)).value_or(0);
   }
   return 0;
+}
+
+std::int64_t resident_bytes_of(int pid) {
+  static const std::int64_t page = ::sysconf(_SC_PAGESIZE);
+  return number_behind(folder_of(pid) + "/statm", " ") * page;
+}
+
+std::int64_t proportional_bytes(int pid) {
+  return number_behind(folder_of(pid) + "/smaps_rollup", "\nPss:") * 1024;
 }
 
 bool descends_from(const std::vector<Process>& processes, int pid, int ancestor) {

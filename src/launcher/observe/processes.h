@@ -45,6 +45,10 @@ std::vector<int> threads_of(int pid);
 // The last number of the line of /proc/PID/status that begins with `key`, 0 without one.
 int status_number(int pid, const std::string& key);
 
+// Bytes of the process in memory, and its PSS: a page that n processes share counts as 1/n. 0 if they cannot be read.
+std::int64_t resident_bytes_of(int pid);
+std::int64_t proportional_bytes(int pid);
+
 // The memory in /proc/PID/fd of a process that holds it open, else nullopt.
 std::optional<std::string> open_file_of(int pid, const MappedMemory& memory);
 

@@ -33,16 +33,23 @@ std::string activity_of(const Rank& rank) {
   return "in the program's own code";
 }
 
-// [thread as this process sees it]: its rank.
-std::map<int, const Rank*> ranks_by_thread(const ObservedRun& observed, const Run& run) {
-  std::map<int, const Rank*> ranks;
-  for (const auto& publication : observed.publications) {
-    const auto rank = std::ranges::find_if(run.ranks, [&](const Rank& each) {
-      return each.pid == publication.status->pid && each.thread == publication.status->thread;
-    });
-    if (publication.pid != 0) ranks[publication.thread] = &*rank;
-  }
-  return ranks;
+// A rank where this process can see it.
+struct VisibleRank {
+  int pid = 0;
+  int thread = 0;
+  const Rank* rank = nullptr;
+};
+
+std::vector<VisibleRank> visible_ranks(const ObservedRun& observed, const Run& run) {
+  std::vector<VisibleRank> visible;
+  const auto add = [&](const auto& published, std::int64_t pid, std::int64_t thread) {
+    const auto rank = std::ranges::find_if(
+        run.ranks, [&](const Rank& each) { return each.pid == pid && each.thread == thread; });
+    if (published.pid != 0) visible.push_back({published.pid, published.thread, &*rank});
+  };
+  for (const auto& each : observed.publications) add(each, each.status->pid, each.status->thread);
+  for (const auto& each : observed.progress) add(each, each.memory->pid, each.memory->thread);
+  return visible;
 }
 
 class Report {
@@ -83,13 +90,14 @@ class Report {
 
 }  // namespace
 
-std::string stacks_text(const ObservedRun& observed) {
+std::string stacks_text(const ObservedRun& observed, std::optional<std::int64_t> only) {
   const auto run = observed.read();
-  const auto ranks = ranks_by_thread(observed, run);
+  std::map<int, const Rank*> ranks;      // by thread
   std::map<int, std::string> processes;  // those of ranks
-  for (const auto& publication : observed.publications) {
-    const auto rank = ranks.find(publication.thread);
-    if (rank != ranks.end()) processes.emplace(publication.pid, rank->second->describe());
+  for (const auto& [pid, thread, rank] : visible_ranks(observed, run)) {
+    if (only && rank->pid != *only) continue;
+    ranks[thread] = rank;
+    processes.emplace(pid, rank->describe());
   }
   Report report;
   std::string gone;
@@ -105,6 +113,7 @@ std::string stacks_text(const ObservedRun& observed) {
     }
   }
   for (const auto& rank : run.ranks) {
+    if (only && rank.pid != *only) continue;
     if (rank.life == Life::dead || rank.life == Life::finished)
       gone +=
           fmt::format("{} {}\n", rank.describe(), rank.life == Life::dead ? "is dead" : "has left the run");

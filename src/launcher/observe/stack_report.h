@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "observe/find_runs.h"
 
 namespace lockstep::observe {
 
-// The stacks of all threads of a run's ranks, equal ones once, with the call that each rank is in. Throws as stacks_of().
-std::string stacks_text(const ObservedRun& run);
+// The stacks of all threads of a run's ranks, equal ones once, with the call that each rank is in. `only`: of the process
+// with this Rank::pid. Throws as stacks_of().
+std::string stacks_text(const ObservedRun& run, std::optional<std::int64_t> only = std::nullopt);
 
 }  // namespace lockstep::observe

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include "observe/memory_growth.h"
 #include "observe/phrases.h"
@@ -283,5 +284,9 @@ class Judge {
 std::string name_of(Cause cause) { return kCauses.at(static_cast<std::size_t>(cause)); }
 
 Verdict judge(const Run& run) { return Judge(run).judge(); }
+
+nlohmann::json to_json(const Verdict& verdict) {
+  return {{"cause", name_of(verdict.cause)}, {"ranks", verdict.ranks}, {"text", verdict.text}};
+}
 
 }  // namespace lockstep::observe

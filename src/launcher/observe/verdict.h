@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "observe/run.h"
 
 namespace lockstep::observe {
@@ -36,5 +38,7 @@ struct Verdict {
 // for it, or after their call has failed. Of a run that goes on the last steps are compared (see judge_steps()), then
 // the memory (see judge_memory()).
 Verdict judge(const Run& run);
+
+nlohmann::json to_json(const Verdict& verdict);
 
 }  // namespace lockstep::observe
