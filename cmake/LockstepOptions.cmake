@@ -17,6 +17,8 @@ option(LOCKSTEP_WITH_WEBP "Read WebP images (needs libwebp)" ON)
 option(LOCKSTEP_WITH_HDF5 "Read the HDF5 files of ModelNet40 (needs libhdf5)" ON)
 set(LOCKSTEP_WITH_LIBDW AUTO CACHE STRING "Build `lockstep stacks`: ON, OFF, or AUTO (where elfutils' libdw is found)")
 set_property(CACHE LOCKSTEP_WITH_LIBDW PROPERTY STRINGS AUTO ON OFF)
+set(LOCKSTEP_WITH_MICROHTTPD AUTO CACHE STRING "Build `lockstep run --metrics-port`: ON, OFF, or AUTO (where libmicrohttpd is found)")
+set_property(CACHE LOCKSTEP_WITH_MICROHTTPD PROPERTY STRINGS AUTO ON OFF)
 set(LOCKSTEP_WITH_CUDA AUTO CACHE STRING
   "Build the NCCL backend: ON, OFF (the programs do not load LibTorch's CUDA part, either), or AUTO (where LibTorch has CUDA and NCCL, and their headers are found)")
 set_property(CACHE LOCKSTEP_WITH_CUDA PROPERTY STRINGS AUTO ON OFF)
