@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The overhead of DistributedDataParallel on one rank: trains the MNIST net bare and wrapped, alternating
 // every few steps within one process, because two processes differ by more than the overhead. With --watch:
-// the time that a forward takes to see that a module of 200 parameters has not changed.
+// the time that a forward takes to see that a module of 200 parameters has not changed. With --report: the time
+// that report() takes.
 #include <algorithm>
 #include <chrono>
 #include <functional>
 #include <iostream>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -24,6 +27,7 @@ struct Flags {
   int steps = 5;
   std::int64_t batch_size = 128;
   bool watch = false;
+  bool report = false;
 };
 
 struct Data {
@@ -117,6 +121,31 @@ nlohmann::json measure_watch(const Flags& flags) {
           {"microseconds_after_step", median(after_step)}};
 }
 
+double nanoseconds_of_report(std::string_view name, int rounds) {
+  constexpr int kCalls = 10'000;
+  std::vector<double> nanoseconds;
+  for (int round = 0; round < rounds; ++round) {
+    const auto start = Clock::now();
+    for (int call = 0; call < kCalls; ++call) lockstep::report({{name, static_cast<double>(call)}});
+    nanoseconds.push_back(std::chrono::duration<double, std::nano>(Clock::now() - start).count() / kCalls);
+  }
+  return median(nanoseconds);
+}
+
+// The name that was reported first, and the last one for which there is room.
+nlohmann::json measure_report(const Flags& flags) {
+  const auto context = lockstep::init({.backend = "gloo"});
+  lockstep::report({{"loss", 0}});
+  for (int other = 1; other < 32; ++other) lockstep::report({{"metric" + std::to_string(other), 0}});
+  return {{"nanoseconds", nanoseconds_of_report("loss", flags.rounds)},
+          {"nanoseconds_of_the_last_name", nanoseconds_of_report("metric31", flags.rounds)}};
+}
+
+nlohmann::json run(const Flags& flags) {
+  if (flags.watch) return measure_watch(flags);
+  return flags.report ? measure_report(flags) : measure(flags);
+}
+
 int main(int argc, char** argv) {
   CLI::App app("Compares training steps with and without DistributedDataParallel on one rank; prints JSON");
   Flags flags;
@@ -130,9 +159,10 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag("--watch", flags.watch, "Measures the comparison of the module instead");
+  app.add_flag("--report", flags.report, "Measures report() instead");
   CLI11_PARSE(app, argc, argv);
   try {
-    std::cout << (flags.watch ? measure_watch(flags) : measure(flags)) << std::endl;
+    std::cout << run(flags) << std::endl;
   } catch (const std::exception& error) {
     std::cerr << "ddp_overhead: " << error.what() << std::endl;
     return 1;

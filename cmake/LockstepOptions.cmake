@@ -19,6 +19,8 @@ set(LOCKSTEP_WITH_LIBDW AUTO CACHE STRING "Build `lockstep stacks`: ON, OFF, or 
 set_property(CACHE LOCKSTEP_WITH_LIBDW PROPERTY STRINGS AUTO ON OFF)
 set(LOCKSTEP_WITH_NCURSES AUTO CACHE STRING "Build the screen of `lockstep top`: ON, OFF, or AUTO (where ncurses is found)")
 set_property(CACHE LOCKSTEP_WITH_NCURSES PROPERTY STRINGS AUTO ON OFF)
+set(LOCKSTEP_WITH_MICROHTTPD AUTO CACHE STRING "Build `lockstep run --metrics-port`: ON, OFF, or AUTO (where libmicrohttpd is found)")
+set_property(CACHE LOCKSTEP_WITH_MICROHTTPD PROPERTY STRINGS AUTO ON OFF)
 set(LOCKSTEP_WITH_CUDA AUTO CACHE STRING
   "Build the NCCL backend: ON, OFF (the programs do not load LibTorch's CUDA part, either), or AUTO (where LibTorch has CUDA and NCCL, and their headers are found)")
 set_property(CACHE LOCKSTEP_WITH_CUDA PROPERTY STRINGS AUTO ON OFF)

@@ -23,6 +23,7 @@ Runs one part or all of them (default), and reports every part that failed.
   pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32; 50 steps on 2 x 2 x 2 ranks
   memory   fully_shard() trains a GPT that the kernel kills under DistributedDataParallel: memory cgroups, so as root
   limits   docs/limits.md: what library, launcher, doctor and tools print under each limit of the system; needs root
+  metrics  Debian's prometheus scrapes a run; promtool checks its metrics and the rules of docs/metrics
   mpi      the mpi backend over Open MPI 5 from PyPI, where killed ranks are errors of the others (ULFM)
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, and what launchers
            receive, one hour each
@@ -144,6 +145,12 @@ run_limits() {
   .venv/bin/python tests/limits/limits.py build/release/bin docs/limits.md
 }
 
+run_metrics() {
+  command -v prometheus promtool >/dev/null || { say "prometheus is missing; on Debian: apt-get install prometheus" && return 1; }
+  bash scripts/build.sh release lockstep_cli tools_observe || return
+  .venv/bin/python tests/tools/prometheus.py build/release/bin docs/metrics
+}
+
 # Makes an Open MPI 5, a module that is linked with it, and an mpiexec whose jobs go on without a lost rank.
 prepare_mpi() {
   local venv=$root/build/mpi/venv
@@ -258,6 +265,7 @@ run_part() {
     pipelines) run_pipelines ;;
     memory) run_memory ;;
     limits) run_limits ;;
+    metrics) run_metrics ;;
     mpi) run_mpi ;;
     fuzz) run_fuzzers ;;
     sharding) run_sharding ;;
@@ -273,7 +281,7 @@ run_part() {
 }
 
 version=${2:-}
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits mpi fuzz sharding compilers plain shared distributed report versions wheel
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers plain shared distributed report versions wheel
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;

@@ -21,7 +21,6 @@
 #include "launch/launch.h"
 #include "launch/worker_group.h"
 #include "machine/host.h"
-#include "run_report.h"
 
 namespace lockstep::cli {
 namespace {
@@ -154,6 +153,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .bind = parse_binding(arguments.bind),
                                 .memory_allocator = arguments.memory_allocator,
                                 .output = output_options(arguments, env),
+                                .metrics = metrics_options(arguments, env),
                                 .grace_period = checked_grace(arguments.grace_period),
                                 .has_host_control = arguments.host_index.has_value()};
   if (arguments.use_env && arguments.pass_local_rank) {
@@ -272,6 +272,17 @@ void add_output_options(CLI::App& run, RunArguments& parsed) {
       "ranks, memory, faults (HTML; with --hosts one page per host, FILE with -node<K>)");
 }
 
+void add_metrics_options(CLI::App& run, RunArguments& parsed) {
+  add(run, "metrics-port", parsed.metrics_port, "PORT",
+      "Serve metrics of this host's ranks for Prometheus at http://ADDRESS:PORT/metrics (0: any free port, "
+      "which is printed)");
+  add(run, "metrics-bind", parsed.metrics_bind, "ADDRESS",
+      "Address of this host for --metrics-port (default: 127.0.0.1); one that other hosts can reach needs "
+      "--metrics-token-file");
+  add(run, "metrics-token-file", parsed.metrics_token_file, "FILE",
+      "File with the bearer token that requests for metrics must have");
+}
+
 void add_own_options(CLI::App& run, RunArguments& parsed) {
   run.add_option(spellings("grace-period") + "," + spellings("shutdown-timeout"), parsed.grace_period,
                  "Seconds from the stop signal to SIGKILL")
@@ -304,7 +315,7 @@ CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
   run.option_defaults()->always_capture_default();
   for (const auto add_some :
        {add_node_options, add_rendezvous_options, add_hosts_options, add_program_options, add_output_options,
-        add_own_options, add_torchrun_leftovers}) {
+        add_metrics_options, add_own_options, add_torchrun_leftovers}) {
     add_some(run, arguments);
   }
   run.footer(
@@ -333,16 +344,6 @@ namespace {
 launch::LaunchOptions checked_here(const RunArguments& arguments, const Env& env) {
   constexpr int many = std::numeric_limits<int>::max();
   return launch_options(arguments, {.cores = many, .gpus = many}, env);
-}
-
-int launch_here(const RunArguments& arguments, const std::vector<std::string>& words) {
-  auto options = launch_options(arguments, launch::this_machine());
-  if (arguments.report.empty()) return launch::launch(options);
-  RunReport report(report_file(arguments), words);
-  options.account = report.account();
-  const int code = launch::launch(options, [&](int stop) { report.watch(stop); });
-  report.write(code);
-  return code;
 }
 
 }  // namespace

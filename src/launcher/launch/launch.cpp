@@ -20,6 +20,7 @@
 #include "launch/coordinator_server.h"
 #include "launch/environment.h"
 #include "launch/guard.h"
+#include "launch/metrics_server.h"
 #include "launch/supervisor.h"
 
 namespace lockstep::launch {
@@ -144,8 +145,10 @@ int launch(const LaunchOptions& options, const std::function<void(int stop)>& be
   check_ahead(options);
   warn_of_too_many_ranks(options);
   const auto server = make_server(options);
+  const auto metrics = options.metrics ? std::make_unique<MetricsServer>(*options.metrics) : nullptr;
   const auto body = [&](int parent) {
     if (server) server->close();
+    if (metrics) metrics->close();
     try {
       return supervise(options, file, server != nullptr, parent);
     } catch (const ProgramError& error) {
@@ -156,6 +159,7 @@ int launch(const LaunchOptions& options, const std::function<void(int stop)>& be
   GuardOptions guard{.stop_signals = options.stop_signals};
   if (server)
     guard.beside.push_back({"the coordinator of the nodes", [&](int stop) { server->serve(stop); }});
+  if (metrics) guard.beside.push_back({"the metrics", [&](int stop) { metrics->serve(stop); }});
   if (beside) guard.beside.push_back({"the observer of the ranks", beside});
   const auto exit = run_guarded(body, guard);
   if (exit.signal != 0) log(LogLevel::error, describe(exit));

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -85,6 +86,14 @@ struct OutputOptions {
   std::string error_file{};
 };
 
+// The metrics of this host's ranks over HTTP, see MetricsServer.
+struct MetricsOptions {
+  std::uint16_t port = 0;               // 0: a free one, which is printed
+  std::string bind = "127.0.0.1";       // an address or name of this host
+  Secret token{};                       // that requests must have; needed for a `bind` beyond loopback
+  std::function<std::string()> text{};  // in Prometheus' format, called for each request by one thread
+};
+
 // The program to start, and where. Names and defaults are torchrun's where torchrun has them.
 struct LaunchOptions {
   std::vector<std::string> command = {};  // the program, then its arguments; ${local_rank} is replaced
@@ -105,6 +114,7 @@ struct LaunchOptions {
   machine::Binding bind = machine::Binding::none;  // how ranks are bound to cores
   std::string memory_allocator = "default";        // see allocator_environment()
   OutputOptions output{};
+  std::optional<MetricsOptions> metrics{};
   // From the stop signal to SIGKILL. torchrun: shutdown_timeout.
   std::chrono::milliseconds grace_period{5000};
   // Whether stdin is that of a launcher which `lockstep run --hosts` has started; see host_control.h. Only

@@ -26,21 +26,16 @@ std::string trimmed(const std::string& text) {
   return text.substr(first, text.find_last_not_of(kWhiteSpace) + 1 - first);
 }
 
+bool equal_in_constant_time(std::string_view one, std::string_view other) {
+  return one.size() == other.size() && ::CRYPTO_memcmp(one.data(), other.data(), one.size()) == 0;
+}
+
 Secret secret_from(const std::string& source, const std::string& text) {
   try {
     return Secret(trimmed(text));
   } catch (const ArgumentError& error) {
     throw_error<ArgumentError>("{}: {}", source, error.what());
   }
-}
-
-Secret secret_in(const std::string& source, const std::string& file) {
-  std::ifstream stream(file, std::ios::binary);
-  const std::string text(std::istreambuf_iterator<char>(stream), {});
-  if (!stream.is_open() || stream.bad()) {
-    throw_error<ArgumentError>("{}: {} cannot be read; name a file that this user can read", source, file);
-  }
-  return secret_from(fmt::format("{}: {}", source, file), text);
 }
 
 }  // namespace
@@ -68,9 +63,18 @@ std::string Secret::proof(Side side, const Challenges& challenges) const {
 }
 
 bool Secret::accepts(std::string_view proof, Side side, const Challenges& challenges) const {
-  const auto expected = this->proof(side, challenges);
-  return proof.size() == expected.size() &&
-         ::CRYPTO_memcmp(proof.data(), expected.data(), expected.size()) == 0;
+  return equal_in_constant_time(proof, this->proof(side, challenges));
+}
+
+bool Secret::is(std::string_view text) const { return equal_in_constant_time(text, text_); }
+
+Secret secret_in(const std::string& source, const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  if (!stream.is_open() || stream.bad()) {
+    throw_error<ArgumentError>("{}: {} cannot be read; name a file that this user can read", source, file);
+  }
+  return secret_from(fmt::format("{}: {}", source, file), text);
 }
 
 Secret read_secret(const std::string& file, const Env& env) {

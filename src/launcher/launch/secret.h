@@ -29,6 +29,8 @@ class Secret {
 
   bool empty() const { return text_.empty(); }
   const std::string& text() const { return text_; }
+  // Whether `text` is the secret. Takes as long for every text of one length.
+  bool is(std::string_view text) const;
   // Hexadecimal digits.
   std::string proof(Side side, const Challenges& challenges) const;
   bool accepts(std::string_view proof, Side side, const Challenges& challenges) const;
@@ -36,6 +38,10 @@ class Secret {
  private:
   std::string text_;
 };
+
+// The contents of `file`, without white space at its ends. Throws ArgumentError naming `source` when it cannot
+// be read or is too short.
+Secret secret_in(const std::string& source, const std::string& file);
 
 // The contents of `file` if it is given, else of the file that LOCKSTEP_SECRET_FILE names, else
 // LOCKSTEP_SECRET. Without white space at its ends. Throws ArgumentError naming the source when it cannot be

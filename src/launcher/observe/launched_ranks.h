@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "observe/run.h"
+
+namespace lockstep::observe {
+
+// The ranks that this process and those below it have started, as metrics.
+class LaunchedRanks {
+ public:
+  // `count`: ranks on this host; `run_id`: the launcher's, empty without one.
+  LaunchedRanks(int count, std::string run_id) : count_(count), run_id_(std::move(run_id)) {}
+
+  // Reads them now. Looks at other processes of this user only while less than `count` ranks are known.
+  std::string metrics();
+
+ private:
+  int count_;
+  std::string run_id_;
+  std::vector<int> pids_{};  // of the ranks, and of processes that have mapped their memory
+  int restarts_ = 0;
+};
+
+}  // namespace lockstep::observe
