@@ -74,7 +74,7 @@ void pace_connections(unsigned rate) {
   }
 }
 
-// A rank that trains for ever.
+// A rank that trains until it is killed.
 class Trainee {
  public:
   Trainee(const Context& context, std::shared_ptr<const SharedOrders> orders)

@@ -16,7 +16,7 @@
 #include "base/unique_fd.h"
 #include "support/ranks.h"
 
-// Four ranks that train for ever, and whose test switches faults on and off.
+// Four ranks that train until they are killed, and whose test switches faults on and off.
 
 namespace lockstep::testing {
 

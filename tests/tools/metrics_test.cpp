@@ -122,7 +122,7 @@ void hold_all_connections(const Scraper& scraper) {
   for (const auto& socket : slow) {
     while (Scraper::send_to(socket.get(), "i") && !deadline.expired()) std::this_thread::sleep_for(50ms);
   }
-  EXPECT_FALSE(deadline.expired()) << "a slow request goes on";
+  EXPECT_FALSE(deadline.expired()) << "a slow request has not been ended";
 }
 
 TEST_F(Metrics, OfARunGrowAndAreGuardedByTheToken) {

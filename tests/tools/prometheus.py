@@ -51,7 +51,7 @@ def wait_until(what, is_true):
 
 
 def expressions(folder):
-    """Those of the dashboard, with values for its variables, and those of the rules by way of their own check."""
+    """Those of the dashboard, with values for its variables."""
     text = (folder / "dashboard.json").read_text()
     for name, value in {"$run": ".*", "$host": ".*", "$__rate_interval": "1m"}.items():
         text = text.replace(name, value)

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kLeastSamples = 5;
 constexpr std::int64_t kLeastGrowth = 256LL << 20;  // bytes
-constexpr std::uint64_t kFirstSteps = 10;               // steps
+constexpr std::uint64_t kFirstSteps = 10;           // steps
 constexpr std::int64_t kOld = 10'000'000'000;       // nanoseconds
 
 // The samples after the first steps, which allocate what the others use again.

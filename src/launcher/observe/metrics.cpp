@@ -72,7 +72,7 @@ Samples per_phase(auto value) {
   return samples;
 }
 
-// Of the call for which the rank has waited for the longest; 0 if it waits for none.
+// The age of the call for which the rank has waited for the longest; 0 if it waits for none.
 double call_age(const Run& run, const Rank& rank) {
   std::int64_t age = 0;
   for (const auto& member : rank.groups) {

@@ -49,7 +49,7 @@ PhaseTimes difference(const PhaseTimes& later, const PhaseTimes& earlier) {
   return times;
 }
 
-// Of an even number the larger one in the middle.
+// The larger one of the two in the middle of an even number.
 std::int64_t median(std::vector<std::int64_t> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::ranges::nth_element(values, middle);
@@ -301,7 +301,7 @@ std::optional<Earlier> earlier_steps(const StepTable& table) {
   return Earlier{median(std::move(transfers)), median(std::move(computations))};
 }
 
-// Of all steps that are no longer known.
+// The mean of all steps that are no longer known.
 std::optional<Earlier> forgotten_steps(const StepTable& table) {
   Row means;
   for (std::size_t i = 0; i < table.members().size(); ++i) {

@@ -115,7 +115,7 @@ bool differ(const Call& one, const Call& other) {
          (!is_uneven(one) && one.shape != other.shape);
 }
 
-// Of a rank that keeps others waiting for so long. It is starved if it has waited for data most of this time.
+// Why a rank keeps others waiting for so long. It is starved if it has waited for data most of this time.
 Cause cause_of(const Run& run, const Rank& rank, std::int64_t wait) {
   if (rank.life == Life::dead) return Cause::dead;
   if (rank.life == Life::stopped) return Cause::stopped;

@@ -35,8 +35,8 @@ struct Verdict {
 };
 
 // Who keeps the run waiting, and why. A rank that is alive is missing, or starved, once others have waited a second
-// for it, or after their call has failed. Of a run that goes on the last steps are compared (see judge_steps()), then
-// the memory (see judge_memory()).
+// for it, or after their call has failed. If nobody waits so long, the last steps are compared (see
+// judge_steps()), then the memory (see judge_memory()).
 Verdict judge(const Run& run);
 
 nlohmann::json to_json(const Verdict& verdict);
