@@ -307,6 +307,12 @@ void add_torchrun_leftovers(CLI::App& run, RunArguments& parsed) {
   run.add_option(spellings("numa-binding"), parsed.numa_binding, "Use --bind")->group("");
 }
 
+// The hosts find most errors, but a user reads each of them once.
+launch::LaunchOptions checked_here(const RunArguments& arguments, const Env& env) {
+  constexpr int many = std::numeric_limits<int>::max();
+  return launch_options(arguments, {.cores = many, .gpus = many}, env);
+}
+
 }  // namespace
 
 CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
@@ -337,16 +343,6 @@ std::vector<std::string> program_words(const CLI::App& run, const std::vector<st
   words.insert(words.end(), rest.begin() + (ours ? 1 : 0), rest.end());
   return words;
 }
-
-namespace {
-
-// The hosts find most errors, but a user reads each of them once.
-launch::LaunchOptions checked_here(const RunArguments& arguments, const Env& env) {
-  constexpr int many = std::numeric_limits<int>::max();
-  return launch_options(arguments, {.cores = many, .gpus = many}, env);
-}
-
-}  // namespace
 
 Command run_command(CLI::App& app, const std::vector<std::string>& words) {
   const auto arguments = std::make_shared<RunArguments>();
