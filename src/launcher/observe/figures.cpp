@@ -16,7 +16,7 @@ constexpr double kNanoseconds = 1e-9;
 double seconds_of(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) * kNanoseconds; }
 
 // 0 if the shape or the element type is not known.
-std::uint64_t bytes_of(const Call& call) {
+std::uint64_t tensor_bytes_of(const Call& call) {
   if (call.dims != static_cast<int>(call.shape.size())) return 0;
   const auto elements =
       std::accumulate(call.shape.begin(), call.shape.end(), std::int64_t{1}, std::multiplies<>());
@@ -44,7 +44,7 @@ void add_steps(const Progress& progress, std::int64_t now, RankFigures& figures)
   figures.samples_per_second = static_cast<double>(last.samples - first.samples) / seconds_of(time);
 }
 
-void add_progress(const Progress& progress, std::int64_t now, RankFigures& figures) {
+void add_rank_progress(const Progress& progress, std::int64_t now, RankFigures& figures) {
   figures.phase_age = std::max<std::int64_t>(0, now - progress.phase_since);
   auto times = progress.spent;
   times.at(static_cast<std::size_t>(progress.phase)) += figures.phase_age;
@@ -70,7 +70,7 @@ std::optional<CallUnderWay> call_under_way(const Rank& rank, std::int64_t now) {
                       .backend = in->backend,
                       .call = *last,
                       .age = std::max<std::int64_t>(0, now - last->issued_at),
-                      .bytes = bytes_of(*last)};
+                      .bytes = tensor_bytes_of(*last)};
 }
 
 const Rank* same_rank(const Run& run, const Rank& rank) {
@@ -98,7 +98,7 @@ std::vector<Traffic> list_of(const std::map<std::string, double>& rates) {
 }
 
 // The ranks that enter a collective, as far as they are known.
-struct Arrivals {
+struct SharedCall {
   std::size_t ranks = 0;
   const Rank* last_rank = nullptr;
   const Call* first = nullptr;
@@ -116,10 +116,10 @@ struct Arrivals {
 // What the ranks of a group on this host have called.
 struct GroupCalls {
   std::size_t members = 0;
-  std::map<std::uint64_t, Arrivals> collectives{};  // by sequence
+  std::map<std::uint64_t, SharedCall> collectives{};  // by sequence
 };
 
-std::vector<LastArrival> arrivals_of(const Run& run) {
+std::vector<LastArrival> last_arrivals_of(const Run& run) {
   std::map<std::string, GroupCalls> groups;
   for (const auto& rank : run.ranks) {
     for (const auto& member : rank.groups) {
@@ -185,7 +185,7 @@ Figures figures_of(const Run& run, const Run* earlier, const std::map<std::int64
   std::map<std::string, double> rates;
   for (const auto& rank : run.ranks) {
     RankFigures own{.call = call_under_way(rank, run.taken_at)};
-    if (rank.progress) add_progress(*rank.progress, run.taken_at, own);
+    if (rank.progress) add_rank_progress(*rank.progress, run.taken_at, own);
     const auto* const before = earlier == nullptr ? nullptr : same_rank(*earlier, rank);
     if (before != nullptr && run.taken_at > earlier->taken_at)
       own.traffic = list_of(traffic_of(rank, *before, run.taken_at - earlier->taken_at));
@@ -193,7 +193,7 @@ Figures figures_of(const Run& run, const Run* earlier, const std::map<std::int64
     add_up(own, figures, rates);
     figures.ranks.push_back(std::move(own));
   }
-  figures.arrivals = arrivals_of(run);
+  figures.arrivals = last_arrivals_of(run);
   figures.traffic = list_of(rates);
   return figures;
 }

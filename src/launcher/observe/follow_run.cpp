@@ -14,18 +14,15 @@
 namespace lockstep::observe {
 namespace {
 
-using std::chrono::nanoseconds;
-using std::chrono::seconds;
-
-constexpr seconds kShortestPeriod{1};
-constexpr seconds kLongestPeriod{32};
-constexpr seconds kProportionalPeriod{2};
+constexpr std::chrono::seconds kShortestPeriod{1};
+constexpr std::chrono::seconds kLongestPeriod{32};
+constexpr std::chrono::seconds kProportionalPeriod{2};
 constexpr int kProportionalCost = 1000;  // the time between two readings is so many times that of a reading
 
-nanoseconds own_processor_time() {
+std::chrono::nanoseconds own_processor_time() {
   timespec time{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return seconds(time.tv_sec) + nanoseconds(time.tv_nsec);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
 // The parent of a rank that a launcher has started; 0 for another process.
@@ -113,7 +110,7 @@ void FollowedRun::read_proportional(Clock::time_point now) {
   proportional_.clear();
   for (const auto& process : processes_) proportional_[process.pid] = proportional_bytes(process.pid);
   const auto cost = own_processor_time() - begin;
-  proportional_due_ = now + std::max<nanoseconds>(kProportionalPeriod, kProportionalCost * cost);
+  proportional_due_ = now + std::max<std::chrono::nanoseconds>(kProportionalPeriod, kProportionalCost * cost);
 }
 
 std::map<std::int64_t, MemoryUse> FollowedRun::memory() {

@@ -52,7 +52,7 @@ std::vector<VisibleRank> visible_ranks(const ObservedRun& observed, const Run& r
   return visible;
 }
 
-class Report {
+class StackText {
  public:
   void add(const ThreadStack& stack, const Rank* rank, const std::string& process) {
     const auto activity = rank == nullptr ? std::string() : activity_of(*rank);
