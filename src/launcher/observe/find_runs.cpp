@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <fcntl.h>
+#include <iterator>
 #include <map>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -201,6 +202,22 @@ std::string describe(const std::vector<ObservedRun>& runs) {
 }  // namespace
 
 std::vector<ObservedRun> find_runs(const std::vector<Process>& processes) { return Runs(processes).take(); }
+
+ObservedRun joined(std::vector<ObservedRun> runs) {
+  ObservedRun all;
+  for (auto& run : runs) {
+    if (!run.problem.empty()) {
+      all.problem = std::move(run.problem);
+      continue;
+    }
+    all.id = std::move(run.id);
+    all.restarts = std::max(all.restarts, run.restarts);
+    std::ranges::move(run.pids, std::back_inserter(all.pids));
+    std::ranges::move(run.publications, std::back_inserter(all.publications));
+    std::ranges::move(run.progress, std::back_inserter(all.progress));
+  }
+  return all;
+}
 
 ObservedRun find_run(const std::string& name) {
   const auto processes = own_processes();

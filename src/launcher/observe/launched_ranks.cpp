@@ -2,10 +2,8 @@
 #include "observe/launched_ranks.h"
 
 #include <algorithm>
-#include <iterator>
 #include <unistd.h>
 
-#include "base/host.h"
 #include "observe/find_runs.h"
 #include "observe/metrics.h"
 
@@ -20,30 +18,21 @@ std::vector<Process> processes_of(const std::vector<int>& pids) {
   return processes;
 }
 
-std::size_t living_ranks(const std::vector<ObservedRun>& runs) {
-  std::size_t count = 0;
-  for (const auto& run : runs) count += run.progress.size();
-  return count;
-}
-
 }  // namespace
 
 std::string LaunchedRanks::metrics() {
-  auto runs = find_runs(processes_of(pids_));
-  if (living_ranks(runs) < static_cast<std::size_t>(count_)) runs = find_runs(processes_below(::getpid()));
-  // A phase that begins after this moment does not count yet: otherwise its counter could go back.
-  Run all{.id = run_id_, .host = host_name(), .taken_at = steady_now()};
-  std::string problem;
-  pids_.clear();
-  for (const auto& each : runs) {
-    pids_.insert(pids_.end(), each.pids.begin(), each.pids.end());
-    restarts_ = std::max(restarts_, each.restarts);
-    if (!each.problem.empty()) problem = each.problem;
-    auto run = each.read();
-    std::ranges::move(run.ranks, std::back_inserter(all.ranks));
+  auto ranks = joined(find_runs(processes_of(pids_)));
+  if (ranks.progress.size() < static_cast<std::size_t>(count_)) {
+    ranks = joined(find_runs(processes_below(::getpid())));
   }
-  std::ranges::stable_sort(all.ranks, {}, &Rank::rank);
-  return metrics_text(all, {.ranks = count_, .restarts = restarts_, .problem = problem});
+  pids_ = ranks.pids;
+  restarts_ = std::max(restarts_, ranks.restarts);
+  // A phase that begins after this moment does not count yet: otherwise its counter could go back.
+  const auto taken_at = steady_now();
+  auto run = ranks.read();
+  run.id = run_id_;
+  run.taken_at = taken_at;
+  return metrics_text(run, {.ranks = count_, .restarts = restarts_, .problem = ranks.problem});
 }
 
 }  // namespace lockstep::observe

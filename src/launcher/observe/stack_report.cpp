@@ -99,7 +99,7 @@ std::string stacks_text(const ObservedRun& observed, std::optional<std::int64_t>
     ranks[thread] = rank;
     processes.emplace(pid, rank->describe());
   }
-  Report report;
+  StackText report;
   std::string gone;
   for (const auto& [pid, name] : processes) {
     try {

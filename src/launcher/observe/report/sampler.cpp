@@ -5,8 +5,6 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -28,20 +26,6 @@ std::int64_t processor_time() {
   timespec time{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
-
-// All ranks below the process as one run, though ranks that share no memory are runs of their own.
-ObservedRun ranks_below(int process) {
-  ObservedRun all;
-  for (auto& run : find_runs(processes_below(process))) {
-    if (!run.problem.empty()) continue;  // a program of another version of Lockstep
-    std::ranges::move(run.pids, std::back_inserter(all.pids));
-    std::ranges::move(run.publications, std::back_inserter(all.publications));
-    std::ranges::move(run.progress, std::back_inserter(all.progress));
-    all.id = run.id;
-    all.restarts = std::max(all.restarts, run.restarts);
-  }
-  return all;
 }
 
 }  // namespace
@@ -89,7 +73,7 @@ void Sampler::add(bool judged) {
 }
 
 void Sampler::search() {
-  ranks_ = ranks_below(launcher_);
+  ranks_ = joined(find_runs(processes_below(launcher_)));
   searched_at_ = Clock::now();
   search_due_ = false;
   if (libtorch_.empty() && !ranks_.pids.empty()) libtorch_ = libtorch_version_of(ranks_.pids.front());
