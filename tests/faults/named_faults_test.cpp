@@ -146,7 +146,7 @@ class Patient {
       auto run = observe::find_run(std::to_string(pids_.at(survivor_))).read();
       auto verdict = observe::judge(run);
       return Look{std::move(run), std::move(verdict)};
-    } catch (const ArgumentError&) {
+    } catch (const Error&) {
       return std::nullopt;  // the ranks have not met yet
     }
   }
