@@ -115,16 +115,22 @@ class Trainee {
     (is_victim ? first_ : second_)->all_reduce(x);
   }
 
+  // Another thread leaks: each new page takes its time.
   void leak() {
-    if (!orders_->is(Fault::memory, rank())) return leaked_.clear();
-    const auto now = steady_now();
-    if (leaked_.empty()) leak_began_ = now;
-    const auto wanted = (now - leak_began_) / 1'000'000 * (kLeak / 1000);
-    constexpr std::int64_t kBlock = 1 << 20;
-    while (static_cast<std::int64_t>(leaked_.size()) * kBlock <= wanted) {
-      leaked_.emplace_back(new char[kBlock]);
-      for (std::int64_t page = 0; page < kBlock; page += 4096) leaked_.back()[page] = 'x';
-    }
+    if (!orders_->is(Fault::memory, rank()) || leaks_.joinable()) return;
+    leaks_ = std::jthread([orders = orders_] {
+      const auto began = steady_now();
+      std::vector<std::unique_ptr<char[]>> leaked;
+      constexpr std::int64_t kBlock = 1 << 20;
+      while (orders->is(Fault::memory)) {
+        const auto wanted = (steady_now() - began) / 1'000'000 * (kLeak / 1000);
+        while (static_cast<std::int64_t>(leaked.size()) * kBlock <= wanted) {
+          leaked.emplace_back(new char[kBlock]);
+          for (std::int64_t page = 0; page < kBlock; page += 4096) leaked.back()[page] = 'x';
+        }
+        std::this_thread::sleep_for(kStep);
+      }
+    });
   }
 
   void pace() {
@@ -141,9 +147,8 @@ class Trainee {
   std::optional<ProcessGroup> first_ = context_.new_group({0, 1, 2, 3}, {.group_name = "first"});
   std::optional<ProcessGroup> second_ = context_.new_group({0, 1, 2, 3}, {.group_name = "second"});
   std::uint64_t step_ = 0;
-  std::vector<std::unique_ptr<char[]>> leaked_;
-  std::int64_t leak_began_ = 0;
   bool is_paced_ = false;
+  std::jthread leaks_;
 };
 
 }  // namespace

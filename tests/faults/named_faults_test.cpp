@@ -143,10 +143,10 @@ class Patient {
   std::optional<Look> look() const {
     std::this_thread::sleep_for(30ms);
     try {
-      auto run = observe::find_run(std::to_string(pids_.front())).read();
+      auto run = observe::find_run(std::to_string(pids_.at(survivor_))).read();
       auto verdict = observe::judge(run);
       return Look{std::move(run), std::move(verdict)};
-    } catch (const ArgumentError&) {
+    } catch (const Error&) {
       return std::nullopt;  // the ranks have not met yet
     }
   }
@@ -182,6 +182,7 @@ class Patient {
 
   void suffer(Fault fault) {
     const Injection injection{fault, static_cast<int>(random_() % 4), steady_now()};
+    survivor_ = injection.victim == 0 ? 1 : 0;
     inject(injection);
     auto& tally = tallies_[fault];
     ++tally.rounds;
@@ -207,6 +208,7 @@ class Patient {
   }
 
   std::vector<int> pids_;
+  std::size_t survivor_ = 0;  // by which the run is found
   SharedOrders& orders_;
   std::mt19937& random_;
   std::map<Fault, Tally>& tallies_;

@@ -59,12 +59,12 @@ Command recorder_command(CLI::App& app) {
       "dump", "Write the last calls of each rank to files, which torchfrtrace reads");
   dumping->add_option("run", options->run, kRunHelp)->type_name("RUN");
   dumping->add_option("--out", options->folder, "Folder for the files (default: recorder)")->type_name("DIR");
-  auto* analyzing =
-      recorder->add_subcommand("analyze", "Say in a paragraph which rank keeps the others waiting, and why");
+  auto* analyzing = recorder->add_subcommand(
+      "analyze", "Say in a paragraph which rank keeps the others waiting or has another fault, and why");
   analyzing->add_option("run", options->source, std::string(kRunHelp) + "; or a folder that dump wrote")
       ->type_name("RUN|DIR");
   analyzing->add_flag("--json", options->json, "Print the verdict and all calls as JSON");
-  analyzing->footer("The exit code is 0 if no rank keeps others waiting, else 1.");
+  analyzing->footer("The exit code is 0 if no rank has a fault, else 1.");
   return {.app = recorder, .run = [options, dumping](const auto& /*rest*/) {
             if (dumping->parsed()) return dump(options->run, options->folder);
             return analyze(options->source, options->json);

@@ -178,7 +178,7 @@ class Runs {
 
   // With a number from the second group of this name on.
   std::string name_of_group(const std::string& name, int pid) {
-    auto& same = names_[name];
+    auto& same = names_[{runs_.set_of(pid), name}];
     const auto number = same.emplace(groups_.set_of({name, pid}).second, same.size() + 1).first->second;
     return number == 1 ? name : fmt::format("{} ({})", name, number);
   }
@@ -187,7 +187,7 @@ class Runs {
   Mappings progress_;
   Sets<int> runs_;
   Sets<std::pair<std::string, int>> groups_;
-  std::map<std::string, std::map<int, std::size_t>> names_;
+  std::map<std::pair<int, std::string>, std::map<int, std::size_t>> names_;  // of each run
 };
 
 std::string describe(const std::vector<ObservedRun>& runs) {

@@ -71,8 +71,8 @@ std::string text_of(const std::vector<Growth>& all, const std::vector<int>& rank
       "The memory of {} grows: from {} to {} in {}, {} a second{}, in each of its last {} samples. Tensors that are "
       "kept from step to step, such as a sum of losses with their graphs, are the most frequent cause: add "
       "loss.item<double>() or loss.detach() instead.",
-      all.size() == 1 ? growth.rank->describe() : list(ranks), mebibytes(growth.first.resident),
-      mebibytes(growth.last.resident), seconds(time), mebibytes(static_cast<std::int64_t>(rate)),
+      all.size() == 1 ? growth.rank->describe() : list_ranks(ranks), mebibytes(growth.first.resident),
+      mebibytes(growth.last.resident), seconds_text(time), mebibytes(static_cast<std::int64_t>(rate)),
       all.size() == 1 ? "" : fmt::format(" on rank {}", growth.rank->rank), growth.samples);
 }
 

@@ -16,12 +16,12 @@
 namespace lockstep::observe {
 
 // "4.2 s"
-inline std::string seconds(std::int64_t nanoseconds) {
+inline std::string seconds_text(std::int64_t nanoseconds) {
   return fmt::format("{:.1f} s", static_cast<double>(nanoseconds) / 1e9);
 }
 
 // "rank 0", "ranks 0, 2 and 3"
-inline std::string list(std::vector<int> ranks) {
+inline std::string list_ranks(std::vector<int> ranks) {
   std::ranges::sort(ranks);
   if (ranks.size() == 1) return fmt::format("rank {}", ranks.front());
   const int last = ranks.back();
@@ -33,7 +33,7 @@ inline std::string list(std::vector<int> ranks) {
 inline std::string reading_text(const Run& run, const Rank& rank) {
   if (!rank.progress || rank.progress->reading.empty()) return "";
   return fmt::format("; its worker reads {}, {}", rank.progress->reading,
-                     seconds(run.taken_at - rank.progress->reading_since));
+                     seconds_text(run.taken_at - rank.progress->reading_since));
 }
 
 }  // namespace lockstep::observe

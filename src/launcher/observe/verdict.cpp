@@ -62,7 +62,7 @@ std::string last_call_text(const Run& run, const Rank& rank) {
   const auto* const call = last_call(rank);
   if (call == nullptr) return "it has made no call yet";
   return fmt::format("its last call was {}, {} ago", call->describe(),
-                     seconds(run.taken_at - call->issued_at));
+                     seconds_text(run.taken_at - call->issued_at));
 }
 
 // How long the rank has been in its phase.
@@ -74,7 +74,7 @@ Phase phase_of(const Rank& rank) { return rank.progress ? rank.progress->phase :
 
 // What a living rank that makes no call is doing.
 std::string phase_text(const Run& run, const Rank& rank) {
-  const auto age = seconds(phase_age(run, rank));
+  const auto age = seconds_text(phase_age(run, rank));
   switch (phase_of(rank)) {
     case Phase::forward:
     case Phase::backward:
@@ -187,7 +187,7 @@ class Judge {
     Verdict verdict{.cause = Cause::mismatch};
     std::vector<std::string> texts;
     for (std::size_t i = 0; i < kinds.size(); ++i) {
-      texts.push_back(fmt::format("{} made {}", list(kinds[i].second), kinds[i].first->describe()));
+      texts.push_back(fmt::format("{} made {}", list_ranks(kinds[i].second), kinds[i].first->describe()));
       if (i > 0 || is_tie)
         verdict.ranks.insert(verdict.ranks.end(), kinds[i].second.begin(), kinds[i].second.end());
     }
@@ -221,8 +221,9 @@ class Judge {
     }
     const char* const verb = ranks.size() == 1 ? "has" : "have";
     return wait.has_failed
-               ? fmt::format("which {} made {} ago and which failed", list(ranks), seconds(wait.age))
-               : fmt::format("for which {} {} waited {}", list(ranks), verb, seconds(wait.age));
+               ? fmt::format("which {} made {} ago and which failed", list_ranks(ranks),
+                             seconds_text(wait.age))
+               : fmt::format("for which {} {} waited {}", list_ranks(ranks), verb, seconds_text(wait.age));
   }
 
   // From a wait to what it waits for, until a rank that waits for nobody, or in a circle.
@@ -255,7 +256,7 @@ class Judge {
     for (const auto* wait : circle) {
       verdict.ranks.push_back(wait->rank->rank);
       texts.push_back(fmt::format("{} has waited {} in {} of group {}", wait->rank->describe(),
-                                  seconds(wait->age), wait->call->describe(), wait->member->group));
+                                  seconds_text(wait->age), wait->call->describe(), wait->member->group));
     }
     verdict.text = fmt::format(
         "The ranks wait for each other: {}. Make the calls of several groups, and messages, in one "
@@ -272,7 +273,8 @@ class Judge {
     }
     const auto& wait = waits_.front();
     return fmt::format("No rank is late: the longest wait is that of {} in {} of group {}, {}.",
-                       wait.rank->describe(), wait.call->describe(), wait.member->group, seconds(wait.age));
+                       wait.rank->describe(), wait.call->describe(), wait.member->group,
+                       seconds_text(wait.age));
   }
 
   const Run& run_;

@@ -103,6 +103,24 @@ TEST(FindRuns, RefusesMemoryOfAnotherVersion) {
               ThrowsMessage<Error>(HasSubstr("in flight recorder format 99")));
 }
 
+TEST(FindRuns, AnotherRunMayHaveAGroupOfTheSameName) {
+  const PublishingRank one("same name");
+  const PublishingRank other("same name");
+  std::vector<observe::Process> processes;
+  for (auto& process : observe::own_processes()) {
+    const auto pid = std::to_string(process.pid);
+    if (pid == one.pid() || pid == other.pid()) processes.push_back(std::move(process));
+  }
+  ASSERT_EQ(processes.size(), 2U);
+  // The second process has also inherited the memory of the first one.
+  auto& inherits = processes[processes[0].memory.size() > processes[1].memory.size() ? 0 : 1];
+  const auto first = processes[&inherits == processes.data() ? 1 : 0].memory.at(0).file;
+  std::erase_if(inherits.memory, [&](const auto& memory) { return memory.file == first; });
+  const auto runs = observe::find_runs(processes);
+  ASSERT_EQ(runs.size(), 2U);
+  for (const auto& run : runs) EXPECT_EQ(run.publications.at(0).group, "same name");
+}
+
 TEST(FindRuns, SaysWhyThereIsNoRun) {
   EXPECT_THAT([] { (void)find_run("nightly"); },
               ThrowsMessage<ArgumentError>(HasSubstr("there is no run nightly of this user on this host")));

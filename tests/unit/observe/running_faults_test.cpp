@@ -91,16 +91,16 @@ Plan late(int first, const Spent& rank_2) {
 }
 
 TEST(RunningFaults, NamesASlowRank) {
-  const auto verdict = judge(training(40, late(31, {.forward = 90})));
+  const auto verdict = judge(training(40, late(25, {.forward = 90})));
   EXPECT_EQ(verdict.cause, Cause::slow);
   EXPECT_THAT(verdict.ranks, ElementsAre(2));
   EXPECT_EQ(
       verdict.text,
-      "rank 2 (pid 102) is slow: in the last 6 steps it computes for 91 ms a step, the others for 21 ms; most of "
+      "rank 2 (pid 102) is slow: in the last 10 steps it computes for 91 ms a step, the others for 21 ms; most of "
       "the difference is in forward; they wait for it for 75 ms a step, last in all_reduce #2 of Float[4] at "
       "train.cpp:40 of group default. Compare the load and the clock of its cores with `lockstep doctor`, and the "
       "size of its batches.");
-  EXPECT_THAT(judge(training(40, late(31, {.other = 90}))).text, HasSubstr("is in the program's own code;"));
+  EXPECT_THAT(judge(training(40, late(25, {.other = 90}))).text, HasSubstr("is in the program's own code;"));
 }
 
 TEST(RunningFaults, AThirdSlowStepIsNeeded) {
@@ -122,7 +122,7 @@ TEST(RunningFaults, NamesAllSlowRanks) {
 }
 
 TEST(RunningFaults, NamesARankThatIsStarvedInEachStep) {
-  auto run = training(40, late(31, {.data = 80}));
+  auto run = training(40, late(25, {.data = 80}));
   run.ranks[2].progress->reading = "/data/x.jpg";
   run.ranks[2].progress->reading_since = kNow - 100 * kMillisecond;
   const auto verdict = judge(run);
@@ -182,7 +182,7 @@ TEST(RunningFaults, NamesASlowLink) {
   EXPECT_EQ(
       verdict.text,
       "Communication over gloo in group default is slow: ranks 0, 1, 2 and 3 wait for 100 ms a step in calls that "
-      "all have entered, in the last 5 steps; before it was 5 ms. They compute as long as before. The last call is "
+      "all have entered, in the last 8 steps; before it was 5 ms. They compute as long as before. The last call is "
       "all_reduce #2 of Float[4] at train.cpp:40 of group default. All ranks of the job are on host node3.");
   EXPECT_EQ(judge(training(40, link(39, 400))).cause, Cause::none) << "two slow steps";
   EXPECT_EQ(judge(training(400, link(320, 100))).cause, Cause::slow_link)
@@ -265,7 +265,7 @@ TEST(HealthyRuns, EvaluationsSavesAndEndsOfEpochs) {
   expect_healthy(training(40, [](int rank, int) -> Spent {  // a checkpoint in each step
     return rank == 0 ? Spent{.checkpoint = 200} : Spent{.communication = 205};
   }));
-  auto run = training(40, late(31, {.forward = 90}));  // and now an evaluation
+  auto run = training(40, late(25, {.forward = 90}));  // and now an evaluation
   run.taken_at += 2 * kSecond;
   expect_healthy(run);
 }
@@ -277,7 +277,7 @@ TEST(HealthyRuns, AllComputeMoreThanBefore) {
 }
 
 TEST(HealthyRuns, RanksThatDoNotMakeStepsTogether) {
-  auto run = training(40, late(31, {.forward = 90}));
+  auto run = training(40, late(25, {.forward = 90}));
   run.ranks[1].progress = progress_of(1, 12, late(1, {.forward = 90}));  // another object
   expect_healthy(run);
   run.ranks[1].progress->last.clear();
