@@ -22,6 +22,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/deadline.h"
+#include "base/host.h"
 #include "base/limits.h"
 #include "base/shared_library.h"
 #include "base/sockets.h"
@@ -215,7 +216,7 @@ MetricsServer::MetricsServer(const MetricsOptions& options) : options_(options) 
         to_text(endpoint), errno_text(errno));
   }
   endpoint.port = bound_port(listener_.get());
-  log(LogLevel::info, fmt::format("metrics: http://{}/metrics", to_text(endpoint)));
+  log(LogLevel::info, fmt::format("metrics of {}: http://{}/metrics", host_name(), to_text(endpoint)));
 }
 
 void MetricsServer::serve(int stop) {

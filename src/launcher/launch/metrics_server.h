@@ -20,7 +20,7 @@ class MetricsServer {
   void serve(int stop);
 
  private:
-  const MetricsOptions& options_;
+  [[maybe_unused]] const MetricsOptions& options_;
   UniqueFd listener_;
 };
 
