@@ -17,7 +17,7 @@ namespace {
 constexpr std::chrono::seconds kShortestPeriod{1};
 constexpr std::chrono::seconds kLongestPeriod{32};
 constexpr std::chrono::seconds kProportionalPeriod{2};
-constexpr int kProportionalCost = 1000;  // the time between two readings is so many times that of a reading
+constexpr int kProportionalCost = 2000;  // the time between two readings is so many times that of a reading
 
 std::chrono::nanoseconds own_processor_time() {
   timespec time{};

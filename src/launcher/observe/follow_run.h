@@ -25,7 +25,7 @@ class FollowedRun {
   std::optional<Run> read();
   // The run as it was found last.
   const ObservedRun& observed() const { return observed_; }
-  // [pid as Rank::pid] of the processes that run. PSS is read at most every 2 s, and takes at most a thousandth of
+  // [pid as Rank::pid] of the processes that run. PSS is read at most every 2 s, and takes at most a two-thousandth of
   // a processor.
   std::map<std::int64_t, MemoryUse> memory();
 

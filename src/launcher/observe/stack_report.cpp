@@ -99,13 +99,13 @@ std::string stacks_text(const ObservedRun& observed, std::optional<std::int64_t>
     ranks[thread] = rank;
     processes.emplace(pid, rank->describe());
   }
-  StackText report;
+  StackText stacks;
   std::string gone;
   for (const auto& [pid, name] : processes) {
     try {
       for (const auto& stack : stacks_of(pid)) {
         const auto rank = ranks.find(stack.thread);
-        report.add(stack, rank == ranks.end() ? nullptr : rank->second, name);
+        stacks.add(stack, rank == ranks.end() ? nullptr : rank->second, name);
       }
     } catch (const Error& error) {
       if (processes.size() == 1) throw;
@@ -118,7 +118,7 @@ std::string stacks_text(const ObservedRun& observed, std::optional<std::int64_t>
       gone +=
           fmt::format("{} {}\n", rank.describe(), rank.life == Life::dead ? "is dead" : "has left the run");
   }
-  return gone + report.text();
+  return gone + stacks.text();
 }
 
 }  // namespace lockstep::observe

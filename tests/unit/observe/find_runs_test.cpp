@@ -13,6 +13,7 @@
 
 #include "base/shared_memory.h"
 #include "base/version.h"
+#include "observe/follow_run.h"
 
 namespace lockstep::testing {
 namespace {
@@ -95,6 +96,18 @@ TEST(FindRuns, ReadsTheCallsOfADeadRankThatOthersHaveMapped) {
   const auto run = find_run(std::to_string(::getpid())).read();
   EXPECT_EQ(run.ranks.at(0).life, Life::dead);
   EXPECT_EQ(run.ranks[0].groups.at(0).calls.size(), 1U);
+}
+
+TEST(FollowedRun, ARankThatHasEndedIsDeadAtOnce) {
+  PublishingRank rank("followed");
+  observe::FollowedRun followed(rank.pid());
+  EXPECT_EQ(followed.read()->ranks.at(0).life, Life::alive);
+  EXPECT_GT(followed.memory().at(std::stoi(rank.pid())).resident, 0);
+  rank.end();
+  const auto run = followed.read();
+  ASSERT_TRUE(run.has_value()) << "this process has mapped its memory";
+  EXPECT_EQ(run->ranks.at(0).life, Life::dead);
+  EXPECT_THAT(followed.memory(), ::testing::IsEmpty());
 }
 
 TEST(FindRuns, RefusesMemoryOfAnotherVersion) {
