@@ -15,7 +15,7 @@ namespace lockstep::observe {
 namespace {
 
 constexpr std::chrono::seconds kShortestPeriod{1};
-constexpr std::chrono::seconds kLongestPeriod{32};
+constexpr std::chrono::seconds kLongestPeriod{64};
 constexpr std::chrono::seconds kProportionalPeriod{2};
 constexpr int kProportionalCost = 2000;  // the time between two readings is so many times that of a reading
 
@@ -51,7 +51,7 @@ void FollowedRun::follow(ObservedRun run) {
   const bool is_new = processes_.empty() || run.pids != observed_.pids ||
                       run.publications.size() != observed_.publications.size();
   searched_ = Clock::now();
-  period_ = is_new ? kShortestPeriod : std::min<Clock::duration>(2 * period_, kLongestPeriod);
+  period_ = is_new ? kShortestPeriod : std::min<Clock::duration>(4 * period_, kLongestPeriod);
   observed_ = std::move(run);
   processes_.clear();
   for (const int pid : observed_.pids) processes_.emplace_back(pid);

@@ -15,7 +15,7 @@
 namespace lockstep::observe {
 
 // A run that is read again and again. Its memory stays mapped, and /proc is searched again only for new groups and ranks:
-// when a process has ended, and after 1, 2, 4, ... 32 s without a change.
+// when a process has ended, and after 1, 4, 16 and each 64 s without a change.
 class FollowedRun {
  public:
   // As find_run().
