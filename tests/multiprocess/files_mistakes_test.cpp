@@ -77,6 +77,17 @@ const Mistake no_digits("FilesOfADatasetAreMissing", {.on_all = {"/nowhere/digit
   (void)data::MNIST("/nowhere/digits");
 });
 
+const Mistake damaged_digits("FilesOfADatasetAreDamaged",
+                             {.on_all = {"MNIST cannot be read (at files_mistakes_test.cpp:",
+                                         "train-images-idx3-ubyte: ", "train-labels-idx1-ubyte: "}},
+                             [] {
+                               const auto context = init({.timeout = 20s});
+                               const TempFolder folder;
+                               std::ofstream(folder / "train-images-idx3-ubyte") << "no digits";
+                               std::ofstream(folder / "train-labels-idx1-ubyte") << "no labels";
+                               (void)data::MNIST(folder.path());
+                             });
+
 const Mistake no_number("TableWithAWord", {.on_all = {"table.csv: line 2, column 0", "is not a number"}}, [] {
   const auto context = init({.timeout = 20s});
   const TempFolder folder;

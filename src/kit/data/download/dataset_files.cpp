@@ -10,6 +10,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "data/download/download.h"
 
@@ -75,6 +76,7 @@ ReadResult read_all(const fs::path& folder, const std::vector<DatasetFile>& file
   ReadResult result;
   for (const auto& file : files) {
     try {
+      const WithoutPlace place;  // refuse() names it
       result.values.push_back(read_dataset_file(folder, file));
     } catch (const DataError& error) {
       result.problems.emplace_back(error.what());
@@ -122,6 +124,7 @@ at::Tensor read_dataset_file(const fs::path& folder, const DatasetFile& file) {
   if (!file_exists(gzip)) return read_checked(plain, file);
   if (!file_exists(plain)) return read_checked(gzip, file);
   try {
+    const WithoutPlace place;
     return read_checked(plain, file);
   } catch (const DataError& error) {
     log(LogLevel::warning, fmt::format("{}; trying {}", error.what(), gzip.string()));

@@ -17,6 +17,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/atomic_file.h"
+#include "base/caller_place.h"
 #include "base/file_lock.h"
 #include "base/shared_library.h"
 #include "base/throw_error.h"
@@ -134,6 +135,7 @@ std::vector<DatasetFile> missing_files(const RemoteDataset& dataset, const fs::p
     const bool exists =
         fs::exists(folder / file.name, ignored) || fs::exists(folder / (file.name + ".gz"), ignored);
     try {
+      const WithoutPlace place;
       read_dataset_file(folder, file);
     } catch (const DataError& error) {
       if (exists) log(LogLevel::warning, fmt::format("{}; downloading it again", error.what()));
@@ -163,6 +165,7 @@ class Downloader {
     for (const auto& source : dataset_.sources) {
       if (missing.empty()) return;
       try {
+        const WithoutPlace place;  // fail() names it
         if (deadline_.expired()) throw_error<DataError>("{}: not tried, the timeout has expired", source);
         download_from(source, missing);
       } catch (const Error& error) {
