@@ -140,8 +140,7 @@ TEST_F(Top, TheScreenReactsToKeysAndRestoresTheTerminal) {
         Screen left(pids[0]);
         left.wait_for("all_reduce #4");
         left.press("h", "percent of the time");
-        left.press("hj", "in phase data for ");
-        left.press("c", "calls of rank 1");
+        left.press("hjc", "calls of rank 1");
         left.press("s", "stack of rank 1");
         left.type("q");
         EXPECT_THAT(left.finish(), AllOf(HasSubstr("code 0"), Not(HasSubstr("ended"))));
