@@ -206,7 +206,8 @@ RankProgress::Number* find_number(RankProgress& progress, std::string_view name)
   const auto count = progress.number_count.load(std::memory_order_acquire);
   for (std::size_t i = 0; i < count; ++i) {
     const auto& known = progress.numbers[i].name;
-    if (std::memcmp(known.data(), name.data(), name.size()) == 0 && known[name.size()] == '\0')
+    // Most names differ in their length.
+    if (known[name.size()] == '\0' && std::memcmp(known.data(), name.data(), name.size()) == 0)
       return &progress.numbers[i];
   }
   return nullptr;
