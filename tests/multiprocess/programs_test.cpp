@@ -59,8 +59,8 @@ class Programs : public ::testing::Test {
 
   // A program that starts without the launcher.
   static LauncherProcess::Options alone(const std::string& program) {
-    return {.watchdog = kWatchdog,
-            .env = {{"OMP_NUM_THREADS", "1"}},
+    return {.env = {{"OMP_NUM_THREADS", "1"}},
+            .watchdog = kWatchdog,
             .program = std::string(PROGRAM_FOLDER) + "/" + program};
   }
   static std::string run_alone(const std::string& program, const Words& flags) {
