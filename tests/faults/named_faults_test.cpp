@@ -158,7 +158,7 @@ class Patient {
   }
 
   bool wait_until_well() const {
-    const Deadline deadline(30s);
+    const Deadline deadline(120s);
     std::optional<Look> last;
     while (!deadline.expired()) {
       last = look();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <chrono>
+#include <clocale>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
@@ -15,6 +16,7 @@
 #include "observe/stack_report.h"
 #include "observe/verdict.h"
 #include "top.h"
+#include "top_table.h"
 
 namespace lockstep::cli {
 namespace {
@@ -38,7 +40,8 @@ int analyze(const std::string& source, bool json) {
     report["verdict"] = observe::to_json(verdict);
     std::cout << report.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
   } else {
-    std::cout << verdict.text << '\n' << std::flush;
+    std::setlocale(LC_CTYPE, "");  // which characters can be shown
+    std::cout << printable_text(verdict.text) << '\n' << std::flush;
   }
   return verdict.cause == observe::Cause::none ? 0 : 1;
 }

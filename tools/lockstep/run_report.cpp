@@ -91,7 +91,8 @@ RunReport::RunReport(fs::path file, std::vector<std::string> words)
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_error<LaunchError>("--report: pipe: {}", errno_text(errno));
   account_out_.reset(ends[0]);
   account_in_.reset(ends[1]);
-  ::fcntl(account_out_.get(), F_SETFL, O_NONBLOCK);
+  // The supervisor waits for no reader: an entry for which there is no room is lost.
+  for (const int end : ends) ::fcntl(end, F_SETFL, O_NONBLOCK);
 }
 
 void RunReport::watch(int stop) {
@@ -124,8 +125,13 @@ void RunReport::read_account() {
     unread_.append(bytes.data(), static_cast<std::size_t>(count));
   }
   for (auto end = unread_.find('\n'); end != std::string::npos; end = unread_.find('\n')) {
-    handle(launch::decode_account_entry(unread_.substr(0, end)));
+    const auto line = unread_.substr(0, end);
     unread_.erase(0, end + 1);
+    try {
+      handle(launch::decode_account_entry(line));
+    } catch (const LaunchError& error) {  // a part of an entry was lost
+      log(LogLevel::debug, fmt::format("--report: {}", error.what()));
+    }
   }
 }
 
@@ -199,7 +205,20 @@ observe::Facts RunReport::facts() const {
   return facts;
 }
 
-void RunReport::write(int exit_code) {
+// The run's exit code stays.
+void RunReport::write(int exit_code) noexcept {
+  try {
+    write_page(exit_code);
+  } catch (const std::system_error& error) {
+    log(LogLevel::warning, fmt::format("--report {}: the page was not written: {}", file_.string(),
+                                       errno_text(error.code().value())));
+  } catch (const std::exception& error) {
+    log(LogLevel::warning,
+        fmt::format("--report {}: the page was not written: {}", file_.string(), exception_text(error)));
+  }
+}
+
+void RunReport::write_page(int exit_code) {
   read_account();
   const double seconds = static_cast<double>(steady_now() - began_at_) / 1e9;
   auto command = observe::redacted_words(words_);
@@ -219,12 +238,7 @@ void RunReport::write(int exit_code) {
                                .period = std::chrono::duration<double>(observe::Sampler::kPeriod).count(),
                                .looks = sampler_.looks(),
                                .processor_seconds = sampler_.processor_seconds()};
-  try {
-    observe::write_private_file(file_, observe::page_of(report));
-  } catch (const std::system_error& error) {
-    log(LogLevel::warning, fmt::format("--report {}: the page was not written: {}", file_.string(),
-                                       errno_text(error.code().value())));
-  }
+  observe::write_private_file(file_, observe::page_of(report));
 }
 
 }  // namespace lockstep::cli

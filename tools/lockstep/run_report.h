@@ -29,9 +29,10 @@ class RunReport {
   // Until `stop` becomes readable.
   void watch(int stop);
   // After the end of the run. A page that cannot be written is a warning.
-  void write(int exit_code);
+  void write(int exit_code) noexcept;
 
  private:
+  void write_page(int exit_code);
   void read_account();
   void handle(const launch::AccountEntry& entry);
   void on_failure(const launch::FailureReport& failure);

@@ -30,7 +30,7 @@ using Scalars = std::map<std::string, double>;
 ///
 /// Keeps the last value of each name. Costs less than a line of output, so it can be called in every step;
 /// `Tensor::item()` waits for a GPU, however. Does nothing outside of a run. Safe from any thread. Throws
-/// ArgumentError for an empty name, one of more than 39 bytes, and for the 33rd name.
+/// ArgumentError for an empty name and one of more than 39 bytes. A 33rd name is not shown and warned of once.
 void report(std::initializer_list<std::pair<std::string_view, double>> numbers,
             std::source_location where = std::source_location::current());
 

@@ -73,14 +73,21 @@ const ProcessProgress* own_process_progress() noexcept {
   return own == nullptr || own->mark.is_in_child() ? nullptr : own;
 }
 
-// Bytes of this process in memory, or 0.
-std::int64_t resident_bytes() noexcept {
+struct MemoryUse {
+  std::int64_t resident = 0;  // bytes
+  std::int64_t shared = 0;
+};
+
+// That of this process; zeros if it is not known.
+MemoryUse memory_use() noexcept {
   const UniqueFd file(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
   std::array<char, 128> text{};
-  if (!file || ::read(file.get(), text.data(), text.size() - 1) <= 0) return 0;
+  if (!file || ::read(file.get(), text.data(), text.size() - 1) <= 0) return {};
+  const auto page = ::sysconf(_SC_PAGESIZE);
   char* rest = nullptr;
-  std::strtoll(text.data(), &rest, 10);
-  return std::strtoll(rest, nullptr, 10) * ::sysconf(_SC_PAGESIZE);
+  std::strtoll(text.data(), &rest, 10);  // address space
+  const auto resident = std::strtoll(rest, &rest, 10) * page;
+  return {.resident = resident, .shared = std::strtoll(rest, nullptr, 10) * page};
 }
 
 void sample_memory(RankProgress& progress, std::int64_t now) noexcept {
@@ -90,7 +97,9 @@ void sample_memory(RankProgress& progress, std::int64_t now) noexcept {
   auto& entry = progress.memory[count % size];
   entry.at.store(0, kRelaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  entry.resident = resident_bytes();
+  const auto use = memory_use();
+  entry.resident = use.resident;
+  entry.shared = use.shared;
   entry.at.store(now, std::memory_order_release);
   progress.memory_samples.store(count + 1, std::memory_order_release);
 }
@@ -140,15 +149,20 @@ void claim_phases(RankProgress& progress) noexcept { progress.trainer.store(own_
 Phase enter_phase(RankProgress& progress, Phase phase) noexcept {
   const auto now = steady_now();
   const auto before = progress.phase.load(kRelaxed);
-  const auto changes = progress.changes.load(kRelaxed);
-  progress.changes.store(changes + 1, kRelaxed);
+  const auto odd = progress.changes.load(kRelaxed) | 1U;  // also if two threads have disturbed each other
+  progress.changes.store(odd, kRelaxed);
   std::atomic_thread_fence(std::memory_order_release);
   auto& spent = progress.spent[static_cast<std::size_t>(before)];
   spent.store(spent.load(kRelaxed) + now - progress.phase_since.load(kRelaxed), kRelaxed);
   progress.phase_since.store(now, kRelaxed);
   progress.phase.store(phase, kRelaxed);
-  progress.changes.store(changes + 2, std::memory_order_release);
+  progress.changes.store(odd + 1, std::memory_order_release);
   return before;
+}
+
+std::uint64_t counted_steps() noexcept {
+  const auto& progress = current_progress();
+  return progress ? progress->steps.load(kRelaxed) : 0;
 }
 
 void count_step(RankProgress& progress, std::uint64_t steps) noexcept {
@@ -173,6 +187,14 @@ PhaseScope::PhaseScope(Phase phase) noexcept : progress_(progress_of_trainer()) 
 
 PhaseScope::~PhaseScope() {
   if (progress_ != nullptr) enter_phase(*progress_, next_);
+}
+
+void GatheredBytes::set(std::int64_t bytes) noexcept {
+  if (bytes == bytes_) return;
+  if (!progress_) progress_ = current_progress();
+  if (!progress_) return;
+  progress_->gathered.fetch_add(bytes - bytes_, kRelaxed);
+  bytes_ = bytes;
 }
 
 ReadingScope::ReadingScope(std::string_view path) noexcept : progress_(current_progress()) {

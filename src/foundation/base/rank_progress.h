@@ -46,6 +46,7 @@ struct RankProgress {
   struct Memory {
     std::atomic<std::int64_t> at{0};  // 0 during changes
     std::int64_t resident = 0;        // bytes
+    std::int64_t shared = 0;          // of these, mapped files and memory that processes share
   };
   struct Number {
     std::array<char, 40> name = {};
@@ -107,7 +108,10 @@ RankProgress* progress_of_trainer() noexcept;
 void claim_phases(RankProgress& progress) noexcept;
 // The phase begins. Called by one thread at a time. Returns the phase before.
 Phase enter_phase(RankProgress& progress, Phase phase) noexcept;
-// A step of an object ends that has made `steps` in all. Counts it unless another object has made as many.
+// The steps that this thread's rank has counted; 0 without one.
+std::uint64_t counted_steps() noexcept;
+// A step ends: that of an object which has made `steps` - those counted when it was made. Counts it unless another
+// object, with which it steps in turn, has made as many.
 void count_step(RankProgress& progress, std::uint64_t steps) noexcept;
 
 // A phase of the thread that trains; the phase before it continues at its end. Does nothing in another thread, and
@@ -122,6 +126,21 @@ class PhaseScope {
  private:
   RankProgress* progress_;
   Phase next_ = Phase::other;
+};
+
+// The gathered parameters that an object holds, as a part of RankProgress::gathered.
+class GatheredBytes {
+ public:
+  GatheredBytes() = default;
+  ~GatheredBytes() { set(0); }
+  GatheredBytes(const GatheredBytes&) = delete;
+  GatheredBytes& operator=(const GatheredBytes&) = delete;
+
+  void set(std::int64_t bytes) noexcept;
+
+ private:
+  std::shared_ptr<RankProgress> progress_;
+  std::int64_t bytes_ = 0;
 };
 
 // A file that this thread reads. A stack variable.

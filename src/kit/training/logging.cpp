@@ -4,6 +4,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <mutex>
 #include <span>
 #include <system_error>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <lockstep/base/log.h>
 #include <lockstep/base/mutex.h>
 #include <lockstep/base/world.h>
 #include <lockstep/training/logging.h>
@@ -287,12 +289,27 @@ Logger json_lines_logger(fs::path file, LoggerOptions options) {
   return logger_to<JsonLinesLog>(std::move(file), options);
 }
 
+namespace {
+
+// A number that is not shown is no reason to end a run.
+void warn_about_many_numbers(std::string_view name) {
+  static std::once_flag once;
+  std::call_once(once, [name] {
+    log(LogLevel::warning,
+        fmt::format("report: \"{}\" is not shown: a rank reports at most 32 names, those of Trainer included",
+                    name));
+  });
+}
+
+}  // namespace
+
 void report(std::initializer_list<std::pair<std::string_view, double>> numbers, std::source_location where) {
   for (const auto& [name, value] : numbers) {
-    const bool fits = !name.empty() && name.size() <= kNameBytes;
-    if (fits && report_number(name, value)) continue;
+    if (!name.empty() && name.size() <= kNameBytes) {
+      if (!report_number(name, value)) warn_about_many_numbers(name);
+      continue;
+    }
     const CallerPlace place(where);
-    if (fits) throw_error<ArgumentError>("report: \"{}\" is one name too many: a rank reports 32", name);
     throw_error<ArgumentError>("report: the name \"{}\" has {} bytes; it must have 1 to {}", name,
                                name.size(), kNameBytes);
   }

@@ -27,7 +27,7 @@ std::string encode(const AccountEntry& entry);
 // Throws LaunchError for a line that encode() has not made.
 AccountEntry decode_account_entry(const std::string& line);
 
-// Writes the entry, with the present time, to a descriptor. Does nothing for -1, or without a reader.
+// Writes the entry, with the present time, to a descriptor; -1: nowhere. What a full pipe does not take is lost.
 void write_account(int fd, AccountEntry entry);
 
 }  // namespace lockstep::launch

@@ -58,7 +58,7 @@ class Companions {
     try {
       for (const auto& each : companions) {
         threads_.push_back(
-            start_thread<std::thread>(each.purpose, [body = each.body, stop = stop_.get()] { body(stop); }));
+            start_thread<std::thread>(each.purpose, [each, stop = stop_.get()] { run(each, stop); }));
       }
     } catch (...) {
       end();
@@ -70,6 +70,15 @@ class Companions {
   Companions& operator=(const Companions&) = delete;
 
  private:
+  // The ranks do not end because of it.
+  static void run(const GuardOptions::Companion& companion, int stop) noexcept {
+    try {
+      companion.body(stop);
+    } catch (const std::exception& error) {
+      log(LogLevel::warning, fmt::format("{} has ended: {}", companion.purpose, exception_text(error)));
+    }
+  }
+
   void end() {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = ::write(stop_.get(), &one, sizeof(one));

@@ -7,7 +7,8 @@
 namespace lockstep::launch {
 
 // Serves GET /metrics over HTTP by libmicrohttpd, in one thread. At most 16 connections are open; each has one
-// request of at most 16 KiB, and ends 5 s after it began. So no client keeps others away, or makes it grow.
+// request of at most 16 KiB, and ends 5 s after it began. So no client makes it grow; but
+// one that opens connections again and again keeps others away: let only those that scrape reach the port.
 class MetricsServer {
  public:
   // Listens, and logs where. Throws ArgumentError for a `bind` beyond loopback without a token, LaunchError if it

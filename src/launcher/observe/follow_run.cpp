@@ -25,9 +25,15 @@ std::chrono::nanoseconds own_processor_time() {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-// The parent of a rank that a launcher has started; 0 for another process.
+// The launcher of a rank, above scripts that it has started; 0 for a process without one.
 int launcher_of(int pid) {
-  return variable_of(pid, "TORCHELASTIC_RESTART_COUNT").empty() ? 0 : status_number(pid, "PPid:");
+  const auto is_launched = [](int process) {
+    return !variable_of(process, "TORCHELASTIC_RESTART_COUNT").empty();
+  };
+  if (!is_launched(pid)) return 0;
+  do pid = status_number(pid, "PPid:");
+  while (pid > 1 && is_launched(pid));
+  return pid;
 }
 
 bool share_a_process(const std::vector<int>& one, const std::vector<int>& other) {

@@ -30,8 +30,7 @@ std::span<const MemorySample> samples_of(const Progress& progress) {
 // The last samples, each of which is larger than the one before.
 std::span<const MemorySample> growing(std::span<const MemorySample> samples) {
   auto first = samples.size();
-  while (first > 0 && (first == samples.size() || samples[first - 1].resident < samples[first].resident))
-    --first;
+  while (first > 0 && (first == samples.size() || samples[first - 1].own() < samples[first].own())) --first;
   return samples.subspan(first);
 }
 
@@ -41,13 +40,13 @@ struct Growth {
   MemorySample last{};
   std::size_t samples = 0;
 
-  std::int64_t bytes() const { return last.resident - first.resident; }
+  std::int64_t bytes() const { return last.own() - first.own(); }
 };
 
 std::int64_t largest_increase(std::span<const MemorySample> samples) {
   std::int64_t largest = 0;
   for (std::size_t i = 1; i < samples.size(); ++i)
-    largest = std::max(largest, samples[i].resident - samples[i - 1].resident);
+    largest = std::max(largest, samples[i].own() - samples[i - 1].own());
   return largest;
 }
 
@@ -56,7 +55,7 @@ std::optional<Growth> growth_of(const Run& run, const Rank& rank) {
   const auto samples = growing(samples_of(*rank.progress));
   if (samples.size() < kLeastSamples || run.taken_at - samples.back().at > kOld) return std::nullopt;
   const Growth growth{&rank, samples.front(), samples.back(), samples.size()};
-  const bool is_large = growth.bytes() >= std::max(kLeastGrowth, growth.first.resident / 4);
+  const bool is_large = growth.bytes() >= std::max(kLeastGrowth, growth.first.own() / 4);
   if (!is_large || largest_increase(samples) > growth.bytes() / 2) return std::nullopt;
   return growth;
 }
@@ -71,8 +70,8 @@ std::string text_of(const std::vector<Growth>& all, const std::vector<int>& rank
       "The memory of {} grows: from {} to {} in {}, {} a second{}, in each of its last {} samples. Tensors that are "
       "kept from step to step, such as a sum of losses with their graphs, are the most frequent cause: add "
       "loss.item<double>() or loss.detach() instead.",
-      all.size() == 1 ? growth.rank->describe() : list_ranks(ranks), mebibytes(growth.first.resident),
-      mebibytes(growth.last.resident), seconds_text(time), mebibytes(static_cast<std::int64_t>(rate)),
+      all.size() == 1 ? growth.rank->describe() : list_ranks(ranks), mebibytes(growth.first.own()),
+      mebibytes(growth.last.own()), seconds_text(time), mebibytes(static_cast<std::int64_t>(rate)),
       all.size() == 1 ? "" : fmt::format(" on rank {}", growth.rank->rank), growth.samples);
 }
 

@@ -25,9 +25,9 @@ namespace {
 
 void write_private_file(const std::filesystem::path& file, const std::string& bytes) {
   const FileSizeErrors as_errors;
-  const auto unfinished = file.string() + "." + random_hex(2) + ".tmp";
+  const auto unfinished = file.string() + "." + random_hex(8) + ".tmp";
   const UniqueFd fd(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
-  if (!fd) give_up(unfinished);
+  if (!fd) throw std::system_error(errno, std::generic_category());
   for (std::size_t written = 0; written < bytes.size();) {
     const auto count = ::write(fd.get(), bytes.data() + written, bytes.size() - written);
     if (count < 0 && errno == EINTR) continue;

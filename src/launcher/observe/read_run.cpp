@@ -95,7 +95,7 @@ std::vector<MemorySample> memory_of(const RankProgress& progress) {
   std::vector<MemorySample> samples;
   for (const auto& entry : progress.memory) {
     const auto at = entry.at.load(std::memory_order_acquire);
-    const MemorySample sample{.at = at, .resident = entry.resident};
+    const MemorySample sample{.at = at, .resident = entry.resident, .shared = entry.shared};
     std::atomic_thread_fence(std::memory_order_acquire);
     if (at != 0 && entry.at.load(std::memory_order_relaxed) == at) samples.push_back(sample);
   }
@@ -117,12 +117,14 @@ bool read_stable(const std::atomic<std::uint64_t>& changes, const Read& read) {
 }
 
 void read_phase(const RankProgress& memory, Progress& progress) {
-  read_stable(memory.changes, [&] {
+  const auto read = [&] {
     progress.phase = memory.phase.load(std::memory_order_relaxed);
     progress.phase_since = memory.phase_since.load(std::memory_order_relaxed);
     for (std::size_t i = 0; i < kPhases; ++i)
       progress.spent[i] = memory.spent[i].load(std::memory_order_relaxed);
-  });
+  };
+  if (!read_stable(memory.changes, read))
+    read();  // the rank was stopped while it wrote: one phase is not counted
 }
 
 // The file that is being read for the longest.

@@ -55,7 +55,7 @@ json to_json(const Progress& progress) {
                      {"samples", step.samples}});
   json memory = json::array();
   for (const auto& sample : progress.memory)
-    memory.push_back({{"at_ns", sample.at}, {"resident", sample.resident}});
+    memory.push_back({{"at_ns", sample.at}, {"resident", sample.resident}, {"shared", sample.shared}});
   return {{"size", progress.size},
           {"began_at_ns", progress.began_at},
           {"phase", kPhaseNames.at(static_cast<std::size_t>(progress.phase))},
@@ -139,7 +139,8 @@ Progress progress_from(const json& value) {
                              .spent = step.at("spent_ns"),
                              .samples = step.at("samples")});
   for (const auto& sample : value.at("memory"))
-    progress.memory.push_back({.at = sample.at("at_ns"), .resident = sample.at("resident")});
+    progress.memory.push_back(
+        {.at = sample.at("at_ns"), .resident = sample.at("resident"), .shared = sample.at("shared")});
   value.at("numbers").get_to(progress.numbers);
   value.at("reading").get_to(progress.reading);
   value.at("reading_since_ns").get_to(progress.reading_since);

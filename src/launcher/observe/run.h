@@ -68,6 +68,9 @@ struct Step {
 struct MemorySample {
   std::int64_t at = 0;
   std::int64_t resident = 0;  // bytes
+  std::int64_t shared = 0;    // of these, mapped files and memory that processes share
+
+  std::int64_t own() const { return resident - shared; }
 };
 
 // How far a rank has come, and what it does. Times are nanoseconds of the host's steady clock.

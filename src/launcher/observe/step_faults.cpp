@@ -57,8 +57,10 @@ std::string_view slowest_phase(const StepTable& table, std::size_t late) {
   };
   const auto most = std::max({excess.operator()<Phase::forward>(), excess.operator()<Phase::backward>(),
                               excess.operator()<Phase::optimizer>(), excess.operator()<Phase::other>()});
-  return most.second == Phase::other ? "the program's own code"
-                                     : kPhaseNames[static_cast<std::size_t>(most.second)];
+  if (most.second == Phase::other) return "the program's own code";
+  if (most.second == Phase::optimizer)
+    return "the optimizer, or the program's own code before the next batch of a loader or forward";
+  return kPhaseNames[static_cast<std::size_t>(most.second)];
 }
 
 Verdict slow(const StepTable& table, std::size_t late) {

@@ -184,6 +184,8 @@ class Judge {
     if (kinds.size() < 2) return std::nullopt;
     std::ranges::stable_sort(kinds, std::greater(), [](const auto& kind) { return kind.second.size(); });
     const bool is_tie = kinds[0].second.size() == kinds[1].second.size();
+    // The ranks that are about to come decide which side is the minority.
+    if (is_tie && wait.age < kPatience && !wait.has_failed && !missing_in(wait).empty()) return std::nullopt;
     Verdict verdict{.cause = Cause::mismatch};
     std::vector<std::string> texts;
     for (std::size_t i = 0; i < kinds.size(); ++i) {

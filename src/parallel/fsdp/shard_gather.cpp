@@ -87,6 +87,7 @@ bool ShardGather::make_whole(StepCalls& calls) {
       has_written = shared_->copy_rows();
     } else {
       gather(calls.record);
+      gathered_.set(whole_bytes());
     }
   });
   is_whole_ = is_valid_ = true;
@@ -135,6 +136,16 @@ void ShardGather::gather(StepRecord& record) {
   }
 }
 
+// This rank's part of memory that the host's ranks share.
+std::int64_t ShardGather::whole_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& parameter : parameters_) {
+    if (const auto whole = memory_of(parameter); whole.defined())
+      bytes += static_cast<std::int64_t>(whole.nbytes());
+  }
+  return is_on_host_ ? bytes / hosts_->host.size() : bytes;
+}
+
 // The lanes of a host have different rows, and each rank copies those of its lane. `flat`: [hosts, elements
 // of a rank].
 void ShardGather::share_on_host(const at::Tensor& flat) {
@@ -154,6 +165,7 @@ void ShardGather::release(StepCalls& calls) {
   drop_prefetch(calls);
   if (shards_.defined())
     for (const auto& parameter : parameters_) set_memory(parameter, {});
+  gathered_.set(0);
   is_whole_ = options_.share_memory;
 }
 

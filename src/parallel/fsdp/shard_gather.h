@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/rank_progress.h"
 #include "fsdp/memory_count.h"
 #include "fsdp/sharded_parameter.h"
 #include "fsdp/shared_memory.h"
@@ -62,6 +63,7 @@ class ShardGather {
   at::Tensor finish(StepRecord& record);
   void gather(StepRecord& record);
   void share_on_host(const at::Tensor& flat);
+  std::int64_t whole_bytes() const;
 
   std::vector<ShardedParameter>& parameters_;
   const GroupOptions& options_;
@@ -83,6 +85,7 @@ class ShardGather {
   std::uint32_t prefetched_version_ = 0;
   bool is_valid_ = false;
   bool is_whole_ = false;
+  GatheredBytes gathered_;
 };
 
 }  // namespace lockstep::fsdp

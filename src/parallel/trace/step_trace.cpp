@@ -46,7 +46,7 @@ void StepClock::end_step() {
   ++steps_;
   for (const auto part : kParts) sum_.*part += last_.*part;
   enter(Phase::optimizer);
-  if (progress_) count_step(*progress_, static_cast<std::uint64_t>(steps_));
+  if (progress_) count_step(*progress_, before_ + static_cast<std::uint64_t>(steps_));
 }
 
 StepTimes StepClock::mean() const {

@@ -47,6 +47,7 @@ class StepClock {
   }
 
   std::shared_ptr<RankProgress> progress_;  // of the rank that began the forward
+  std::uint64_t before_ = counted_steps();
   Clock::time_point forward_;
   Clock::time_point forward_end_;
   Clock::time_point first_launch_;

@@ -88,6 +88,39 @@ TEST(RankProgress, KeepsTheLastSteps) {
   EXPECT_GT(seen.memory.front().resident, 1 << 20);
 }
 
+TEST(RankProgress, CountsTheStepsOfObjectsThatFollowEachOther) {
+  const auto seen = seen_after([] {
+    auto& progress = *current_progress();
+    const auto first = counted_steps();
+    for (std::uint64_t step = 1; step <= 10; ++step) count_step(progress, first + step);
+    const auto second = counted_steps();
+    for (std::uint64_t step = 1; step <= 5; ++step) count_step(progress, second + step);
+  });
+  EXPECT_EQ(seen.steps, 15U);
+  EXPECT_EQ(seen.last.size(), 15U);
+}
+
+TEST(RankProgress, AddsUpWhatObjectsHaveGathered) {
+  const auto seen = seen_after([] {
+    GatheredBytes freed;
+    static GatheredBytes held;
+    freed.set(100);
+    held.set(30);
+    held.set(40);
+  });
+  EXPECT_EQ(seen.gathered, 40);
+}
+
+TEST(RankProgress, TwoThreadsWithPhasesDoNotStopReaders) {
+  const auto seen = seen_after([] {
+    auto& progress = *current_progress();
+    progress.changes = 7;  // as two writers at one time may leave it
+    enter_phase(progress, Phase::forward);
+  });
+  EXPECT_EQ(seen.phase, Phase::forward);
+  EXPECT_GT(seen.phase_since, 0);
+}
+
 TEST(RankProgress, KeepsTheLastValueOfEachNumber) {
   const auto seen = seen_after([] {
     report_number("loss", 2);
