@@ -202,7 +202,7 @@ build_earlier() {
     fail "commit $commit has no tests/versions/version_files.cpp, which writes the files: name a later one"
   git worktree prune || return
   [[ -d $tree ]] || git worktree add --quiet --detach "$tree" "$commit" || return
-  ln -sfn "$root/.venv" "$tree/.venv" || return # at the same place as here, so that ccache knows what this tree has compiled
+  ln -sfn "$root/.venv" "$tree/.venv" || return
   torch=$(cached release Torch_DIR)
   cmake --preset release -S "$tree" -B "$tree/build/release" "-DTorch_DIR=${torch/#$root\/.venv/$tree/.venv}" \
     -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_PYTHON=OFF -DLOCKSTEP_WITH_CUDA=OFF || return
