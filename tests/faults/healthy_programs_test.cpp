@@ -60,20 +60,20 @@ class Watcher {
 
 class HealthyPrograms : public ::testing::Test {
  protected:
-  // With so many times the work of a short run.
-  std::vector<Words> programs(int times) const {
-    const auto text = folder_.file("text");
+  // With so many times the work of a short run. The programs refuse a folder with checkpoints.
+  static std::vector<Words> programs(int times, const testing::TempFolder& folder) {
+    const auto text = folder.file("text");
     std::ofstream(text) << std::string(20'000, 'a') + "the quick brown fox jumps over the lazy dog. ";
-    return {{"gpt", "--text", text, "--steps", std::to_string(100 * times), "--context", "32", "--layers",
-             "2", "--width", "32", "--batch-size", "4"},
-            {"gpt_mesh", "--text", text, "--mesh", "1,2,1", "--steps", std::to_string(60 * times),
-             "--context", "32", "--folder", folder_.file("mesh")},
-            {"point_clouds", "--epochs", std::to_string(times), "--points", "64", "--run",
-             folder_.file("clouds")},
-            {"image_folder_finetune", "--folder", folder_.file("pictures"), "--size", "32", "--epochs",
-             std::to_string(2 * times), "--run", folder_.file("finetune")},
-            {"spawn_mnist", "--nprocs", "2", "--random", "2000", "--epochs", std::to_string(3 * times),
-             "--run", folder_.file("mnist")}};
+    return {
+        {"gpt", "--text", text, "--steps", std::to_string(100 * times), "--context", "32", "--layers", "2",
+         "--width", "32", "--batch-size", "4"},
+        {"gpt_mesh", "--text", text, "--mesh", "1,2,1", "--steps", std::to_string(60 * times), "--context",
+         "32", "--folder", folder.file("mesh")},
+        {"point_clouds", "--epochs", std::to_string(times), "--points", "64", "--run", folder.file("clouds")},
+        {"image_folder_finetune", "--folder", folder.file("pictures"), "--size", "32", "--epochs",
+         std::to_string(2 * times), "--run", folder.file("finetune")},
+        {"spawn_mnist", "--nprocs", "2", "--random", "2000", "--epochs", std::to_string(3 * times), "--run",
+         folder.file("mnist")}};
   }
 
   // Returns how often it was judged.
@@ -88,14 +88,13 @@ class HealthyPrograms : public ::testing::Test {
     EXPECT_EQ(launcher.finish(), 0) << words.front() << '\n' << launcher.out() << launcher.err();
     return watcher.looks();
   }
-
-  testing::TempFolder folder_;
 };
 
 TEST_F(HealthyPrograms, RaiseNoAlarm) {
   const auto minutes = Env().get_int("LOCKSTEP_HEALTHY_MINUTES").value_or(0);
   if (minutes == 0) {  // one of them in each run of the tests
-    const auto words = programs(1).at(std::random_device{}() % 5);
+    const testing::TempFolder folder;
+    const auto words = programs(1, folder).at(std::random_device{}() % 5);
     SCOPED_TRACE(words.front());
     watch(words);
     return;
@@ -103,7 +102,8 @@ TEST_F(HealthyPrograms, RaiseNoAlarm) {
   const Deadline deadline(std::chrono::minutes{minutes});
   std::map<std::string, int> looks;
   while (!deadline.expired()) {
-    for (const auto& words : programs(4)) {
+    const testing::TempFolder folder;
+    for (const auto& words : programs(4, folder)) {
       SCOPED_TRACE(words.front());
       looks[words.front()] += watch(words);
     }
