@@ -23,6 +23,9 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr std::int64_t kMemoryPeriod = 1'000'000'000;  // nanoseconds
+// Larger than today's layout: other versions map it whole and find the number of the format.
+constexpr std::size_t kSpace = std::size_t{64} << 10;
+static_assert(sizeof(RankProgress) <= kSpace);
 
 template <std::size_t kSize>
 void copy_name(std::array<char, kSize>& target, std::string_view text) {
@@ -38,7 +41,7 @@ std::uintptr_t own_mark() {
 }
 
 std::shared_ptr<RankProgress> make_progress(int rank, int size) {
-  auto memory = std::make_shared<SharedMemory>(SharedMemory::create(kProgressName, sizeof(RankProgress)));
+  auto memory = std::make_shared<SharedMemory>(SharedMemory::create(kProgressName, kSpace));
   memory->commit(0, sizeof(RankProgress), "the progress of this rank");
   auto* const progress = new (memory->data()) RankProgress;
   progress->pid = ::getpid();

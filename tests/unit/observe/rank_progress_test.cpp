@@ -11,37 +11,60 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/base/error.h>
+
 #include "observe/find_runs.h"
 
 namespace lockstep::testing {
 namespace {
 
 using observe::Progress;
+using ::testing::HasSubstr;
 using ::testing::Pair;
+using ::testing::ThrowsMessage;
 
-// What other processes see of rank 3 of 8, which has done `work` and then pauses.
+// A process that is rank 3 of 8, has done `work`, and pauses.
+class PausedRank {
+ public:
+  template <class Work>
+  explicit PausedRank(const Work& work) {
+    int done[2];
+    EXPECT_EQ(::pipe(done), 0);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::alarm(60);
+      publish_progress(3, 8, false);
+      work();
+      (void)!::write(done[1], "x", 1);
+      while (true) ::pause();
+    }
+    ::close(done[1]);  // so that the end of the process ends the read
+    char byte = 0;
+    EXPECT_EQ(::read(done[0], &byte, 1), 1);
+    ::close(done[0]);
+  }
+  ~PausedRank() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  PausedRank(const PausedRank&) = delete;
+  PausedRank& operator=(const PausedRank&) = delete;
+
+  observe::Rank seen() const {
+    auto run = observe::find_run(std::to_string(pid_)).read();
+    EXPECT_EQ(run.ranks.at(0).rank, 3);
+    EXPECT_EQ(run.ranks.at(0).pid, pid_);
+    return std::move(run.ranks.at(0));
+  }
+
+ private:
+  pid_t pid_ = 0;
+};
+
+// What other processes see of a rank that has done `work`.
 template <class Work>
 Progress seen_after(const Work& work) {
-  int done[2];
-  EXPECT_EQ(::pipe(done), 0);
-  const pid_t pid = ::fork();
-  if (pid == 0) {
-    ::alarm(60);
-    publish_progress(3, 8, false);
-    work();
-    (void)!::write(done[1], "x", 1);
-    while (true) ::pause();
-  }
-  char byte = 0;
-  EXPECT_EQ(::read(done[0], &byte, 1), 1);
-  const auto run = observe::find_run(std::to_string(pid)).read();
-  ::kill(pid, SIGKILL);
-  ::waitpid(pid, nullptr, 0);
-  ::close(done[0]);
-  ::close(done[1]);
-  EXPECT_EQ(run.ranks.at(0).rank, 3);
-  EXPECT_EQ(run.ranks.at(0).pid, pid);
-  return run.ranks.at(0).progress.value();
+  return PausedRank(work).seen().progress.value();
 }
 
 std::int64_t total(const PhaseTimes& times) {
@@ -116,6 +139,7 @@ TEST(RankProgress, TwoThreadsWithPhasesDoNotStopReaders) {
     auto& progress = *current_progress();
     progress.changes = 7;  // as two writers at one time may leave it
     enter_phase(progress, Phase::forward);
+    if (progress.changes % 2 == 1) ::_exit(1);
   });
   EXPECT_EQ(seen.phase, Phase::forward);
   EXPECT_GT(seen.phase_since, 0);
@@ -155,6 +179,11 @@ TEST(RankProgress, AForkedProcessIsNoRankUntilItBecomesOne) {
   const auto seen = seen_after([] {});
   EXPECT_TRUE(seen.numbers.empty());
   EXPECT_EQ(current_progress()->rank, 0);
+}
+
+TEST(RankProgress, OfAnotherVersionIsRefused) {
+  const PausedRank rank([] { current_progress()->format = 99; });
+  EXPECT_THAT([&] { (void)rank.seen(); }, ThrowsMessage<Error>(HasSubstr("in rank progress format 99")));
 }
 
 }  // namespace
