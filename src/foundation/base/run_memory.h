@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <pthread.h>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/env.h"
+#include "base/shared_memory.h"
+#include "base/unique_fd.h"
+
+namespace lockstep {
+
+// Note [Memory of a run]
+//
+// A launcher that replaces single ranks gives all ranks of the run memory that outlives each of them: anonymous
+// files, whose descriptors every rank inherits. The kernel frees it when launcher and ranks have ended, whatever
+// ended them. One file holds the state of the run and the memory of its store. Beside it each rank has a file
+// for its commits, which its replacement inherits too.
+
+enum class RunPhase : std::uint32_t {
+  starting,  // a rank that fails cannot be replaced: others may be in the calls of the program's beginning
+  running,   // every rank is in elastic::run() and has committed its state
+  finished   // every rank has done its work in elastic::run()
+};
+
+// At the beginning of the first file. Ranks write it; the launcher reads the phase.
+struct RunState {
+  static constexpr std::uint32_t kFormat = 1;
+
+  std::uint32_t format = kFormat;
+  std::int32_t world_size = 0;
+  std::atomic<RunPhase> phase{RunPhase::starting};
+  std::atomic<std::uint32_t> changes{0};      // of the store and of `generation`; a futex
+  std::atomic<std::uint64_t> generation{0};   // how often the default group was formed, or is to be formed
+  pthread_mutex_t store_mutex{};              // robust and shared between processes
+  std::atomic<std::uint64_t> store_bytes{0};  // of the store's memory that hold records
+  std::uint64_t committed_bytes = 0;          // of the store's memory; guarded by store_mutex
+};
+
+class RunMemory {
+ public:
+  // The descriptors of the files, for the ranks.
+  static constexpr const char* kVariable = "LOCKSTEP_RUN_MEMORY";
+
+  // In the launcher; programs that it starts inherit the files. Throws Error if the system refuses.
+  static RunMemory create(int world_size);
+  // In a rank: the launcher's; nullopt without one. Programs that the rank starts do not inherit it. Throws Error
+  // for memory of another version.
+  static std::optional<RunMemory> inherited(const Env& env);
+
+  std::string variable() const;  // the value of kVariable
+  int world_size() const { return state().world_size; }
+  RunState& state() const { return *reinterpret_cast<RunState*>(memory_.data()); }
+  std::span<std::byte> store() const;
+  // Allocates the first `bytes` of store(), as SharedMemory::commit().
+  void commit_store(std::size_t bytes) const;
+  // The file for the commits of a rank, of any size. The caller does not close it.
+  int commits(int rank) const { return commits_.at(static_cast<std::size_t>(rank)).get(); }
+
+ private:
+  RunMemory(SharedMemory memory, std::vector<UniqueFd> commits)
+      : memory_(std::move(memory)), commits_(std::move(commits)) {}
+
+  SharedMemory memory_;
+  std::vector<UniqueFd> commits_;  // [rank]
+};
+
+}  // namespace lockstep
