@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What the launcher's tests run as a rank. The first argument says what to do.
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <netinet/in.h>
@@ -12,6 +14,8 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
+
+#include "base/run_memory.h"
 
 namespace {
 
@@ -88,6 +92,22 @@ int tell_signals(bool stay) {
   return 0;
 }
 
+// Sets the phase of the run, if one is named, and tells it.
+int tell_phase(std::string_view name) {
+  constexpr std::array<std::string_view, 3> names{"starting", "running", "finished"};
+  const auto memory = lockstep::RunMemory::inherited(lockstep::Env());
+  if (!memory) {
+    write_all(STDOUT_FILENO, "no phase\n");
+    return 0;
+  }
+  auto& phase = memory->state().phase;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == name) phase = static_cast<lockstep::RunPhase>(i);
+  }
+  write_all(STDOUT_FILENO, fmt::format("phase {}\n", names.at(static_cast<std::size_t>(phase.load()))));
+  return 0;
+}
+
 // Dies of a plain signal, also where a sanitizer would catch it, and leaves no core file.
 [[noreturn]] void die_of(int signal_number) {
   const rlimit none{0, 0};
@@ -110,6 +130,7 @@ int main(int argc, char** argv) {
   if (what == "meet") return meet();
   if (what == "tell-signal") return tell_signals(false);
   if (what == "tell-signals") return tell_signals(true);
+  if (what == "phase") return tell_phase(argc > 2 ? argv[2] : "");
   if (what == "segv") die_of(SIGSEGV);
   return 2;
 }

@@ -33,6 +33,7 @@ struct RunArguments {
   std::optional<int> host_index{};  // in `hosts`: this launcher was started on that host
   bool standalone = false;
   int max_restarts = 0;
+  std::string on_loss = "restart";
   double monitor_interval = 0.1;
   std::string start_method = "spawn";
   std::string event_log_handler = "null";

@@ -138,6 +138,11 @@ machine::Binding parse_binding(const std::string& text) {
   return text == "spread" ? machine::Binding::spread : machine::Binding::none;
 }
 
+launch::OnLoss parse_on_loss(const std::string& text) {
+  check_choice("--on-loss", text, Words{"restart", "replace"});
+  return text == "replace" ? launch::OnLoss::replace : launch::OnLoss::restart;
+}
+
 }  // namespace
 
 launch::LaunchOptions launch_options(const RunArguments& arguments, const launch::Machine& machine,
@@ -147,6 +152,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .local_addr = arguments.local_addr,
                                 .role = arguments.role,
                                 .max_restarts = arguments.max_restarts,
+                                .on_loss = parse_on_loss(arguments.on_loss),
                                 .virtual_local_rank = arguments.virtual_local_rank,
                                 .pass_local_rank = arguments.pass_local_rank,
                                 .stop_signals = launch::parse_signals(arguments.signals_to_handle),
@@ -222,6 +228,9 @@ void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
       "File with the secret of the run, which authenticates the launchers of its nodes (default: the file "
       "that LOCKSTEP_SECRET_FILE names, or the text of LOCKSTEP_SECRET)");
   add(run, "max-restarts", parsed.max_restarts, "N", "Number of restarts after failures");
+  add(run, "on-loss", parsed.on_loss, "WHAT",
+      "While restarts are left, a failure starts again all ranks (restart), or only the rank that failed (replace: "
+      "one host, for programs that use lockstep::elastic::run())");
 }
 
 void add_hosts_options(CLI::App& run, RunArguments& parsed) {

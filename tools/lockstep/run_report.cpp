@@ -136,7 +136,9 @@ void RunReport::read_account() {
 }
 
 void RunReport::handle(const launch::AccountEntry& entry) {
-  if (!entry.started.empty()) {
+  if (!entry.replacement.empty()) {
+    on_replacement(entry);
+  } else if (!entry.started.empty()) {
     attempts_.push_back({.restarts = entry.restarts,
                          .time = entry.time,
                          .ranks = static_cast<int>(entry.started.size()),
@@ -163,6 +165,15 @@ void RunReport::handle(const launch::AccountEntry& entry) {
     signal_ = entry.signal;
   }
   if (entry.failure) on_failure(*entry.failure);
+}
+
+void RunReport::on_replacement(const launch::AccountEntry& entry) {
+  if (attempts_.empty()) return;  // the entry before was lost
+  const int ranks = attempts_.back().ranks;
+  attempts_.back().failure = {observe::redacted(entry.replacement)};
+  attempts_.push_back({.restarts = entry.restarts, .time = entry.time, .ranks = ranks, .failure = {}});
+  judged_ = true;
+  sampler_.rank_started();
 }
 
 void RunReport::on_failure(const launch::FailureReport& failure) {

@@ -35,6 +35,7 @@ class RunReport {
   void write_page(int exit_code);
   void read_account();
   void handle(const launch::AccountEntry& entry);
+  void on_replacement(const launch::AccountEntry& entry);
   void on_failure(const launch::FailureReport& failure);
   void look();
   std::string outcome(int exit_code, double seconds) const;

@@ -16,6 +16,7 @@ std::string encode(const AccountEntry& entry) {
   nlohmann::json value{{"time", entry.time},
                        {"restarts", entry.restarts},
                        {"started", nlohmann::json::array()},
+                       {"replacement", entry.replacement},
                        {"was_stopped", entry.was_stopped},
                        {"signal", entry.signal}};
   for (const auto& [rank, pid] : entry.started) value["started"].push_back({rank, pid});
@@ -29,6 +30,7 @@ AccountEntry decode_account_entry(const std::string& line) {
     const auto value = nlohmann::json::parse(line);
     AccountEntry entry{.time = value.at("time"), .restarts = value.at("restarts")};
     for (const auto& started : value.at("started")) entry.started[started.at(0)] = started.at(1);
+    value.at("replacement").get_to(entry.replacement);
     value.at("was_stopped").get_to(entry.was_stopped);
     value.at("signal").get_to(entry.signal);
     if (value.contains("exit")) entry.exit = value["exit"].get<RankExit>();

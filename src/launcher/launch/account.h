@@ -12,9 +12,10 @@ namespace lockstep::launch {
 // What the supervisor of a node's ranks did or saw at one moment. It writes each entry as a line of JSON to
 // LaunchOptions::account.
 struct AccountEntry {
-  double time = 0;                 // in seconds since 1970
-  int restarts = 0;                // of the ranks before
-  std::map<int, int> started{};    // [rank] pid: the ranks started
+  double time = 0;               // in seconds since 1970
+  int restarts = 0;              // of the ranks before
+  std::map<int, int> started{};  // [rank] pid: the ranks started
+  std::string replacement{};  // the one in `started` replaces one that failed, as this line says; else empty
   std::optional<RankExit> exit{};  // a rank ended,
   bool was_stopped = false;        // while the ranks were being stopped
   int signal = 0;                  // a stop signal for the run has come; 0: none

@@ -307,6 +307,7 @@ void Coordinator::on(Node /*node*/, const Failed& failed) {
 
 // Failures while the members stop are consequences, so only the first failure comes here.
 void Coordinator::fail(const FailureReport& report, const std::string& notice) {
+  restarts_ = std::max(restarts_, report.restarts);  // a node has replaced single ranks
   skip_last_call_ = true;
   if (restarts_ < options_.shared.max_restarts) {
     ++restarts_;

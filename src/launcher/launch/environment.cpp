@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/run_memory.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 
@@ -68,6 +69,8 @@ std::map<std::string, std::string> rank_environment(const LaunchOptions& options
   if (!inherited.has("TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   // Ranks do not need it, and programs log their environment.
   if (inherited.has("LOCKSTEP_SECRET")) env.emplace("LOCKSTEP_SECRET", "");
+  // That of a launcher above this one, of whose run these ranks are not.
+  if (inherited.has(RunMemory::kVariable)) env.emplace(RunMemory::kVariable, "");
   if (!inherited.has("OMP_NUM_THREADS")) env.emplace("OMP_NUM_THREADS", std::to_string(threads));
   return env;
 }

@@ -61,6 +61,18 @@ void LogMultiplexer::add_rank(int rank, RankStream out, RankStream err) {
               .tail = &tails_[rank]});
 }
 
+void LogMultiplexer::replace_rank(int rank, UniqueFd out, UniqueFd err) {
+  for (auto& stream : streams_) {
+    if (stream.rank != rank) continue;
+    take_all(stream);
+    if (stream.of_rank.pipe) end(stream);
+    stream.splitter = {};
+    stream.of_rank.pipe = std::move(stream.tail != nullptr ? err : out);
+    make_nonblocking(stream.of_rank.pipe.get());
+  }
+  tails_[rank] = {};
+}
+
 void LogMultiplexer::add_stream(Stream stream) {
   make_nonblocking(stream.of_rank.pipe.get());
   streams_.push_back(std::move(stream));

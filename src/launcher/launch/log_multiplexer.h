@@ -112,6 +112,9 @@ class LogMultiplexer {
   LogMultiplexer();
 
   void add_rank(int rank, RankStream out, RankStream err);
+  // A rank was replaced: reads what is left of its pipes, and from then on these ones for the same outputs. Its tail
+  // begins anew.
+  void replace_rank(int rank, UniqueFd out, UniqueFd err);
   // For the lines of this attempt.
   void set_filters(FilteredLog out, FilteredLog err);
   // A line of the launcher itself, on stderr.

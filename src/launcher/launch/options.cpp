@@ -61,6 +61,16 @@ void check_ranks(const LaunchOptions& options) {
   }
 }
 
+void check_replacement(const LaunchOptions& options) {
+  if (options.on_loss == OnLoss::restart) return;
+  if (options.nodes) {
+    throw ArgumentError(
+        "--on-loss replace is for one host; use --on-loss restart with several nodes and with --hosts");
+  }
+  if (options.max_restarts == 0)
+    throw ArgumentError("--on-loss replace needs restarts: add --max-restarts N, the most replacements");
+}
+
 }  // namespace
 
 void validate(const LaunchOptions& options) {
@@ -78,6 +88,7 @@ void validate(const LaunchOptions& options) {
     throw_error<ArgumentError>("max-restarts is {}; it must be 0 or more", options.max_restarts);
   if (options.grace_period.count() < 0)
     throw_error<ArgumentError>("grace-period is {} ms; it must be 0 or more", options.grace_period.count());
+  check_replacement(options);
   check_allocator(options.memory_allocator);
 }
 

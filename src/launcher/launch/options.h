@@ -94,6 +94,12 @@ struct MetricsOptions {
   std::function<std::string()> text{};  // in Prometheus' format, called for each request by one thread
 };
 
+// What the failure of a rank leads to while restarts are left.
+enum class OnLoss {
+  restart,  // all ranks stop, and start again
+  replace   // only the rank that failed starts again, while the ranks are in elastic::run()
+};
+
 // The program to start, and where. Names and defaults are torchrun's where torchrun has them.
 struct LaunchOptions {
   std::vector<std::string> command = {};  // the program, then its arguments; ${local_rank} is replaced
@@ -103,10 +109,11 @@ struct LaunchOptions {
   std::string master_addr = "127.0.0.1";  // address of node 0; detected with several nodes without node_rank
   // The port for rank 0 on one node; none: a free one. With several nodes always a free one.
   std::optional<std::uint16_t> master_port{};
-  std::string local_addr{};         // this node's address for the other nodes; empty: detected
-  std::string run_id = "none";      // TORCHELASTIC_RUN_ID
-  std::string role = "default";     // ROLE_NAME
-  int max_restarts = 0;             // number of restarts after failures
+  std::string local_addr{};      // this node's address for the other nodes; empty: detected
+  std::string run_id = "none";   // TORCHELASTIC_RUN_ID
+  std::string role = "default";  // ROLE_NAME
+  int max_restarts = 0;          // number of restarts after failures, those of single ranks included
+  OnLoss on_loss = OnLoss::restart;
   bool virtual_local_rank = false;  // LOCAL_RANK is 0 everywhere; each rank sees one GPU, as CUDA device 0
   bool pass_local_rank = false;     // the program's first argument is --local-rank=K in local rank K
   // Signals that end the run and are forwarded to the ranks.

@@ -26,10 +26,11 @@ namespace {
 struct ProcessStat {
   pid_t parent = 0;
   char state = '?';
+  pid_t session = 0;
   unsigned long long start_time = 0;  // identifies the process, together with the pid
 };
 
-// /proc/<pid>/stat: "pid (name) state ppid ...", start time in field 22. The name may hold spaces and
+// /proc/<pid>/stat: "pid (name) state ppid pgrp session ...", start time in field 22. The name may hold spaces and
 // brackets.
 std::optional<ProcessStat> read_stat(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
@@ -39,9 +40,10 @@ std::optional<ProcessStat> read_stat(pid_t pid) {
   if (name_end == std::string::npos) return std::nullopt;
   std::istringstream fields(text.substr(name_end + 1));
   ProcessStat stat;
-  fields >> stat.state >> stat.parent;
+  pid_t group = 0;
+  fields >> stat.state >> stat.parent >> group >> stat.session;
   std::string skipped;
-  for (int field = 5; field < 22; ++field) fields >> skipped;
+  for (int field = 7; field < 22; ++field) fields >> skipped;
   fields >> stat.start_time;
   return fields ? std::optional(stat) : std::nullopt;
 }
@@ -58,13 +60,26 @@ std::map<pid_t, ProcessStat> all_processes() {
   return processes;
 }
 
+// The snapshot is not atomic, so a chain of parents could be circular.
+constexpr int kDeepest = 1000;
+
 bool descends_from(pid_t pid, pid_t ancestor, const std::map<pid_t, ProcessStat>& processes) {
-  // The snapshot is not atomic, so a chain could be circular.
-  for (int depth = 0; depth < 1000; ++depth) {
+  for (int depth = 0; depth < kDeepest; ++depth) {
     const auto found = processes.find(pid);
     if (found == processes.end()) return false;
     pid = found->second.parent;
     if (pid == ancestor) return true;
+  }
+  return false;
+}
+
+// Whether the process, or one above it, is in that session.
+bool belongs_to(pid_t leader, pid_t pid, const std::map<pid_t, ProcessStat>& processes) {
+  for (int depth = 0; depth < kDeepest; ++depth) {
+    const auto found = processes.find(pid);
+    if (found == processes.end()) return false;
+    if (found->second.session == leader) return true;
+    pid = found->second.parent;
   }
   return false;
 }
@@ -109,6 +124,18 @@ std::vector<pid_t> descendants() {
 
 void signal_descendants(int signal) {
   for (const auto& [pid, stat] : living_descendants()) signal_process(pid, stat, signal);
+}
+
+bool kill_session(pid_t leader, const Deadline& deadline) {
+  for (;;) {
+    auto members = living_descendants();
+    const auto all = members;
+    std::erase_if(members, [&](const auto& process) { return !belongs_to(leader, process.first, all); });
+    if (members.empty()) return true;
+    if (deadline.expired()) return false;
+    for (const auto& [pid, stat] : members) signal_process(pid, stat, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 bool kill_descendants(const Deadline& deadline) {

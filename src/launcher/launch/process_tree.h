@@ -32,6 +32,10 @@ void signal_descendants(int signal);
 // deadline.
 bool kill_descendants(const Deadline& deadline = Deadline(kKillLimit));
 
+// SIGKILLs the descendants that are in the session of `leader`, which may have ended, and what they have started, until
+// none is left. False if some are left at the deadline.
+bool kill_session(pid_t leader, const Deadline& deadline);
+
 // Ended children of this process.
 struct EndedChildren {
   // Most likely cause first; `rank` and `local_rank` are not set.

@@ -105,7 +105,7 @@ void RankSupervisor::on_rank_exit(const RankExit& exit) {
     failures_.add_stopped(exit.rank);
   } else if (is_stopping()) {
     failures_.add_later(exit);
-  } else {
+  } else if (phase_ != Phase::running || !replace(exit)) {
     failures_.add(report(exit));
     const bool wait = failures_.may_be_consequence() && has_ranks();
     if (phase_ == Phase::running || !wait) enter(Phase::confirming, wait ? limits_.confirm : milliseconds(0));

@@ -162,6 +162,16 @@ std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
   return exit;
 }
 
+bool NodeSupervisor::replace(const RankExit& exit) {
+  if (!workers_->can_replace() || !kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
+  const pid_t pid = workers_->replace(exit.local_rank);
+  const auto line = fmt::format("rank {} {}; its replacement runs ({} of {} restarts)", exit.rank,
+                                describe(exit), workers_->assignment().restarts, options_.max_restarts);
+  logs_.print(line);
+  account({.started = {{exit.rank, pid}}, .replacement = line});
+  return true;
+}
+
 FailureReport NodeSupervisor::report(const RankExit& exit) {
   logs_.drain(exit.rank);
   return workers_->report(exit);

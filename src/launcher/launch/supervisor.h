@@ -26,7 +26,8 @@ namespace lockstep::launch {
 // agreement with the other nodes. The Coordinator of the run decides; this class obeys its messages:
 //
 //   Reserve  answer with a port for rank 0
-//   Start    start the ranks: idle -> running
+//   Start    start the ranks: idle -> running. With OnLoss::replace it replaces single ranks itself, while
+//            WorkerGroup::can_replace(); the next Failed tells the Coordinator how many restarts that took.
 //   Stop     stop them, and answer with Stopped when no process is left
 //   End      the run is over: stop the ranks, report, and return
 //
@@ -41,6 +42,7 @@ class NodeSupervisor : private RankSupervisor {
  private:
   std::optional<RankExit> take_exit(const RankExit& child) override;
   bool has_ranks() const override { return workers_ && !workers_->alive().empty(); }
+  bool replace(const RankExit& exit) override;
   FailureReport report(const RankExit& exit) override;
   void signal_ranks(int signal) override { workers_->signal_ranks(signal); }
   std::chrono::milliseconds leftover_limit() const override;
@@ -106,7 +108,8 @@ class NodeSupervisor : private RankSupervisor {
 //
 // - All ranks of all nodes exit with 0: 0. Processes that they left get SIGTERM and, after the grace period,
 //   SIGKILL.
-// - A rank fails: the ranks of all nodes are stopped in the same way, and restarted while max_restarts
+// - A rank fails while OnLoss::replace allows a replacement: what it left is killed, and it starts again alone.
+// - A rank fails otherwise: the ranks of all nodes are stopped in the same way, and restarted while max_restarts
 //   allows. After that the last line of a report on stderr names the rank that failed first; its exit code,
 //   or 128 + the signal that killed it.
 // - A stop signal: it is sent to every rank's process group, then as above. A second SIGINT or SIGQUIT kills

@@ -29,28 +29,48 @@ double seconds_since_1970() {
 
 WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
                          const NodeAssignment& assignment, LogFolder& folder, LogMultiplexer& logs)
-    : options_(options), assignment_(assignment), logs_(logs) {
+    : options_(options), file_(file), assignment_(assignment), logs_(logs), cores_(options) {
+  if (options.on_loss == OnLoss::replace) memory_.emplace(RunMemory::create(assignment.world_size));
   if (folder.wanted()) folder_ = folder.begin_attempt(assignment.restarts);
   set_filters();
-  const RankCores cores(options);
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    if (folder.wanted()) {
-      const auto record = file_of(local_rank, "error.json");
-      make_log_folder(record.parent_path());
-      records_.emplace(local_rank, ErrorRecord(record));
-    } else {
-      records_.emplace(local_rank, ErrorRecord());
-    }
-    auto environment = rank_environment(options, assignment, local_rank, cores.threads(local_rank), Env());
-    environment["TORCHELASTIC_ERROR_FILE"] = records_.at(local_rank).path();
-    auto process = start_rank({.file = file,
-                               .arguments = rank_arguments(options, local_rank),
-                               .environment = std::move(environment),
-                               .cpus = cores.cpus(local_rank)});
-    alive_.emplace(process.pid, local_rank);
+    auto process = start(local_rank);
     logs_.add_rank(assignment_.first_rank + local_rank, stream_of(local_rank, true, std::move(process.out)),
                    stream_of(local_rank, false, std::move(process.err)));
   }
+}
+
+machine::RunningProgram WorkerGroup::start(int local_rank) {
+  records_.insert_or_assign(local_rank, new_record(local_rank));
+  auto environment = rank_environment(options_, assignment_, local_rank, cores_.threads(local_rank), Env());
+  environment["TORCHELASTIC_ERROR_FILE"] = records_.at(local_rank).path();
+  if (memory_) environment[RunMemory::kVariable] = memory_->variable();
+  auto process = start_rank({.file = file_,
+                             .arguments = rank_arguments(options_, local_rank),
+                             .environment = std::move(environment),
+                             .cpus = cores_.cpus(local_rank)});
+  alive_.emplace(process.pid, local_rank);
+  return process;
+}
+
+ErrorRecord WorkerGroup::new_record(int local_rank) const {
+  if (folder_.empty()) return {};
+  const auto file = file_of(local_rank, "error.json");
+  make_log_folder(file.parent_path());
+  remove_error_file(file);
+  return ErrorRecord(file);
+}
+
+bool WorkerGroup::can_replace() const {
+  return memory_ && assignment_.restarts < options_.max_restarts && !any_finished_ &&
+         memory_->state().phase.load() == RunPhase::running;
+}
+
+pid_t WorkerGroup::replace(int local_rank) {
+  ++assignment_.restarts;
+  auto process = start(local_rank);
+  logs_.replace_rank(assignment_.first_rank + local_rank, std::move(process.out), std::move(process.err));
+  return process.pid;
 }
 
 std::filesystem::path WorkerGroup::file_of(int local_rank, const char* name) const {
@@ -111,6 +131,7 @@ std::optional<RankExit> WorkerGroup::take_exit(const RankExit& child) {
   auto exit = child;
   exit.local_rank = rank.mapped();
   exit.rank = assignment_.first_rank + exit.local_rank;
+  any_finished_ = any_finished_ || !exit.failed();
   return exit;
 }
 

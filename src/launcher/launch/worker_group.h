@@ -7,6 +7,7 @@
 #include <sys/types.h>
 #include <vector>
 
+#include "base/run_memory.h"
 #include "launch/environment.h"
 #include "launch/failure_report.h"
 #include "launch/log_files.h"
@@ -21,40 +22,6 @@ namespace lockstep::launch {
 // terminal. Throws ProgramError when it cannot be executed, and LaunchError when the system refuses a process
 // or a pipe.
 machine::RunningProgram start_rank(const machine::Program& program);
-
-// This node's ranks in one attempt. PyTorch: WorkerGroup of torch.distributed.elastic.
-class WorkerGroup {
- public:
-  // Starts the ranks. `file`: the program, with a slash in its name. Throws ProgramError or LaunchError when
-  // one cannot be started; ranks started before keep running as children of this process.
-  WorkerGroup(const LaunchOptions& options, const std::string& file, const NodeAssignment& assignment,
-              LogFolder& folder, LogMultiplexer& logs);
-
-  const NodeAssignment& assignment() const { return assignment_; }
-  // pid -> local rank, without those returned by take_exit().
-  const std::map<pid_t, int>& alive() const { return alive_; }
-  // Ranks, sorted.
-  std::vector<int> alive_ranks() const;
-  // The exit of the rank that `child` was, and removes it from alive(); nullopt if `child` was not a rank.
-  std::optional<RankExit> take_exit(const RankExit& child);
-  // To every living rank's process group.
-  void signal_ranks(int signal) const;
-  // With the rank's last stderr lines and recorded exception.
-  FailureReport report(const RankExit& first) const;
-
- private:
-  RankStream stream_of(int local_rank, bool is_out, UniqueFd pipe) const;
-  std::string prefix_of(int local_rank) const;
-  std::filesystem::path file_of(int local_rank, const char* name) const;
-  void set_filters();
-
-  const LaunchOptions& options_;
-  NodeAssignment assignment_;
-  LogMultiplexer& logs_;
-  std::filesystem::path folder_;        // empty: no files
-  std::map<int, ErrorRecord> records_;  // by local rank
-  std::map<pid_t, int> alive_;
-};
 
 // Distributes this node's cores over its ranks.
 class RankCores {
@@ -71,6 +38,53 @@ class RankCores {
  private:
   std::vector<std::vector<int>> cpus_;
   int share_;  // of the usable cores
+};
+
+// This node's ranks in one attempt. PyTorch: WorkerGroup of torch.distributed.elastic.
+class WorkerGroup {
+ public:
+  // Starts the ranks. `file`: the program, with a slash in its name. Throws ProgramError or LaunchError when
+  // one cannot be started; ranks started before keep running as children of this process.
+  WorkerGroup(const LaunchOptions& options, const std::string& file, const NodeAssignment& assignment,
+              LogFolder& folder, LogMultiplexer& logs);
+
+  // `restarts`: those of single ranks included.
+  const NodeAssignment& assignment() const { return assignment_; }
+  // pid -> local rank, without those returned by take_exit().
+  const std::map<pid_t, int>& alive() const { return alive_; }
+  // Ranks, sorted.
+  std::vector<int> alive_ranks() const;
+  // The exit of the rank that `child` was, and removes it from alive(); nullopt if `child` was not a rank.
+  std::optional<RankExit> take_exit(const RankExit& child);
+  // Whether a rank that has failed can be replaced: OnLoss::replace, restarts are left, and all ranks are in
+  // elastic::run().
+  bool can_replace() const;
+  // Starts the program of a rank that has ended again; assignment().restarts grows by one. Returns its pid. Throws
+  // ProgramError or LaunchError.
+  pid_t replace(int local_rank);
+  // To every living rank's process group.
+  void signal_ranks(int signal) const;
+  // With the rank's last stderr lines and recorded exception.
+  FailureReport report(const RankExit& first) const;
+
+ private:
+  machine::RunningProgram start(int local_rank);
+  ErrorRecord new_record(int local_rank) const;
+  RankStream stream_of(int local_rank, bool is_out, UniqueFd pipe) const;
+  std::string prefix_of(int local_rank) const;
+  std::filesystem::path file_of(int local_rank, const char* name) const;
+  void set_filters();
+
+  const LaunchOptions& options_;
+  const std::string& file_;
+  NodeAssignment assignment_;
+  LogMultiplexer& logs_;
+  RankCores cores_;
+  std::optional<RunMemory> memory_;     // with OnLoss::replace
+  std::filesystem::path folder_;        // empty: no files
+  std::map<int, ErrorRecord> records_;  // by local rank
+  std::map<pid_t, int> alive_;
+  bool any_finished_ = false;  // such a rank cannot meet a replacement
 };
 
 }  // namespace lockstep::launch

@@ -152,8 +152,10 @@ class Runs {
       run.pids.erase(std::unique(run.pids.begin(), run.pids.end()), run.pids.end());
       run.id = variable_of(run.pids.front(), "TORCHELASTIC_RUN_ID");
       if (run.id == "none") run.id.clear();
-      run.restarts =
-          parse_number<int>(variable_of(run.pids.front(), "TORCHELASTIC_RESTART_COUNT")).value_or(0);
+      for (const int pid : run.pids) {  // a rank that replaces another one has more than the others
+        const auto restarts = parse_number<int>(variable_of(pid, "TORCHELASTIC_RESTART_COUNT"));
+        run.restarts = std::max(run.restarts, restarts.value_or(0));
+      }
       found.push_back(std::move(run));
     }
     return found;

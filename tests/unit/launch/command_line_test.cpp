@@ -152,6 +152,14 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
   EXPECT_THAT(complaint({.rdzv_conf = "read_timeout=3", .command = x}), HasSubstr("read_timeout"));
   EXPECT_THAT(complaint({.max_restarts = -1, .command = x}),
               HasSubstr("max-restarts is -1; it must be 0 or more"));
+  EXPECT_THAT(complaint({.max_restarts = 1, .on_loss = "ignore", .command = x}),
+              HasSubstr("--on-loss ignore: use restart, replace"));
+  EXPECT_EQ(complaint({.max_restarts = 1, .on_loss = "replace", .command = x}), "");
+  EXPECT_THAT(complaint({.on_loss = "replace", .command = x}), HasSubstr("add --max-restarts N"));
+  EXPECT_THAT(complaint({.nnodes = "2", .max_restarts = 1, .on_loss = "replace", .command = x}),
+              HasSubstr("--on-loss replace is for one host"));
+  EXPECT_THAT(complaint({.hosts = "a", .max_restarts = 1, .on_loss = "replace", .command = x}),
+              HasSubstr("--on-loss replace is for one host"));
   EXPECT_THAT(complaint({.start_method = "thread", .command = x}), HasSubstr("--start-method thread"));
   EXPECT_THAT(complaint({.numa_binding = "node", .command = x}), HasSubstr("--bind"));
   EXPECT_THAT(complaint({.signals_to_handle = "SIGKILL", .command = x}), HasSubstr("SIGKILL"));

@@ -155,6 +155,24 @@ TEST(Coordinator, SucceedsWhenAllNodesHaveFinished) {
   EXPECT_FALSE(run.last<End>().failure);
 }
 
+// A node tells of them only with its next failure.
+TEST(Coordinator, CountsReplacementsOfSingleRanksAsRestarts) {
+  for (const int replaced : {2, 3}) {
+    FakeRun run({.shared = {.max_restarts = 3}});
+    run.join(0);
+    run.handle(0, Reserved{});
+    auto failure = kFailure;
+    failure.report.restarts = replaced;
+    run.handle(0, failure);
+    run.handle(0, Stopped{0});
+    EXPECT_EQ(run.ended(), replaced == 3);
+    if (run.ended()) continue;
+    EXPECT_EQ(run.last<Stop>().notice, "rank 3 exited with code 1; restart 3 of 3");
+    run.handle(0, Reserved{});
+    EXPECT_EQ(run.assignment_of(0).restarts, 3);
+  }
+}
+
 TEST(Coordinator, RestartsOnlyWhenAllNodesHaveStopped) {
   FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2, .max_restarts = 1}});
   run.join(0);

@@ -87,6 +87,9 @@ TEST(Account, IsReadAsItWasWritten) {
       decode_account_entry(encode(AccountEntry{.restarts = 2, .started = {{3, 70}, {4, 71}}}));
   EXPECT_EQ(started.restarts, 2);
   EXPECT_EQ(started.started, (std::map<int, int>{{3, 70}, {4, 71}}));
+  const auto replaced = decode_account_entry(
+      encode(AccountEntry{.started = {{3, 72}}, .replacement = "rank 3 exited with code 1"}));
+  EXPECT_EQ(replaced.replacement, "rank 3 exited with code 1");
   const auto ended = decode_account_entry(
       encode(AccountEntry{.exit = RankExit{.rank = 3, .pid = 70, .signal = SIGKILL}, .was_stopped = true}));
   EXPECT_EQ(ended.exit->signal, SIGKILL);

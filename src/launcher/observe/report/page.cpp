@@ -160,12 +160,19 @@ json attempts_of(const Report& report) {
   return attempts;
 }
 
+// How many attempts had begun so many seconds after the beginning.
+std::ptrdiff_t attempts_until(const Report& report, double seconds) {
+  return std::ranges::count_if(
+      report.attempts, [&](const Attempt& attempt) { return attempt.time - report.began <= seconds; });
+}
+
 // Ranks that end without an error are no fault, though others see them as gone.
 bool is_fault(const Report& report, const Fault& fault) {
   if (fault.verdict.cause != Cause::dead) return true;
+  const auto attempt = attempts_until(report, static_cast<double>(fault.first - report.began_at) / 1e9);
   return !std::ranges::all_of(fault.verdict.ranks, [&](int rank) {
     return std::ranges::any_of(report.ends, [&](const RankEnd& end) {
-      return end.rank == rank && end.restarts == fault.restarts && !end.failed;
+      return end.rank == rank && attempts_until(report, end.time - report.began) == attempt && !end.failed;
     });
   });
 }

@@ -23,7 +23,7 @@ struct RankEnd {
   bool was_stopped = false;  // while the launcher stopped the ranks
 };
 
-// The ranks from one start to the next.
+// The ranks from one start, of all or of one that replaces another, to the next.
 struct Attempt {
   int restarts = 0;
   double time = 0;  // in seconds since 1970

@@ -36,6 +36,12 @@ void Sampler::expect(std::size_t ranks) {
   search_due_ = true;
 }
 
+void Sampler::rank_started() {
+  ++expected_;
+  started_at_ = Clock::now();
+  search_due_ = true;
+}
+
 void Sampler::rank_ended() {
   if (expected_ > 0) --expected_;
   search_due_ = true;

@@ -20,6 +20,8 @@ class Sampler {
 
   // So many ranks have been started. Other ones may have ended.
   void expect(std::size_t ranks);
+  // One more has been started.
+  void rank_started();
   // A rank has ended.
   void rank_ended();
   // `judged`: the launcher does not stop the ranks, so that a verdict has a meaning.

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// `lockstep run --on-loss replace`: a rank that fails is started again alone.
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <signal.h>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <sys/stat.h>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "faults/launcher_nodes.h"
+#include "support/launcher_process.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Every rank tells its pid, the number of restarts and the inode of the run's memory. Without restarts, rank 0 then sets
+// the phase, and the others go on when it has.
+std::string script(const std::string& phase, const std::string& rest) {
+  return fmt::format(
+      "memory=$(stat -L -c %i /proc/self/fd/${{LOCKSTEP_RUN_MEMORY%%,*}});"
+      "echo pid $$ of $RANK, restart $TORCHELASTIC_RESTART_COUNT, memory $memory;"
+      "test $RANK.$TORCHELASTIC_RESTART_COUNT = 0.0 && {0} phase {1};"
+      "until test \"$({0} phase)\" = \"phase {1}\"; do sleep 0.01; done; {2}",
+      LAUNCHER_RANK_PROGRAM, phase, rest);
+}
+
+Words replacing(int max_restarts, Words more = {}) {
+  more.insert(more.end(), {"--on-loss", "replace", "--max-restarts", std::to_string(max_restarts)});
+  return more;
+}
+
+// What a rank, with that many restarts, has told: "pid" or "memory".
+std::uint64_t told(const LauncherProcess& launcher, const char* what, int rank, int restarts) {
+  const std::regex line(fmt::format("pid ([0-9]+) of {}, restart {}, memory ([0-9]+)", rank, restarts));
+  std::smatch match;
+  if (!std::regex_search(launcher.out(), match, line))
+    throw std::runtime_error(fmt::format("rank {} has told nothing with {} restarts", rank, restarts));
+  return std::stoull(match[what == std::string_view("pid") ? 1 : 2]);
+}
+
+pid_t pid_of(const LauncherProcess& launcher, int rank, int restarts) {
+  return static_cast<pid_t>(told(launcher, "pid", rank, restarts));
+}
+
+bool is_alive(pid_t pid) { return ::kill(pid, 0) == 0; }
+
+// Whether a process has a file of that inode open.
+bool is_open(std::uint64_t inode) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  for (const auto& process : fs::directory_iterator("/proc")) {
+    for (const auto& fd : fs::directory_iterator(process.path() / "fd", ignored)) {
+      struct stat file {};
+      if (fd.path().string().find("/proc/self") == std::string::npos &&
+          ::stat(fd.path().c_str(), &file) == 0 && file.st_ino == inode &&
+          fs::read_symlink(fd.path(), ignored).string().find("lockstep-run") != std::string::npos)
+        return true;
+    }
+  }
+  return false;
+}
+
+TEST(LauncherReplace, StartsOnlyTheRankThatWasKilled) {
+  LauncherProcess launcher(shell_ranks(3, script("running", "echo on; exec sleep 1000"), replacing(5)));
+  launcher.wait_for("on\n", 3);
+  ::kill(pid_of(launcher, 1, 0), SIGKILL);
+  launcher.wait_for("on\n", 4);
+  ::kill(pid_of(launcher, 1, 1), SIGSEGV);
+  launcher.wait_for("on\n", 5);
+  EXPECT_TRUE(is_alive(pid_of(launcher, 0, 0)) && is_alive(pid_of(launcher, 2, 0)) &&
+              is_alive(pid_of(launcher, 1, 2)));
+  EXPECT_EQ(told(launcher, "memory", 1, 2), told(launcher, "memory", 0, 0));
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 128 + SIGTERM);
+  EXPECT_THAT(
+      launcher.err(),
+      AllOf(HasSubstr("[lockstep] rank 1 was killed by SIGKILL; its replacement runs (1 of 5 restarts)\n"),
+            HasSubstr("its replacement runs (2 of 5 restarts)\n"), Not(HasSubstr("failed first"))));
+  EXPECT_THAT(launcher.out(), HasSubstr(fmt::format("[rank 1] pid {} of 1", pid_of(launcher, 1, 2))));
+  launcher.wait_for_no_family();
+}
+
+// One of them because the other one does.
+TEST(LauncherReplace, ReplacesSurvivorsThatFailToo) {
+  LauncherProcess launcher(
+      shell_ranks(2,
+                  script("running",
+                         "test $TORCHELASTIC_RESTART_COUNT = 0 || { echo on; exec sleep 1000; };"
+                         "test $RANK = 1 && exit 3; echo failed because another rank is gone >&2; exit 1"),
+                  replacing(2)));
+  launcher.wait_for("on\n", 2);
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 128 + SIGTERM);
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("rank 0 exited with code 1; its replacement runs"),
+                                    HasSubstr("rank 1 exited with code 3; its replacement runs")));
+}
+
+TEST(LauncherReplace, ReportsTheFailureWhenNoRestartIsLeft) {
+  LauncherProcess launcher(shell_ranks(
+      2, script("running", "test $RANK = 0 && exec sleep 1000; echo bad luck >&2; exit 7"), replacing(2)));
+  EXPECT_EQ(launcher.finish(), 7);
+  EXPECT_THAT(launcher.err(), HasSubstr("its replacement runs (2 of 2 restarts)"));
+  EXPECT_THAT(last_line(launcher),
+              AllOf(HasSubstr("rank 1 failed first: it exited with code 7"), HasSubstr("after 2 restarts")));
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherReplace, StartsAllRanksAgainWithNewMemoryInOtherPhases) {
+  for (const std::string phase : {"starting", "finished"}) {
+    const auto count = "test $TORCHELASTIC_RESTART_COUNT = ";
+    LauncherProcess launcher(
+        shell_ranks(2,
+                    fmt::format("{0}1 && {1} phase && exit 0; {2}", count, LAUNCHER_RANK_PROGRAM,
+                                script(phase, "test $RANK = 0 && exec sleep 1000; exit 3")),
+                    replacing(1)));
+    EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+    EXPECT_THAT(launcher.out(),
+                AllOf(HasSubstr("[rank 0] phase starting"), HasSubstr("[rank 1] phase starting")));
+    EXPECT_THAT(launcher.err(),
+                HasSubstr("rank 1 exited with code 3; restart 1 of 1; stopping the other ranks"));
+  }
+}
+
+TEST(LauncherReplace, CountsReplacementsAndRestartsTogether) {
+  LauncherProcess launcher(
+      shell_ranks(1,
+                  fmt::format("case $TORCHELASTIC_RESTART_COUNT in 0) {0} phase running;; "
+                              "1) {0} phase finished;; esac; exit 3",
+                              LAUNCHER_RANK_PROGRAM),
+                  replacing(2)));
+  EXPECT_EQ(launcher.finish(), 3);
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("its replacement runs (1 of 2 restarts)"),
+                                    HasSubstr("restart 2 of 2"), HasSubstr("after 2 restarts")));
+}
+
+// It cannot meet a replacement.
+TEST(LauncherReplace, StartsAllRanksAgainWhenOneHasEnded) {
+  const TempFolder folder;
+  const auto rest = fmt::format(
+      "test $RANK = 0 && {{ echo /proc/$$ > {0}.part; mv {0}.part {0}; exit 0; }};"
+      "until test -e {0}; do sleep 0.01; done; while test -e $(cat {0}); do sleep 0.01; done; exit 3",
+      folder.file("ended"));
+  LauncherProcess launcher(shell_ranks(
+      2, "test $TORCHELASTIC_RESTART_COUNT = 1 && exit 0;" + script("running", rest), replacing(1)));
+  EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+  EXPECT_THAT(launcher.err(), HasSubstr("rank 1 exited with code 3; restart 1 of 1"));
+}
+
+TEST(LauncherReplace, KillsWhatTheRankHasLeft) {
+  const TempFolder folder;
+  LauncherProcess launcher(shell_ranks(
+      2,
+      script("running",
+             fmt::format("test $RANK = 0 && exec sleep 1000;"
+                         "test $TORCHELASTIC_RESTART_COUNT = 1 &&"
+                         "  {{ grep -qs sleep $(cat {0}) && exit 4; echo clean; exec sleep 1000; }};"
+                         "sleep 1000 & echo /proc/$!/cmdline > {0}; kill -9 $$",
+                         folder.file("left"))),
+      replacing(1)));
+  launcher.wait_for("clean");
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 128 + SIGTERM) << launcher.err();
+}
+
+TEST(LauncherReplace, ContinuesTheLogFileOfTheRank) {
+  const TempFolder folder;
+  const TempFolder logs;
+  LauncherProcess launcher(
+      shell_ranks(2, script("running", "test $RANK$TORCHELASTIC_RESTART_COUNT = 10 && kill -9 $$; exit 0"),
+                  replacing(1, {"--log-dir", logs.path().string(), "--redirects", "3"})));
+  EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+  const auto run = *std::filesystem::directory_iterator(logs.path());
+  std::ifstream file(run.path() / "attempt_0/1/stdout.log");
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  EXPECT_THAT(text, AllOf(HasSubstr("of 1, restart 0"), HasSubstr("of 1, restart 1")));
+}
+
+TEST(LauncherReplace, LeavesNoProcessAndNoMemoryWhenTheLauncherIsKilled) {
+  LauncherProcess launcher(shell_ranks(2, script("running", "echo on; exec sleep 1000"), replacing(5)));
+  launcher.wait_for("on\n", 2);
+  const auto memory = told(launcher, "memory", 0, 0);
+  EXPECT_TRUE(is_open(memory));
+  launcher.send(SIGKILL);
+  launcher.finish();
+  launcher.wait_for_no_family();
+  EXPECT_FALSE(is_open(memory));
+}
+
+// As in a rank of another run.
+TEST(LauncherReplace, GivesNoMemoryOfAnotherRun) {
+  const auto words = helper_ranks(1, "phase");
+  LauncherProcess launcher(words, {.env = {{"LOCKSTEP_RUN_MEMORY", "77,78"}}});
+  EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+  EXPECT_THAT(launcher.out(), HasSubstr("no phase"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
