@@ -179,7 +179,11 @@ TEST(LauncherReplace, ContinuesTheLogFileOfTheRank) {
   const TempFolder folder;
   const TempFolder logs;
   LauncherProcess launcher(
-      shell_ranks(2, script("running", "test $RANK$TORCHELASTIC_RESTART_COUNT = 10 && kill -9 $$; exit 0"),
+      shell_ranks(2,
+                  script("running", fmt::format("case $RANK$TORCHELASTIC_RESTART_COUNT in"
+                                                "  10) kill -9 $$;; 11) : > {0};; esac;"
+                                                "until test -e {0}; do sleep 0.01; done",
+                                                folder.file("replaced"))),
                   replacing(1, {"--log-dir", logs.path().string(), "--redirects", "3"})));
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
   const auto run = *std::filesystem::directory_iterator(logs.path());
