@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <netinet/in.h>
 #include <signal.h>
@@ -108,6 +109,28 @@ int tell_phase(std::string_view name) {
   return 0;
 }
 
+// As lockstep::init() does in a spare: waits until it is a rank. Then, and in a rank, it becomes `program`.
+int become(char** program) {
+  if (std::getenv("LOCKSTEP_SPARE") != nullptr) {
+    for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT"}) {
+      if (std::getenv(name) != nullptr) return 8;
+    }
+    write_all(STDOUT_FILENO, "a spare waits\n");
+    std::FILE* const orders = ::fdopen(number("LOCKSTEP_SPARE"), "r");
+    std::array<char, 16> rank{};
+    std::array<char, 16> local_rank{};
+    std::array<char, 16> restarts{};
+    if (std::fscanf(orders, "%15s %15s %15s", rank.data(), local_rank.data(), restarts.data()) != 3) return 0;
+    std::fclose(orders);
+    ::setenv("RANK", rank.data(), 1);
+    ::setenv("LOCAL_RANK", local_rank.data(), 1);
+    ::setenv("TORCHELASTIC_RESTART_COUNT", restarts.data(), 1);
+    ::unsetenv("LOCKSTEP_SPARE");
+  }
+  ::execvp(program[0], program);
+  return 126;
+}
+
 // Dies of a plain signal, also where a sanitizer would catch it, and leaves no core file.
 [[noreturn]] void die_of(int signal_number) {
   const rlimit none{0, 0};
@@ -131,6 +154,7 @@ int main(int argc, char** argv) {
   if (what == "tell-signal") return tell_signals(false);
   if (what == "tell-signals") return tell_signals(true);
   if (what == "phase") return tell_phase(argc > 2 ? argv[2] : "");
+  if (what == "become") return become(argv + 2);
   if (what == "segv") die_of(SIGSEGV);
   return 2;
 }

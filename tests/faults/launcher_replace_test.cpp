@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // `lockstep run --on-loss replace`: a rank that fails is started again alone.
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <regex>
+#include <set>
 #include <signal.h>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <sys/stat.h>
+#include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -23,6 +27,7 @@ namespace lockstep::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -42,6 +47,14 @@ Words replacing(int max_restarts, Words more = {}) {
   return more;
 }
 
+// Two ranks, with at most two replacements.
+Words ranks_and_spares(int spares, const std::string& program, Words more = {}) {
+  more = replacing(2, std::move(more));
+  more.insert(more.begin(), {"run", "--nproc-per-node", "2", "--spares", std::to_string(spares)});
+  more.insert(more.end(), {"--", LAUNCHER_RANK_PROGRAM, "become", "/bin/sh", "-c", program});
+  return more;
+}
+
 // What a rank, with that many restarts, has told: "pid" or "memory".
 std::uint64_t told(const LauncherProcess& launcher, const char* what, int rank, int restarts) {
   const std::regex line(fmt::format("pid ([0-9]+) of {}, restart {}, memory ([0-9]+)", rank, restarts));
@@ -53,6 +66,14 @@ std::uint64_t told(const LauncherProcess& launcher, const char* what, int rank, 
 
 pid_t pid_of(const LauncherProcess& launcher, int rank, int restarts) {
   return static_cast<pid_t>(told(launcher, "pid", rank, restarts));
+}
+
+pid_t parent_of(pid_t pid) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string word; status >> word;) {
+    if (word == "PPid:" && status >> word) return std::stoi(word);
+  }
+  throw std::runtime_error(fmt::format("process {} has no parent", pid));
 }
 
 bool is_alive(pid_t pid) { return ::kill(pid, 0) == 0; }
@@ -193,7 +214,7 @@ TEST(LauncherReplace, ContinuesTheLogFileOfTheRank) {
 }
 
 TEST(LauncherReplace, LeavesNoProcessAndNoMemoryWhenTheLauncherIsKilled) {
-  LauncherProcess launcher(shell_ranks(2, script("running", "echo on; exec sleep 1000"), replacing(5)));
+  LauncherProcess launcher(ranks_and_spares(2, script("running", "echo on; exec sleep 1000")));
   launcher.wait_for("on\n", 2);
   const auto memory = told(launcher, "memory", 0, 0);
   EXPECT_TRUE(is_open(memory));
@@ -201,6 +222,71 @@ TEST(LauncherReplace, LeavesNoProcessAndNoMemoryWhenTheLauncherIsKilled) {
   launcher.finish();
   launcher.wait_for_no_family();
   EXPECT_FALSE(is_open(memory));
+}
+
+TEST(LauncherReplace, UsesSparesThatHaveBeenStarted) {
+  LauncherProcess launcher(
+      ranks_and_spares(1,
+                       script("running",
+                              "echo $RANK bound to $(grep Cpus_allowed_list /proc/$$/status | cut -f2).;"
+                              "echo on; exec sleep 1000"),
+                       {"--bind", "compact"}));
+  for (int restarts = 0; restarts < 2; ++restarts) {
+    launcher.wait_for("on\n", 2 + restarts);
+    launcher.wait_for_family(5);  // launcher, guard, two ranks, a spare
+    const auto before = launcher.family();
+    ::kill(pid_of(launcher, 1, restarts), SIGKILL);
+    launcher.wait_for("on\n", 3 + restarts);
+    EXPECT_THAT(before, Contains(pid_of(launcher, 1, restarts + 1)));
+  }
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 128 + SIGTERM);
+  launcher.wait_for_no_family();
+  EXPECT_THAT(launcher.out(), HasSubstr("[rank 1] a spare waits\n"));
+  EXPECT_THAT(launcher.err(),
+              AllOf(HasSubstr("its replacement runs (2 of 2 restarts)"), Not(HasSubstr("a spare,"))));
+  const std::regex binding("\\[rank 1\\] 1 bound to [^.]+");
+  std::set<std::string> bindings;
+  for (std::sregex_iterator at(launcher.out().begin(), launcher.out().end(), binding), end; at != end; ++at)
+    bindings.insert(at->str());
+  EXPECT_EQ(bindings.size(), 1U) << launcher.out();
+}
+
+TEST(LauncherReplace, GoesOnWithoutASpareThatDies) {
+  LauncherProcess launcher(ranks_and_spares(1, script("running", "echo on; exec sleep 1000")));
+  launcher.wait_for("on\n", 2);
+  launcher.wait_for_family(5);
+  const std::set<pid_t> others{launcher.pid(), parent_of(pid_of(launcher, 0, 0)), pid_of(launcher, 0, 0),
+                               pid_of(launcher, 1, 0)};
+  for (const pid_t pid : launcher.family()) {
+    if (others.contains(pid)) continue;
+    ::kill(pid, SIGKILL);
+    while (is_alive(pid)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ::kill(pid_of(launcher, 0, 0), SIGKILL);
+  launcher.wait_for("on\n", 3);
+  EXPECT_EQ(launcher.family().size(), 4U);
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 128 + SIGTERM);
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("was killed by SIGKILL; it is not started again\n"),
+                                    HasSubstr("rank 0 was killed by SIGKILL; its replacement runs (1 of 2")));
+}
+
+// Before it gets SIGKILL: SIGTERM does not end this one.
+TEST(LauncherReplace, EndsSparesWithTheRun) {
+  const TempFolder folder;
+  LauncherProcess launcher(shell_ranks(
+      2,
+      fmt::format("trap '' TERM; test -z \"$LOCKSTEP_SPARE\" || : > {0};"
+                  "{2} become true; code=$?; test -z \"$LOCKSTEP_SPARE\" || {{ echo $code > {1}; exit; }};"
+                  "until test -e {0}; do sleep 0.01; done",
+                  folder.file("up"), folder.file("ended"), LAUNCHER_RANK_PROGRAM),
+      replacing(1, {"--spares", "1", "--grace-period", "50"})));
+  EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+  std::string code;
+  std::getline(std::ifstream(folder.path() / "ended") >> std::ws, code);
+  EXPECT_EQ(code, "0");
+  EXPECT_EQ(launcher.err(), "");
 }
 
 // As in a rank of another run.

@@ -34,6 +34,7 @@ struct RunArguments {
   bool standalone = false;
   int max_restarts = 0;
   std::string on_loss = "restart";
+  int spares = 0;
   double monitor_interval = 0.1;
   std::string start_method = "spawn";
   std::string event_log_handler = "null";

@@ -153,6 +153,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .role = arguments.role,
                                 .max_restarts = arguments.max_restarts,
                                 .on_loss = parse_on_loss(arguments.on_loss),
+                                .spares = arguments.spares,
                                 .virtual_local_rank = arguments.virtual_local_rank,
                                 .pass_local_rank = arguments.pass_local_rank,
                                 .stop_signals = launch::parse_signals(arguments.signals_to_handle),
@@ -231,6 +232,8 @@ void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
   add(run, "on-loss", parsed.on_loss, "WHAT",
       "While restarts are left, a failure starts again all ranks (restart), or only the rank that failed (replace: "
       "one host, for programs that use lockstep::elastic::run())");
+  add(run, "spares", parsed.spares, "K",
+      "Processes of the program that are started in advance, and replace ranks at once (with --on-loss replace)");
 }
 
 void add_hosts_options(CLI::App& run, RunArguments& parsed) {

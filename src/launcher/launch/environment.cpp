@@ -10,6 +10,7 @@
 #include "base/run_memory.h"
 #include "base/text.h"
 #include "base/throw_error.h"
+#include "launch/spare.h"
 
 namespace lockstep::launch {
 namespace {
@@ -69,9 +70,22 @@ std::map<std::string, std::string> rank_environment(const LaunchOptions& options
   if (!inherited.has("TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   // Ranks do not need it, and programs log their environment.
   if (inherited.has("LOCKSTEP_SECRET")) env.emplace("LOCKSTEP_SECRET", "");
-  // That of a launcher above this one, of whose run these ranks are not.
-  if (inherited.has(RunMemory::kVariable)) env.emplace(RunMemory::kVariable, "");
+  // Those of a launcher above this one, of whose run these ranks are not.
+  for (const char* name : {RunMemory::kVariable, Spare::kVariable}) {
+    if (inherited.has(name)) env.emplace(name, "");
+  }
   if (!inherited.has("OMP_NUM_THREADS")) env.emplace("OMP_NUM_THREADS", std::to_string(threads));
+  return env;
+}
+
+std::map<std::string, std::string> spare_environment(const LaunchOptions& options,
+                                                     const NodeAssignment& assignment, int threads,
+                                                     const Env& inherited) {
+  auto env = rank_environment(options, assignment, 0, threads, inherited);
+  for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT"}) {
+    env.erase(name);
+    if (inherited.has(name)) env.emplace(name, "");
+  }
   return env;
 }
 

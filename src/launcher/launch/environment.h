@@ -33,6 +33,12 @@ std::map<std::string, std::string> rank_environment(const LaunchOptions& options
                                                     const NodeAssignment& assignment, int local_rank,
                                                     int threads, const Env& inherited);
 
+// Those of a rank of this node whose number is not known yet: without RANK, LOCAL_RANK, ROLE_RANK and
+// TORCHELASTIC_RESTART_COUNT. REQUIRES no virtual_local_rank.
+std::map<std::string, std::string> spare_environment(const LaunchOptions& options,
+                                                     const NodeAssignment& assignment, int threads,
+                                                     const Env& inherited);
+
 // The program's arguments for that rank, with --local-rank=K if requested, and ${local_rank} replaced.
 std::vector<std::string> rank_arguments(const LaunchOptions& options, int local_rank);
 

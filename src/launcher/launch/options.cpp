@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "launch/options.h"
 
+#include <algorithm>
 #include <sstream>
 #include <string.h>
 #include <string_view>
@@ -61,7 +62,31 @@ void check_ranks(const LaunchOptions& options) {
   }
 }
 
+bool names_local_rank(const LaunchOptions& options) {
+  return std::ranges::any_of(
+      options.command, [](const auto& word) { return word.find("${local_rank}") != std::string::npos; });
+}
+
+void check_spares(const LaunchOptions& options) {
+  if (options.spares < 0) throw_error<ArgumentError>("spares is {}; it must be 0 or more", options.spares);
+  if (options.spares == 0) return;
+  if (options.on_loss != OnLoss::replace) {
+    throw_error<ArgumentError>("--spares {} has no effect without --on-loss replace; add it", options.spares);
+  }
+  if (options.spares > options.max_restarts) {
+    throw_error<ArgumentError>(
+        "--spares {}, but at most {} ranks are replaced: raise --max-restarts, or lower --spares",
+        options.spares, options.max_restarts);
+  }
+  if (options.pass_local_rank || options.virtual_local_rank || names_local_rank(options)) {
+    throw ArgumentError(
+        "--spares excludes --pass-local-rank, --virtual-local-rank and ${local_rank} among the arguments: the local rank "
+        "of a spare is not known when it starts; let the program read LOCAL_RANK after lockstep::init()");
+  }
+}
+
 void check_replacement(const LaunchOptions& options) {
+  check_spares(options);
   if (options.on_loss == OnLoss::restart) return;
   if (options.nodes) {
     throw ArgumentError(

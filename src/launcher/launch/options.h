@@ -114,6 +114,7 @@ struct LaunchOptions {
   std::string role = "default";  // ROLE_NAME
   int max_restarts = 0;          // number of restarts after failures, those of single ranks included
   OnLoss on_loss = OnLoss::restart;
+  int spares = 0;                   // processes that are started in advance, to replace ranks; see spare.h
   bool virtual_local_rank = false;  // LOCAL_RANK is 0 everywhere; each rank sees one GPU, as CUDA device 0
   bool pass_local_rank = false;     // the program's first argument is --local-rank=K in local rank K
   // Signals that end the run and are forwarded to the ranks.

@@ -157,6 +157,10 @@ void NodeSupervisor::account(AccountEntry entry) const {
 }
 
 std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
+  if (workers_ && workers_->take_spare(child.pid)) {
+    logs_.print(fmt::format("a spare, pid {}, {}; it is not started again", child.pid, describe(child)));
+    return std::nullopt;
+  }
   const auto exit = workers_ ? workers_->take_exit(child) : std::nullopt;
   if (exit) account({.exit = exit, .was_stopped = is_stopping()});
   return exit;
@@ -169,7 +173,17 @@ bool NodeSupervisor::replace(const RankExit& exit) {
                                 describe(exit), workers_->assignment().restarts, options_.max_restarts);
   logs_.print(line);
   account({.started = {{exit.rank, pid}}, .replacement = line});
+  fill_spares();
   return true;
+}
+
+// The ranks can run without them.
+void NodeSupervisor::fill_spares() {
+  try {
+    workers_->fill_spares();
+  } catch (const LaunchError& error) {
+    logs_.print(fmt::format("warning: no other spare was started: {}", error.what()));
+  }
 }
 
 FailureReport NodeSupervisor::report(const RankExit& exit) {

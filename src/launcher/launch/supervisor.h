@@ -43,6 +43,7 @@ class NodeSupervisor : private RankSupervisor {
   std::optional<RankExit> take_exit(const RankExit& child) override;
   bool has_ranks() const override { return workers_ && !workers_->alive().empty(); }
   bool replace(const RankExit& exit) override;
+  void fill_spares();
   FailureReport report(const RankExit& exit) override;
   void signal_ranks(int signal) override { workers_->signal_ranks(signal); }
   std::chrono::milliseconds leftover_limit() const override;

@@ -29,7 +29,12 @@ double seconds_since_1970() {
 
 WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
                          const NodeAssignment& assignment, LogFolder& folder, LogMultiplexer& logs)
-    : options_(options), file_(file), assignment_(assignment), logs_(logs), cores_(options) {
+    : options_(options),
+      file_(file),
+      assignment_(assignment),
+      logs_(logs),
+      cores_(options),
+      wanted_spares_(options.spares) {
   if (options.on_loss == OnLoss::replace) memory_.emplace(RunMemory::create(assignment.world_size));
   if (folder.wanted()) folder_ = folder.begin_attempt(assignment.restarts);
   set_filters();
@@ -38,6 +43,7 @@ WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
     logs_.add_rank(assignment_.first_rank + local_rank, stream_of(local_rank, true, std::move(process.out)),
                    stream_of(local_rank, false, std::move(process.err)));
   }
+  fill_spares();
 }
 
 machine::RunningProgram WorkerGroup::start(int local_rank) {
@@ -68,9 +74,39 @@ bool WorkerGroup::can_replace() const {
 
 pid_t WorkerGroup::replace(int local_rank) {
   ++assignment_.restarts;
-  auto process = start(local_rank);
+  auto spare = use_spare(local_rank);
+  auto process = spare ? std::move(*spare) : start(local_rank);
   logs_.replace_rank(assignment_.first_rank + local_rank, std::move(process.out), std::move(process.err));
   return process.pid;
+}
+
+std::optional<machine::RunningProgram> WorkerGroup::use_spare(int local_rank) {
+  const int rank = assignment_.first_rank + local_rank;
+  const auto found = std::ranges::find_if(spares_, [&](const Spare& spare) {
+    return spare.become(rank, local_rank, assignment_.restarts, cores_.cpus(local_rank));
+  });
+  if (found == spares_.end()) return std::nullopt;
+  auto spare = std::move(*found);
+  spares_.erase(found);
+  alive_.emplace(spare.process.pid, local_rank);
+  records_.insert_or_assign(local_rank, std::move(spare.record));
+  return std::move(spare.process);
+}
+
+void WorkerGroup::fill_spares() {
+  const int most = std::min(wanted_spares_, options_.max_restarts - assignment_.restarts);
+  while (static_cast<int>(spares_.size()) < most) {
+    auto environment = spare_environment(options_, assignment_, cores_.threads(0), Env());
+    environment[RunMemory::kVariable] = memory_->variable();
+    spares_.push_back(Spare::start(file_, rank_arguments(options_, 0), std::move(environment)));
+  }
+}
+
+bool WorkerGroup::take_spare(pid_t child) {
+  if (std::erase_if(spares_, [&](const Spare& spare) { return spare.process.pid == child; }) == 0)
+    return false;
+  --wanted_spares_;
+  return true;
 }
 
 std::filesystem::path WorkerGroup::file_of(int local_rank, const char* name) const {
@@ -135,7 +171,8 @@ std::optional<RankExit> WorkerGroup::take_exit(const RankExit& child) {
   return exit;
 }
 
-void WorkerGroup::signal_ranks(int signal) const {
+void WorkerGroup::signal_ranks(int signal) {
+  spares_.clear();
   for (const auto& [pid, rank] : alive_) {
     ::kill(-pid, signal);
     ::kill(-pid, SIGCONT);  // otherwise a stopped process does not end

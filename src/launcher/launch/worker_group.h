@@ -13,6 +13,7 @@
 #include "launch/log_files.h"
 #include "launch/log_multiplexer.h"
 #include "launch/options.h"
+#include "launch/spare.h"
 #include "machine/command.h"
 
 namespace lockstep::launch {
@@ -59,16 +60,21 @@ class WorkerGroup {
   // Whether a rank that has failed can be replaced: OnLoss::replace, restarts are left, and all ranks are in
   // elastic::run().
   bool can_replace() const;
-  // Starts the program of a rank that has ended again; assignment().restarts grows by one. Returns its pid. Throws
-  // ProgramError or LaunchError.
+  // A spare becomes the rank that has ended, or its program is started again; assignment().restarts grows by one.
+  // Returns its pid. Throws ProgramError or LaunchError.
   pid_t replace(int local_rank);
-  // To every living rank's process group.
-  void signal_ranks(int signal) const;
+  // Starts spares up to their number, and not more than restarts are left. Throws ProgramError or LaunchError.
+  void fill_spares();
+  // Whether `child` was a spare that no rank has needed. None is started in its place.
+  bool take_spare(pid_t child);
+  // To every living rank's process group. Spares are not needed any more.
+  void signal_ranks(int signal);
   // With the rank's last stderr lines and recorded exception.
   FailureReport report(const RankExit& first) const;
 
  private:
   machine::RunningProgram start(int local_rank);
+  std::optional<machine::RunningProgram> use_spare(int local_rank);
   ErrorRecord new_record(int local_rank) const;
   RankStream stream_of(int local_rank, bool is_out, UniqueFd pipe) const;
   std::string prefix_of(int local_rank) const;
@@ -84,6 +90,8 @@ class WorkerGroup {
   std::filesystem::path folder_;        // empty: no files
   std::map<int, ErrorRecord> records_;  // by local rank
   std::map<pid_t, int> alive_;
+  int wanted_spares_;
+  std::vector<Spare> spares_;
   bool any_finished_ = false;  // such a rank cannot meet a replacement
 };
 

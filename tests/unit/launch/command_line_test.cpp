@@ -160,6 +160,16 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
               HasSubstr("--on-loss replace is for one host"));
   EXPECT_THAT(complaint({.hosts = "a", .max_restarts = 1, .on_loss = "replace", .command = x}),
               HasSubstr("--on-loss replace is for one host"));
+  EXPECT_THAT(complaint({.max_restarts = 1, .spares = 1, .command = x}),
+              HasSubstr("--spares 1 has no effect without --on-loss replace"));
+  EXPECT_EQ(complaint({.max_restarts = 1, .on_loss = "replace", .spares = 1, .command = x}), "");
+  EXPECT_THAT(complaint({.max_restarts = 1, .on_loss = "replace", .spares = 2, .command = x}),
+              HasSubstr("raise --max-restarts, or lower --spares"));
+  EXPECT_THAT(complaint({.max_restarts = 1, .on_loss = "replace", .spares = -1, .command = x}),
+              HasSubstr("spares is -1"));
+  EXPECT_THAT(
+      complaint({.max_restarts = 1, .on_loss = "replace", .spares = 1, .command = {"x", "${local_rank}"}}),
+      HasSubstr("--spares excludes"));
   EXPECT_THAT(complaint({.start_method = "thread", .command = x}), HasSubstr("--start-method thread"));
   EXPECT_THAT(complaint({.numa_binding = "node", .command = x}), HasSubstr("--bind"));
   EXPECT_THAT(complaint({.signals_to_handle = "SIGKILL", .command = x}), HasSubstr("SIGKILL"));
