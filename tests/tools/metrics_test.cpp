@@ -161,6 +161,29 @@ TEST_F(Metrics, OfARunGrowAndAreGuardedByTheToken) {
   EXPECT_EQ(launcher.finish(), 128 + SIGTERM);
 }
 
+// A spare was started before it was known which restart it would be.
+TEST_F(Metrics, CountTheReplacementOfARank) {
+  const std::string rank = LAUNCHER_RANK_PROGRAM;
+  testing::LauncherProcess launcher(
+      {"run", "--metrics-port", "0", "--on-loss", "replace", "--max-restarts", "1", "--spares", "1", "--",
+       rank, "become", "/bin/sh", "-c",
+       rank + " phase running; test $TORCHELASTIC_RESTART_COUNT = 1 || exit 3; exec sleep 1000"},
+      {.output = testing::Output::one_pipe});
+  launcher.wait_for("its replacement runs");
+  const Scraper scraper(port_in(launcher.out()));
+  const auto counted = [&] {
+    for (const auto& line : testing::lines_of(scraper.get("/metrics"))) {
+      if (line.starts_with("lockstep_restarts_total{")) return line.ends_with("} 1");
+    }
+    return false;
+  };
+  const Deadline deadline(30s);
+  while (!counted() && !deadline.expired()) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(counted()) << scraper.get();
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 128 + SIGTERM);
+}
+
 TEST_F(Metrics, AreRefusedBeforeARankStarts) {
   EXPECT_THAT(refused({"--metrics-port", "0", "--metrics-bind", "0.0.0.0"}, 2),
               HasSubstr("--metrics-bind 0.0.0.0: other hosts can connect there, so requests need a token; "

@@ -18,6 +18,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
@@ -91,6 +92,28 @@ TEST_F(RunReport, NamesTheRankThatWasKilled) {
   EXPECT_EQ(report["ends"][0]["rank"], 1);
   ASSERT_THAT(report["tracks"], SizeIs(2));
   EXPECT_EQ(report["tracks"][1]["steps"], 20);
+}
+
+TEST_F(RunReport, HasTheReplacementOfARank) {
+  const std::string rank = LAUNCHER_RANK_PROGRAM;
+  auto words = options(
+      {"/bin/sh", "-c",
+       "test $RANK = 0 && { " + rank + " phase running; exec sleep 1000; };" + "until test \"$(" + rank +
+           " phase)\" = \"phase running\"; do sleep 0.01; done; echo on $TORCHELASTIC_RESTART_COUNT;"
+           "test $TORCHELASTIC_RESTART_COUNT = 1 && exec sleep 1000; exit 3"});
+  words.insert(words.begin(), {"run", "--on-loss", "replace", "--max-restarts", "1"});
+  testing::LauncherProcess launcher(words);
+  launcher.wait_for("on 1");
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 128 + SIGTERM);
+  const auto report = data();
+  ASSERT_THAT(report["attempts"], SizeIs(2));
+  EXPECT_THAT(report["attempts"][0]["failure"],
+              ElementsAre("rank 1 exited with code 3; its replacement runs (1 of 1 restarts)"));
+  EXPECT_EQ(report["attempts"][1]["ranks"], 2);
+  EXPECT_THAT(report["outcome"].get<std::string>(), HasSubstr("and 1 restart"));
+  ASSERT_THAT(report["ends"], SizeIs(3));
+  EXPECT_NE(report["ends"][0]["pid"], report["ends"][1]["pid"]);
 }
 
 TEST_F(RunReport, IsWrittenWhenTheLauncherIsInterrupted) {

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <limits>
+#include <new>
+#include <optional>
 
+#include "base/shared_memory.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
 #include "observe/launched_ranks.h"
@@ -51,8 +55,15 @@ std::optional<launch::MetricsOptions> metrics_options(const RunArguments& argume
 
 int launch_here(const RunArguments& arguments, const std::vector<std::string>& words) {
   auto options = launch_options(arguments, launch::this_machine());
-  observe::LaunchedRanks ranks(options.nproc_per_node, options.run_id == "none" ? "" : options.run_id);
-  if (options.metrics) options.metrics->text = [&ranks] { return ranks.metrics(); };
+  SharedMemory shared;  // with the supervisor of the ranks
+  std::optional<observe::LaunchedRanks> ranks;
+  if (options.metrics) {
+    shared = SharedMemory::create("restarts", sizeof(std::atomic<int>));
+    shared.commit(0, shared.size(), "the number of restarts");
+    options.restarts = new (shared.data()) std::atomic<int>(0);
+    ranks.emplace(options.nproc_per_node, options.run_id == "none" ? "" : options.run_id, *options.restarts);
+    options.metrics->text = [&ranks] { return ranks->metrics(); };
+  }
   if (arguments.report.empty()) return launch::launch(options);
   RunReport report(report_file(arguments), words);
   options.account = report.account();

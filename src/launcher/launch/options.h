@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -130,6 +131,8 @@ struct LaunchOptions {
   bool has_host_control = false;
   // A descriptor to which the supervisor of the ranks writes what happens, see account.h; -1: none.
   int account = -1;
+  // In memory that child processes share: the supervisor keeps there how often ranks were restarted. May be null.
+  std::atomic<int>* restarts = nullptr;
 };
 
 // Throws ArgumentError when a field is out of range or two fields contradict each other.

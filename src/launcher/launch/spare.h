@@ -33,7 +33,7 @@ struct Spare {
   bool become(int rank, int local_rank, int restarts, const std::vector<int>& cpus) const;
 
   ErrorRecord record{};
-  UniqueFd orders{};  // the write end
+  UniqueFd orders{};  // the write end; closed: it is not needed
   machine::RunningProgram process{};
 };
 

@@ -153,12 +153,14 @@ void NodeSupervisor::on_stop_signal(int signal) {
 
 void NodeSupervisor::account(AccountEntry entry) const {
   if (workers_) entry.restarts = workers_->assignment().restarts;
+  if (options_.restarts != nullptr) *options_.restarts = entry.restarts;
   write_account(options_.account, std::move(entry));
 }
 
 std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
   if (workers_ && workers_->take_spare(child.pid)) {
-    logs_.print(fmt::format("a spare, pid {}, {}; it is not started again", child.pid, describe(child)));
+    if (!is_stopping())
+      logs_.print(fmt::format("a spare, pid {}, {}; it is not started again", child.pid, describe(child)));
     return std::nullopt;
   }
   const auto exit = workers_ ? workers_->take_exit(child) : std::nullopt;

@@ -172,7 +172,7 @@ std::optional<RankExit> WorkerGroup::take_exit(const RankExit& child) {
 }
 
 void WorkerGroup::signal_ranks(int signal) {
-  spares_.clear();
+  for (auto& spare : spares_) spare.orders.reset();
   for (const auto& [pid, rank] : alive_) {
     ::kill(-pid, signal);
     ::kill(-pid, SIGCONT);  // otherwise a stopped process does not end

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "observe/launched_ranks.h"
 
-#include <algorithm>
 #include <unistd.h>
 
 #include "observe/find_runs.h"
@@ -26,7 +25,6 @@ std::string LaunchedRanks::metrics() {
     ranks = joined(find_runs(processes_below(::getpid())));
   }
   pids_ = ranks.pids;
-  restarts_ = std::max(restarts_, ranks.restarts);
   // A phase that begins after this moment does not count yet: otherwise its counter could go back.
   const auto taken_at = steady_now();
   auto run = ranks.read();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,10 @@ namespace lockstep::observe {
 // The ranks that this process and those below it have started, as metrics.
 class LaunchedRanks {
  public:
-  // `count`: ranks on this host; `run_id`: the launcher's, empty without one.
-  LaunchedRanks(int count, std::string run_id) : count_(count), run_id_(std::move(run_id)) {}
+  // `count`: ranks on this host; `run_id`: the launcher's, empty without one; `restarts`: how often it has restarted
+  // ranks until now.
+  LaunchedRanks(int count, std::string run_id, const std::atomic<int>& restarts)
+      : count_(count), run_id_(std::move(run_id)), restarts_(restarts) {}
 
   // Reads them now. Looks at other processes of this user only while less than `count` ranks are known.
   std::string metrics();
@@ -20,8 +23,8 @@ class LaunchedRanks {
  private:
   int count_;
   std::string run_id_;
+  const std::atomic<int>& restarts_;
   std::vector<int> pids_{};  // of the ranks, and of processes that have mapped their memory
-  int restarts_ = 0;
 };
 
 }  // namespace lockstep::observe
