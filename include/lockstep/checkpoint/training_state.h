@@ -115,20 +115,19 @@ class TrainingState {
 
   /// The states of all parts. Tensors share the data of the run.
   Dict state_dict(std::source_location where = std::source_location::current()) const;
-  /// Within elastic::run(): keeps the state of this rank in memory of the host, so that the run can go on from
-  /// here after the loss of a rank. Call it on all ranks after the same step, such as after optimizer.step().
-  /// Elsewhere it does nothing. Parts that are distributed over the ranks, by fully_shard() or
-  /// parallelize_module(), cannot be kept: ArgumentError.
-  ///
-  /// Copies the tensors of the parts: two copies of the state take memory of the host. Copies nothing to other
-  /// ranks: random states, gradients and metrics are those of this rank, and so are the states of a
-  /// ZeroRedundancyOptimizer. The functions of user-defined parts must not call other ranks.
-  void commit(std::source_location where = std::source_location::current()) const;
-
   /// Restores each part, in the order in which they were added. Throws CheckpointError that names the part
   /// that is missing in the dict or does not fit. Other entries of the dict are ignored.
   void load_state_dict(const Dict& state_dict,
                        std::source_location where = std::source_location::current()) const;
+
+  /// Within elastic::run(), keeps the state of this rank in memory of the host, from which the run continues after the
+  /// loss of a rank; elsewhere does nothing. Call it on all ranks after the same step, behind optimizer.step().
+  ///
+  /// The state is this rank's alone: its random states, gradients and metrics, and the part of a
+  /// ZeroRedundancyOptimizer that it has. The memory holds two copies of it. Functions of user-defined parts must not
+  /// call other ranks. Throws ArgumentError that names a part whose parameters are distributed over the ranks, by
+  /// fully_shard(), parallelize_module() or share_parameters(), and Error when memory is short.
+  void commit(std::source_location where = std::source_location::current()) const;
 
  private:
   friend struct checkpointing::TrainingStateAccess;

@@ -103,6 +103,30 @@ void set_own_states(const Group& group, const Value& states) {
   set_generator_states(default_generator(), gpus_of_rank(group), states);
 }
 
+// Collective with DistributedStates.
+Value state_of_all(torch::optim::Optimizer& optimizer, const Group& group) {
+  if (state::has_rows(optimizer)) return state::complete_state_dict(optimizer);
+  auto* distributed = dynamic_cast<optim::DistributedStates*>(&optimizer);
+  if (distributed == nullptr) return lockstep::state_dict(optimizer);
+  distributed->consolidate();
+  on_first(group, [&] { distributed->check_complete(); });
+  return optim::states_of_rank(optimizer);
+}
+
+// By rank. Collective.
+Value states_of_all(const Group& group) {
+  Dict states;
+  const auto all = gather_texts(group, save_bytes(own_states(group)));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) states.set(rank, load_bytes(all[rank]));
+  return states;
+}
+
+void set_from_all(const Group& group, const Value& states) {
+  // A bare tensor is what Python's torch.get_rng_state() gives.
+  if (states.is<at::Tensor>()) return set_own_states(group, states);
+  if (const auto* own = states.as_dict().find(rank_of(group))) set_own_states(group, *own);
+}
+
 // The gradients of a module's parameters by name, or None. Collective. {"all": gradients} if they are equal
 // on all ranks; otherwise {rank: gradients} with every rank's on rank 0, and only its own elsewhere.
 Value gradients_of(const torch::nn::Module& module, const Group& group) {
@@ -207,41 +231,24 @@ TrainingState& TrainingState::add_module(const std::string& name,
 }
 
 TrainingState& TrainingState::add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer) {
-  const auto save = [&optimizer, group = group_] {
-    if (state::has_rows(optimizer)) return Value(state::complete_state_dict(optimizer));
-    auto* distributed = dynamic_cast<optim::DistributedStates*>(&optimizer);
-    if (distributed == nullptr) return Value(lockstep::state_dict(optimizer));
-    distributed->consolidate();
-    checkpointing::on_first(group, [&] { distributed->check_complete(); });
-    return Value(optim::states_of_rank(optimizer));
-  };
-  add_part(
-      name,
-      {.save = save,
-       .load = [&optimizer](const Value& value) { lockstep::load_state_dict(optimizer, value.as_dict()); }},
-      {.save = [name, &optimizer] { return checkpointing::own_state(name, optimizer); },
-       .load = [&optimizer](const Value& value) { optim::restore_states(optimizer, value.as_dict()); }});
+  Functions all, own;
+  all.save = [&optimizer, group = group_] { return checkpointing::state_of_all(optimizer, group); };
+  all.load = [&optimizer](const Value& value) { lockstep::load_state_dict(optimizer, value.as_dict()); };
+  own.save = [name, &optimizer] { return checkpointing::own_state(name, optimizer); };
+  own.load = [&optimizer](const Value& value) { optim::restore_states(optimizer, value.as_dict()); };
+  add_part(name, std::move(all), std::move(own));
   optimizers_.push_back(&optimizer);
   return *this;
 }
 
 TrainingState& TrainingState::add_generator(const std::string& name) {
-  const auto save_all = [group = group_] {
-    Dict states;
-    const auto all = checkpointing::gather_texts(group, save_bytes(checkpointing::own_states(group)));
-    for (std::size_t rank = 0; rank < all.size(); ++rank) states.set(rank, load_bytes(all[rank]));
-    return Value(std::move(states));
-  };
-  const auto load_own = [group = group_](const Value& value) {
-    // A bare tensor is what Python's torch.get_rng_state() gives.
-    if (value.is<at::Tensor>()) return checkpointing::set_own_states(group, value);
-    const auto* own = value.as_dict().find(checkpointing::rank_of(group));
-    if (own != nullptr) checkpointing::set_own_states(group, *own);
-  };
-  return add_part(
-      name, {.save = save_all, .load = load_own},
-      {.save = [group = group_] { return checkpointing::own_states(group); },
-       .load = [group = group_](const Value& value) { checkpointing::set_own_states(group, value); }});
+  using namespace checkpointing;
+  Functions all, own;
+  all.save = [group = group_] { return states_of_all(group); };
+  all.load = [group = group_](const Value& value) { set_from_all(group, value); };
+  own.save = [group = group_] { return own_states(group); };
+  own.load = [group = group_](const Value& value) { set_own_states(group, value); };
+  return add_part(name, std::move(all), std::move(own));
 }
 
 TrainingState& TrainingState::add_gradients(const std::string& name, const torch::nn::Module& module) {
