@@ -10,7 +10,8 @@ import bench_support as bench
 
 KINDS = {"save": "save, new file", "save_over": "save, replace", "load": "load", "load_mmap": "load with mmap",
          "save_safetensors": "save a safetensors file", "open_safetensors": "open a safetensors file",
-         "load_safetensors": "load a safetensors file", "async_stall": "asynchronous save, delay of training"}
+         "load_safetensors": "load a safetensors file", "async_stall": "asynchronous save, delay of training",
+         "commit_resnet18": "commit of ResNet-18 with SGD, 94 MB", "commit_gpt": "commit of the GPT of examples/ with AdamW, 10 MB"}
 
 
 def run(command, flags):
@@ -32,7 +33,7 @@ def main():
     parser.add_argument("--megabytes", type=int, default=1024)
     parser.add_argument("--folder", help="folder for the files (default: the temporary folder)")
     flags = parser.parse_args()
-    programs = {f"{kind}, Lockstep": [bench.program("checkpoint"), kind] for kind in ("pt", "safetensors", "async")}
+    programs = {f"{kind}, Lockstep": [bench.program("checkpoint"), kind] for kind in ("pt", "safetensors", "async", "commit")}
     programs |= {f"{kind}, Python": [*bench.twin("checkpoint"), kind] for kind in ("pt", "safetensors")}
     runs = bench.interleave({name: lambda command=programs[name]: run(command, flags) for name in sorted(programs)},
                             flags.rounds)

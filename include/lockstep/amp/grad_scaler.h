@@ -98,7 +98,8 @@ class GradScaler {
   /// when disabled. Call it after update().
   Dict state_dict() const;
   /// Loads a state dict of C++ or Python; does nothing when disabled. Throws CheckpointError when the dict is
-  /// empty or an entry is missing or not a number; the scaler is then unchanged.
+  /// empty or an entry is missing or not a number; the scaler is then unchanged. Begins an iteration, as update()
+  /// does.
   void load_state_dict(const Dict& state_dict, std::source_location where = std::source_location::current());
 
  private:

@@ -34,6 +34,11 @@ Dict position_dict(const data::LoaderPosition& position);
 /// The inverse of position_dict(). Throws CheckpointError when an entry is missing or does not fit.
 data::LoaderPosition position_of(const Dict& dict);
 
+namespace checkpointing {
+class Committer;
+struct TrainingStateAccess;
+}  // namespace checkpointing
+
 /// The parts of a training run by name: collects their states for a checkpoint and restores them. Keeps
 /// references, so the parts must outlive it.
 ///
@@ -56,26 +61,30 @@ class TrainingState {
   TrainingState& add(const std::string& name, Part& part) {
     if constexpr (std::derived_from<Part, torch::optim::Optimizer>) {
       return add_optimizer(name, part);
-    } else if constexpr (std::derived_from<Part, torch::nn::Module> ||
-                         std::derived_from<Part, torch::optim::LRScheduler> || ModulePointer<Part>) {
-      return add_own(
-          name, [&part] { return Value(lockstep::state_dict(part)); },
-          [&part](const Value& value) { lockstep::load_state_dict(part, value.as_dict()); });
+    } else if constexpr (std::derived_from<Part, torch::nn::Module>) {
+      return add_module(name, [&part]() -> torch::nn::Module& { return part; });
+    } else if constexpr (ModulePointer<Part>) {
+      return add_module(name, [&part]() -> torch::nn::Module& { return *part; });
+    } else if constexpr (std::derived_from<Part, torch::optim::LRScheduler>) {
+      return add_part(
+          name, {.save = [&part] { return Value(lockstep::state_dict(part)); },
+                 .load = [&part](const Value& value) { lockstep::load_state_dict(part, value.as_dict()); }});
     } else if constexpr (requires(data::LoaderPosition position) {
                            part.seek(position);
                            position = part.position();
                          }) {
-      return add_own(
-          name, [&part] { return Value(position_dict(part.position())); },
-          [&part](const Value& value) { part.seek(position_of(value.as_dict())); });
+      return add_part(name,
+                      {.save = [&part] { return Value(position_dict(part.position())); },
+                       .load = [&part](const Value& value) { part.seek(position_of(value.as_dict())); }});
     } else if constexpr (requires(const Dict& dict) { part.load_state_dict(dict, group_); }) {
-      return add_own(
-          name, [&part, group = group_] { return Value(Dict(part.state_dict(group))); },
-          [&part, group = group_](const Value& value) { part.load_state_dict(value.as_dict(), group); });
+      return add_part(name,
+                      {.save = [&part, group = group_] { return Value(Dict(part.state_dict(group))); },
+                       .load = [&part, group = group_](
+                                   const Value& value) { part.load_state_dict(value.as_dict(), group); }},
+                      own_functions(name, part));
     } else if constexpr (requires(std::source_location place) { part.state_dict(place); }) {
-      return add_own(
-          name, [&part] { return Value(Dict(part.state_dict())); },
-          [&part](const Value& value) { part.load_state_dict(value.as_dict()); });
+      return add_part(name, {.save = [&part] { return Value(Dict(part.state_dict())); },
+                             .load = [&part](const Value& value) { part.load_state_dict(value.as_dict()); }});
     } else if constexpr (Stateful<Part>) {
       return add_functions(
           name, [&part] { return Value(Dict(part.state_dict())); },
@@ -111,17 +120,50 @@ class TrainingState {
   void load_state_dict(const Dict& state_dict,
                        std::source_location where = std::source_location::current()) const;
 
- private:
-  TrainingState& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer);
-  // For functions of the library: their calls have the line of the caller of state_dict() or load_state_dict().
-  TrainingState& add_own(std::string name, std::function<Value()> save,
-                         std::function<void(const Value&)> load);
+  /// Within elastic::run(), keeps the state of this rank in memory of the host, from which the run continues after the
+  /// loss of a rank; elsewhere does nothing. Call it on all ranks after the same step, behind optimizer.step().
+  ///
+  /// The state is this rank's alone: its random states, gradients and metrics, and the part of a
+  /// ZeroRedundancyOptimizer that it has. The memory holds two copies of it. Functions of user-defined parts must not
+  /// call other ranks. Throws ArgumentError that names a part whose parameters are distributed over the ranks, by
+  /// fully_shard(), parallelize_module() or share_parameters(), and Error when memory is short.
+  void commit(std::source_location where = std::source_location::current()) const;
 
+ private:
+  friend struct checkpointing::TrainingStateAccess;
+
+  struct Functions {
+    std::function<Value()> save{};
+    std::function<void(const Value&)> load{};
+  };
   struct Entry {
     std::string name;
-    std::function<Value()> save;
-    std::function<void(const Value&)> load;
+    Functions all;  // for checkpoints; may make calls to the other ranks
+    Functions own;  // for commits: makes none
   };
+
+  TrainingState& add_module(const std::string& name, std::function<torch::nn::Module&()> module);
+  TrainingState& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer);
+  // For parts of the library: calls of `all` have the line of the caller of state_dict() or load_state_dict().
+  TrainingState& add_part(std::string name, Functions all, Functions own);
+  // `functions` make no calls.
+  TrainingState& add_part(std::string name, Functions functions);
+  TrainingState& add_entry(Entry entry);
+  static Functions without_own_state(std::string name);
+
+  // For a part whose state_dict() is that of all ranks together.
+  template <typename Part>
+  static Functions own_functions(const std::string& name, Part& part) {
+    if constexpr (requires(const Dict& dict) {
+                    { part.own_state_dict() } -> std::convertible_to<Dict>;
+                    part.load_own_state_dict(dict);
+                  }) {
+      return {.save = [&part] { return Value(Dict(part.own_state_dict())); },
+              .load = [&part](const Value& value) { part.load_own_state_dict(value.as_dict()); }};
+    } else {
+      return without_own_state(name);
+    }
+  }
 
   template <typename Part>
   static void assign(Part& part, const Value& value) {
@@ -142,6 +184,9 @@ class TrainingState {
 
   std::optional<ProcessGroup> group_;
   std::vector<Entry> entries_;
+  std::vector<std::function<torch::nn::Module&()>> modules_;
+  std::vector<torch::optim::Optimizer*> optimizers_;
+  checkpointing::Committer* committer_ = nullptr;  // within elastic::run()
 };
 
 /// The progress of a run, in the layout of PyTorch's ImageNet example.

@@ -69,7 +69,8 @@ class EarlyStopping {
 ///
 /// A metric can be a part of a TrainingState. state_dict() is collective like compute() and returns the state
 /// of all ranks together. load_state_dict() loads it on rank 0 and resets the other ranks. Any number of
-/// ranks can therefore continue.
+/// ranks can therefore continue. own_state_dict() and load_own_state_dict() are for this rank alone and make no
+/// calls: TrainingState::commit() uses them.
 ///
 /// update() queues work on the device of its tensors and does not wait for it, except for Auroc. Not
 /// thread-safe.
@@ -85,6 +86,8 @@ class Sums {
   void load_state_dict(const Dict& state_dict,
                        const std::optional<ProcessGroup>& process_group = std::nullopt,
                        std::source_location where = std::source_location::current());
+  Dict own_state_dict() const;
+  void load_own_state_dict(const Dict& state_dict);
 
  protected:
   Sums(std::int64_t size, at::ScalarType dtype);
@@ -97,6 +100,8 @@ class Sums {
   at::Tensor local() const { return sums_.cpu(); }
 
  private:
+  void check(const at::Tensor& saved) const;
+
   at::Tensor sums_;
 };
 
@@ -254,8 +259,12 @@ class Auroc {
   void load_state_dict(const Dict& state_dict,
                        const std::optional<ProcessGroup>& process_group = std::nullopt,
                        std::source_location where = std::source_location::current());
+  Dict own_state_dict() const;
+  void load_own_state_dict(const Dict& state_dict);
 
  private:
+  Dict joined(const std::optional<ProcessGroup>& group) const;
+
   std::vector<at::Tensor> scores_, targets_;
 };
 

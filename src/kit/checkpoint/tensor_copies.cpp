@@ -53,6 +53,10 @@ void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
 
 }  // namespace
 
+void copy_into(const at::Tensor& to, const at::Tensor& from) {
+  is_plain(from) ? copy_bytes(to, from) : static_cast<void>(to.copy_(from));
+}
+
 at::Tensor TensorCopies::take(std::size_t index, const at::Tensor& tensor) {
   if (copies_.size() <= index) copies_.resize(index + 1);
   auto& copy = copies_[index];
@@ -62,7 +66,7 @@ at::Tensor TensorCopies::take(std::size_t index, const at::Tensor& tensor) {
     copy.reset();  // before there is another one
     copy = at::empty(tensor.sizes(), tensor.scalar_type());
   }
-  is_plain(tensor) ? copy_bytes(copy, tensor) : static_cast<void>(copy.copy_(tensor));
+  copy_into(copy, tensor);
   return copy;
 }
 

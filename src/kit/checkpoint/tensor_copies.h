@@ -10,6 +10,10 @@
 
 namespace lockstep::checkpointing {
 
+// Copies the values of `from`, on any device, to the CPU. `to` is contiguous and of its shape and dtype. Bypasses the
+// caches; more than a megabyte is copied by all of LibTorch's threads.
+void copy_into(const at::Tensor& to, const at::Tensor& from);
+
 // Memory for copies of tensors, reused by the next save. Not thread-safe.
 class TensorCopies {
  public:

@@ -19,7 +19,9 @@
 #include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "checkpoint/generator_states.h"
+#include "checkpoint/own_state.h"
 #include "checkpoint/share.h"
+#include "checkpoint/training_state_access.h"
 #include "comm/call_site.h"
 #include "optim/optimizer_states.h"
 #include "runtime/run.h"
@@ -65,6 +67,12 @@ void set_gradient(const at::Tensor& parameter, const Value& saved) {
   }
 }
 
+void set_gradients_to(const torch::nn::Module& module, const Dict& gradients) {
+  const auto parameters = module.named_parameters();
+  for (const auto& each : parameters) check_gradient(each.key(), each.value(), gradients.find(each.key()));
+  for (const auto& each : parameters) set_gradient(each.value(), gradients.at(each.key()));
+}
+
 const Dict& gradients_for(const Group& group, const Dict& saved) {
   if (const auto* of_all = saved.find(kOfAll)) return of_all->as_dict();
   const auto ranks = group ? group->size() : 1;
@@ -95,6 +103,30 @@ void set_own_states(const Group& group, const Value& states) {
   set_generator_states(default_generator(), gpus_of_rank(group), states);
 }
 
+// Collective with DistributedStates.
+Value state_of_all(torch::optim::Optimizer& optimizer, const Group& group) {
+  if (state::has_rows(optimizer)) return state::complete_state_dict(optimizer);
+  auto* distributed = dynamic_cast<optim::DistributedStates*>(&optimizer);
+  if (distributed == nullptr) return lockstep::state_dict(optimizer);
+  distributed->consolidate();
+  on_first(group, [&] { distributed->check_complete(); });
+  return optim::states_of_rank(optimizer);
+}
+
+// By rank. Collective.
+Value states_of_all(const Group& group) {
+  Dict states;
+  const auto all = gather_texts(group, save_bytes(own_states(group)));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) states.set(rank, load_bytes(all[rank]));
+  return states;
+}
+
+void set_from_all(const Group& group, const Value& states) {
+  // A bare tensor is what Python's torch.get_rng_state() gives.
+  if (states.is<at::Tensor>()) return set_own_states(group, states);
+  if (const auto* own = states.as_dict().find(rank_of(group))) set_own_states(group, *own);
+}
+
 // The gradients of a module's parameters by name, or None. Collective. {"all": gradients} if they are equal
 // on all ranks; otherwise {rank: gradients} with every rank's on rank 0, and only its own elsewhere.
 Value gradients_of(const torch::nn::Module& module, const Group& group) {
@@ -112,10 +144,7 @@ Value gradients_of(const torch::nn::Module& module, const Group& group) {
 // Restores every parameter's gradient in place. Throws CheckpointError: names or shapes do not fit, or the
 // gradients belong to another number of ranks.
 void set_gradients(const torch::nn::Module& module, const Group& group, const Value& saved) {
-  const auto& gradients = gradients_for(group, saved.as_dict());
-  const auto parameters = module.named_parameters();
-  for (const auto& each : parameters) check_gradient(each.key(), each.value(), gradients.find(each.key()));
-  for (const auto& each : parameters) set_gradient(each.value(), gradients.at(each.key()));
+  set_gradients_to(module, gradients_for(group, saved.as_dict()));
 }
 
 }  // namespace
@@ -148,69 +177,95 @@ data::LoaderPosition position_of(const Dict& dict) {
 TrainingState::TrainingState(std::optional<ProcessGroup> process_group)
     : group_(runtime::group_or_default(process_group, "TrainingState")) {}
 
-TrainingState& TrainingState::add_functions(std::string name, std::function<Value()> save,
-                                            std::function<void(const Value&)> load) {
-  if (std::ranges::find(entries_, name, &Entry::name) != entries_.end())
-    throw_error<ArgumentError>("TrainingState: there are two parts named '{}'", name);
-  entries_.push_back({std::move(name), std::move(save), std::move(load)});
+TrainingState& TrainingState::add_entry(Entry entry) {
+  if (std::ranges::find(entries_, entry.name, &Entry::name) != entries_.end())
+    throw_error<ArgumentError>("TrainingState: there are two parts named '{}'", entry.name);
+  entries_.push_back(std::move(entry));
   return *this;
 }
 
-TrainingState& TrainingState::add_own(std::string name, std::function<Value()> save,
-                                      std::function<void(const Value&)> load) {
+TrainingState& TrainingState::add_functions(std::string name, std::function<Value()> save,
+                                            std::function<void(const Value&)> load) {
+  const Functions functions{.save = std::move(save), .load = std::move(load)};
+  return add_entry({.name = std::move(name), .all = functions, .own = functions});
+}
+
+TrainingState& TrainingState::add_part(std::string name, Functions all, Functions own) {
   static constexpr std::string_view kContents = "state of a training run";
-  return add_functions(
-      std::move(name),
-      [save = std::move(save)] {
-        const comm::CallSite site(kContents);
-        return save();
-      },
-      [load = std::move(load)](const Value& value) {
-        const comm::CallSite site(kContents);
-        load(value);
-      });
+  return add_entry({.name = std::move(name),
+                    .all = {.save =
+                                [save = std::move(all.save)] {
+                                  const comm::CallSite site(kContents);
+                                  return save();
+                                },
+                            .load =
+                                [load = std::move(all.load)](const Value& value) {
+                                  const comm::CallSite site(kContents);
+                                  load(value);
+                                }},
+                    .own = std::move(own)});
+}
+
+TrainingState& TrainingState::add_part(std::string name, Functions functions) {
+  auto own = functions;
+  return add_part(std::move(name), std::move(functions), std::move(own));
+}
+
+TrainingState::Functions TrainingState::without_own_state(std::string name) {
+  return {.save = [name = std::move(name)]() -> Value {
+            throw_error<ArgumentError>(
+                "the state of '{}' is that of all ranks together; give its class own_state_dict() and "
+                "load_own_state_dict() for the state of one rank, which make no calls to the others",
+                name);
+          },
+          .load = [](const Value& /*value*/) {}};
+}
+
+TrainingState& TrainingState::add_module(const std::string& name,
+                                         std::function<torch::nn::Module&()> module) {
+  const auto load = [module](const Value& value) { lockstep::load_state_dict(module(), value.as_dict()); };
+  add_part(name, {.save = [module] { return Value(lockstep::state_dict(module())); }, .load = load},
+           {.save = [name, module] { return checkpointing::own_state(name, module()); }, .load = load});
+  modules_.push_back(std::move(module));
+  return *this;
 }
 
 TrainingState& TrainingState::add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer) {
-  const auto save = [&optimizer, group = group_] {
-    if (state::has_rows(optimizer)) return Value(state::complete_state_dict(optimizer));
-    auto* distributed = dynamic_cast<optim::DistributedStates*>(&optimizer);
-    if (distributed == nullptr) return Value(lockstep::state_dict(optimizer));
-    distributed->consolidate();
-    checkpointing::on_first(group, [&] { distributed->check_complete(); });
-    return Value(optim::states_of_rank(optimizer));
-  };
-  return add_own(name, save,
-                 [&optimizer](const Value& value) { lockstep::load_state_dict(optimizer, value.as_dict()); });
+  Functions all, own;
+  all.save = [&optimizer, group = group_] { return checkpointing::state_of_all(optimizer, group); };
+  all.load = [&optimizer](const Value& value) { lockstep::load_state_dict(optimizer, value.as_dict()); };
+  own.save = [name, &optimizer] { return checkpointing::own_state(name, optimizer); };
+  own.load = [&optimizer](const Value& value) { optim::restore_states(optimizer, value.as_dict()); };
+  add_part(name, std::move(all), std::move(own));
+  optimizers_.push_back(&optimizer);
+  return *this;
 }
 
 TrainingState& TrainingState::add_generator(const std::string& name) {
-  const auto save_all = [group = group_] {
-    Dict states;
-    const auto all = checkpointing::gather_texts(group, save_bytes(checkpointing::own_states(group)));
-    for (std::size_t rank = 0; rank < all.size(); ++rank) states.set(rank, load_bytes(all[rank]));
-    return Value(std::move(states));
-  };
-  const auto load_own = [group = group_](const Value& value) {
-    // A bare tensor is what Python's torch.get_rng_state() gives.
-    if (value.is<at::Tensor>()) return checkpointing::set_own_states(group, value);
-    const auto* own = value.as_dict().find(checkpointing::rank_of(group));
-    if (own != nullptr) checkpointing::set_own_states(group, *own);
-  };
-  return add_own(name, save_all, load_own);
+  using namespace checkpointing;
+  Functions all, own;
+  all.save = [group = group_] { return states_of_all(group); };
+  all.load = [group = group_](const Value& value) { set_from_all(group, value); };
+  own.save = [group = group_] { return own_states(group); };
+  own.load = [group = group_](const Value& value) { set_own_states(group, value); };
+  return add_part(name, std::move(all), std::move(own));
 }
 
 TrainingState& TrainingState::add_gradients(const std::string& name, const torch::nn::Module& module) {
-  return add_own(
-      name, [&module, group = group_] { return checkpointing::gradients_of(module, group); },
-      [&module, group = group_](const Value& value) { checkpointing::set_gradients(module, group, value); });
+  return add_part(
+      name,
+      {.save = [&module, group = group_] { return checkpointing::gradients_of(module, group); },
+       .load = [&module,
+                group = group_](const Value& value) { checkpointing::set_gradients(module, group, value); }},
+      {.save = [&module] { return Value(checkpointing::own_gradients(module)); },
+       .load = [&module](const Value& value) { checkpointing::set_gradients_to(module, value.as_dict()); }});
 }
 
 Dict TrainingState::state_dict(std::source_location where) const {
   const CallerPlace place(where);
   runtime::require_made_in_run(group_, "TrainingState");
   Dict dict;
-  for (const auto& entry : entries_) dict.set(entry.name, entry.save());
+  for (const auto& entry : entries_) dict.set(entry.name, entry.all.save());
   return dict;
 }
 
@@ -221,11 +276,16 @@ void TrainingState::load_state_dict(const Dict& state_dict, std::source_location
     const auto* value = state_dict.find(entry.name);
     if (value == nullptr) throw_error<CheckpointError>("the checkpoint has no '{}'", entry.name);
     try {
-      entry.load(*value);
+      entry.all.load(*value);
     } catch (const CheckpointError& error) {
       throw_error<CheckpointError>("'{}' of the checkpoint does not fit: {}", entry.name, error.what());
     }
   }
+}
+
+void TrainingState::commit(std::source_location where) const {
+  const CallerPlace place(where);
+  if (committer_ != nullptr) committer_->commit(*this, where);
 }
 
 namespace {

@@ -370,11 +370,23 @@ void Auroc::reset() {
 Dict Auroc::state_dict(const std::optional<ProcessGroup>& process_group, std::source_location where) const {
   const auto group = runtime::group_or_default(process_group, "metric Auroc");
   const comm::CallSite site(where, "scores of a metric");
+  return joined(group);
+}
+
+Dict Auroc::own_state_dict() const { return joined(std::nullopt); }
+
+Dict Auroc::joined(const std::optional<ProcessGroup>& group) const {
   const auto targets = of_all_ranks(targets_, at::kLong, group);
   const auto scores = of_all_ranks(scores_, at::kDouble, group);
   if (targets.numel() == 0 || scores.numel() == targets.numel())
     return {{"scores", scores}, {"targets", targets}};
   return {{"scores", scores.reshape({targets.numel(), -1})}, {"targets", targets}};
+}
+
+void Auroc::load_own_state_dict(const Dict& state_dict) {
+  reset();
+  const auto& targets = state_dict.at("targets").as_tensor();
+  if (targets.numel() != 0) update(state_dict.at("scores").as_tensor(), targets);
 }
 
 void Auroc::load_state_dict(const Dict& state_dict, const std::optional<ProcessGroup>& process_group,

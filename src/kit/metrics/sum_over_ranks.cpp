@@ -125,14 +125,27 @@ Dict Sums::state_dict(const std::optional<ProcessGroup>& process_group, std::sou
   return {{"sums", total(process_group, where)}};
 }
 
+void Sums::check(const at::Tensor& saved) const {
+  if (saved.sizes() == sums_.sizes() && saved.scalar_type() == sums_.scalar_type()) return;
+  throw_error<CheckpointError>(
+      "metric: 'sums' has {} elements of {} instead of {} of {}; it is the state of another metric",
+      saved.numel(), c10::toString(saved.scalar_type()), sums_.numel(), c10::toString(sums_.scalar_type()));
+}
+
+Dict Sums::own_state_dict() const { return {{"sums", sums_}}; }
+
+void Sums::load_own_state_dict(const Dict& state_dict) {
+  const auto& sums = state_dict.at("sums").as_tensor();
+  check(sums);
+  reset();
+  sums_.copy_(sums);
+}
+
 void Sums::load_state_dict(const Dict& state_dict, const std::optional<ProcessGroup>& process_group,
                            std::source_location where) {
   const CallerPlace place(where);
   const auto& sums = state_dict.at("sums").as_tensor();
-  if (sums.sizes() != sums_.sizes() || sums.scalar_type() != sums_.scalar_type())
-    throw_error<CheckpointError>(
-        "metric: 'sums' has {} elements of {} instead of {} of {}; it is the state of another metric",
-        sums.numel(), c10::toString(sums.scalar_type()), sums_.numel(), c10::toString(sums_.scalar_type()));
+  check(sums);
   const auto group = runtime::group_or_default(process_group, "metric");
   reset();
   if (!group || group->rank() == 0) sums_.copy_(sums);

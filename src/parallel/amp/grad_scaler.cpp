@@ -314,6 +314,7 @@ void GradScaler::load_state_dict(const Dict& state_dict, std::source_location wh
       std::tuple{state_dict.at("scale").as_double(), state_dict.at("growth_factor").as_double(),
                  state_dict.at("backoff_factor").as_double(), state_dict.at("growth_interval").as_int(),
                  state_dict.at("_growth_tracker").as_int()};
+  states_.clear();
   if (!scale_.defined()) return;
   scale_.fill_(init_scale_);
   growth_tracker_.fill_(init_growth_tracker_);

@@ -88,7 +88,7 @@ void check_sizes(const Optimizer& optimizer, const std::vector<Value>& groups) {
 
 // Throws for anything that does not fit.
 NewStates loaded_states(const OptimizerKind& kind, const Optimizer& optimizer,
-                        const std::vector<Value>& groups, const Dict& saved) {
+                        const std::vector<Value>& groups, const Dict& saved, TensorsRead tensors) {
   NewStates states;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto options = kind.options(optimizer, g);
@@ -98,8 +98,7 @@ NewStates loaded_states(const OptimizerKind& kind, const Optimizer& optimizer,
     for (std::size_t i = 0; i < indices.size(); ++i) {
       const auto* state = saved.find(indices[i]);
       if (state == nullptr || state->as_dict().empty()) continue;
-      auto loaded = loaded_state(kind, optimizer, params[i], *options, indices[i], state->as_dict(),
-                                 TensorsRead::converted);
+      auto loaded = loaded_state(kind, optimizer, params[i], *options, indices[i], state->as_dict(), tensors);
       // SGD takes a state without momentum for one with it.
       if (state_dict_of(kind, *loaded).empty()) continue;
       states.emplace_back(params[i].unsafeGetTensorImpl(), std::move(loaded));
@@ -127,21 +126,60 @@ Dict states_of_rank(const Optimizer& optimizer) {
   return {{"state", states_of(optimizer)}, {"param_groups", std::move(groups)}};
 }
 
-void load_states(Optimizer& optimizer, const Dict& state_dict) {
+namespace {
+
+std::vector<at::Tensor> tensors_of(const OptimizerKind& kind, OptimizerParamState& state) {
+  StateParts parts;
+  Fields fields(parts);
+  kind.visit_state(state, fields);
+  return parts.tensors;
+}
+
+bool fits(const at::Tensor& memory, const at::Tensor& values) {
+  return memory.defined() && values.defined() && memory.sizes() == values.sizes() &&
+         memory.options().type_equal(values.options()) && memory.device() == values.device();
+}
+
+// Moves the tensors of a new state into the memory of the state that it replaces.
+void keep_memory(const OptimizerKind& kind, OptimizerParamState& before, OptimizerParamState& state) {
+  const auto memory = tensors_of(kind, before);
+  const auto values = tensors_of(kind, state);
+  for (std::size_t i = 0; i < std::min(memory.size(), values.size()); ++i) {
+    if (!fits(memory[i], values[i])) continue;
+    memory[i].copy_(values[i]);
+    values[i].set_data(memory[i]);
+  }
+}
+
+void load_all(Optimizer& optimizer, const Dict& state_dict, TensorsRead tensors) {
   const auto& kind = kind_of(optimizer);
   if (auto* fused = dynamic_cast<FusedOptimizer*>(&optimizer)) fused->update_lr_tensors();
   const c10::NoGradGuard no_grad;
   const auto& groups = state_dict.at("param_groups").as_items();
   check_sizes(optimizer, groups);
-  auto states = loaded_states(kind, optimizer, groups, state_dict.at("state").as_dict());
+  auto states = loaded_states(kind, optimizer, groups, state_dict.at("state").as_dict(), tensors);
   for (std::size_t g = 0; g < groups.size(); ++g) read_entries(optimizer, g, groups[g].as_dict());
   for (std::size_t g = 0; g < groups.size(); ++g) {
     auto& options = optimizer.param_groups()[g].options();
     read_options(options, groups[g].as_dict(), g);
     if (auto* fused = dynamic_cast<FusedOptions*>(&options)) fused->fill_lr_tensor(fused->lr_number());
   }
-  optimizer.state().clear();
-  for (auto& [key, state] : states) optimizer.state()[key] = std::move(state);
+  auto before = std::exchange(optimizer.state(), {});
+  for (auto& [key, state] : states) {
+    if (const auto found = before.find(key); tensors == TensorsRead::adopted && found != before.end())
+      keep_memory(kind, *found->second, *state);
+    optimizer.state()[key] = std::move(state);
+  }
+}
+
+}  // namespace
+
+void load_states(Optimizer& optimizer, const Dict& state_dict) {
+  load_all(optimizer, state_dict, TensorsRead::converted);
+}
+
+void restore_states(Optimizer& optimizer, const Dict& state_dict) {
+  load_all(optimizer, state_dict, TensorsRead::adopted);
 }
 
 std::string packed_states(const Optimizer& optimizer) { return save_bytes(Value(states_of(optimizer))); }

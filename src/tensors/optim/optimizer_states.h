@@ -20,6 +20,10 @@ Dict states_of_rank(const torch::optim::Optimizer& optimizer);
 // fit.
 void load_states(torch::optim::Optimizer& optimizer, const Dict& state_dict);
 
+// Restores what states_of_rank() has returned, without conversions. Tensors of states keep their memory where shape and
+// dtype are as before.
+void restore_states(torch::optim::Optimizer& optimizer, const Dict& state_dict);
+
 // For ranks with the same parameters: the states of this rank, and what adds them to those of another.
 std::string packed_states(const torch::optim::Optimizer& optimizer);
 void add_states(torch::optim::Optimizer& optimizer, const std::string& packed);

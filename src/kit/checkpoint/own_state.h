@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <string>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/serialize/value.h>
+
+// The state that a rank has by itself. Nothing here calls another rank.
+namespace lockstep::checkpointing {
+
+// The state of the part `name` of a TrainingState; tensors share its data. Throws ArgumentError for parameters or
+// states that are distributed over the ranks such that one of them cannot be replaced.
+Value own_state(const std::string& name, const torch::nn::Module& module);
+Value own_state(const std::string& name, const torch::optim::Optimizer& optimizer);
+
+}  // namespace lockstep::checkpointing

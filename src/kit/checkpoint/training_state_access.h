@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <optional>
+#include <source_location>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/checkpoint/training_state.h>
+
+namespace lockstep::checkpointing {
+
+// What TrainingState::commit() does.
+class Committer {
+ public:
+  virtual ~Committer() = default;
+  // `where`: the line that calls commit().
+  virtual void commit(const TrainingState& state, std::source_location where) = 0;
+};
+
+// For elastic::run(). No function makes a call to other ranks.
+struct TrainingStateAccess {
+  // The states that this rank has, by part. Tensors share the data of the run. Throws ArgumentError that names a part
+  // that is distributed over the ranks.
+  static Dict own_state_dict(const TrainingState& state);
+  // Restores them in place: parameters, buffers and the tensors of optimizers keep their memory, where their shapes
+  // have not changed. First drops the gradients of all modules and optimizers, as zero_grad(set_to_none = true). Throws
+  // CheckpointError that names the part that does not fit.
+  static void load_own_state_dict(const TrainingState& state, const Dict& saved);
+
+  // The modules among the parts, as they were added: of a DistributedDataParallel itself.
+  static std::vector<torch::nn::Module*> modules(const TrainingState& state);
+  static const std::vector<torch::optim::Optimizer*>& optimizers(const TrainingState& state);
+  // The group whose states are saved together; nullopt: this process alone.
+  static const std::optional<ProcessGroup>& group(const TrainingState& state);
+  // nullptr: commit() does nothing. The committer is not owned.
+  static void set_committer(TrainingState& state, Committer* committer);
+};
+
+}  // namespace lockstep::checkpointing
