@@ -202,6 +202,21 @@ ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
   return {handle.backend, std::move(info)};
 }
 
+void GroupState::replace(const ProcessGroup& former, const ProcessGroup& formed) {
+  const auto before = present(former);
+  const auto after = present(formed);
+  if (before == after) return;
+  before->close();
+  auto replacement = before->replaces_.lock();
+  if (!replacement) replacement = std::make_shared<Replacement>();
+  replacement->present = after;
+  after->replaces_ = replacement;
+  before->replaced_by_ = replacement;
+  before->replaced_.store(replacement.get(), std::memory_order_release);
+}
+
+void replace(const ProcessGroup& former, const ProcessGroup& formed) { GroupState::replace(former, formed); }
+
 void GroupState::shut_down(c10d::Backend& backend) const noexcept {
   try {
     backend.shutdown();
