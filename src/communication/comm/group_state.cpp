@@ -13,6 +13,7 @@
 #include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "comm/membership.h"
+#include "comm/peer_check.h"
 #include "comm/to_c10d.h"
 
 namespace lockstep::comm {
@@ -190,7 +191,10 @@ ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
   const auto own = required_membership();
   const auto old = backend();
   auto& former = dynamic_cast<FromC10d&>(*old);
-  const auto handle = own->form(options, info_.timeout, [&] { former.leave(); });
+  const auto handle = own->form(options, info_.timeout, [&] {
+    if (const auto others = node_group()) others->refuse(kFormingScope, kLeft, /*is_final=*/true);
+    former.leave();
+  });
   auto info = info_;
   info.global_ranks.clear();
   info.traits = handle.traits;
