@@ -124,8 +124,8 @@ class GroupState {
   bool watched_ = false;  // whether there was a watch when the group was created
   std::shared_ptr<StreamWatch> watch_ LOCKSTEP_GUARDED_BY(mutex_);
   std::jthread revoking_;  // graphs, while the backend is aborted
-  // Of the groups that this one replaces, and the same of those that replace it, which `replaced_` then
-  // points to.
+  // Shared with the groups that this one replaces,
+  // and with those that replace it, to which `replaced_` leads.
   std::weak_ptr<Replacement> replaces_;
   std::shared_ptr<Replacement> replaced_by_;
   std::atomic<const Replacement*> replaced_{nullptr};
