@@ -191,6 +191,42 @@ TEST_P(Rejoin, TrainingGoesOnWithAFreshProcess) {
   }
 }
 
+// A rank dies before it rejoins, and the program has kept a graph from before the first death.
+const testing::Scenario fails_once("rejoin: fails once", [] {
+  const auto context = init_process();
+  if (own_process() == kFresh) form_in_place(context.group(), {kFresh}, 100);
+  Sequential net(Linear(8, 16), Linear(16, 4));
+  DistributedDataParallel ddp(net, {.find_unused_parameters = true});
+  torch::optim::SGD optimizer(ddp->parameters(), 0.1);
+  const auto loss = [&] { return ddp->forward(torch::rand({5, 8})).pow(2).mean(); };
+  std::optional<at::Tensor> kept;
+  if (own_process() != kFresh) {
+    kept = loss();
+    wait_for({0, 1, 2}, "forward");
+    if (own_process() == kVictim) ::raise(SIGKILL);
+    EXPECT_THROW(loss().backward(), PeerLost);
+  }
+  form_in_place(context.group(), {0, kFresh, 2}, 1);
+  if (own_process() == kFresh) ::raise(SIGKILL);
+  EXPECT_THROW(nn::rejoin(*ddp), PeerLost);
+  EXPECT_TRUE(comm::has_lost_rank(context.group(), 10s));
+  EXPECT_THAT(error_of<Error>([&] { loss(); }),
+              HasSubstr("rejoin() has failed, so the ranks cannot continue"));
+  form_in_place(context.group(), {2, 0}, 2);
+  nn::rejoin(*ddp);
+  kept->backward();
+  EXPECT_FALSE(ddp->has_averaged_gradients());
+  for (int number = 0; number < 3; ++number) {
+    optimizer.zero_grad();
+    loss().backward();
+    optimizer.step();
+  }
+  EXPECT_TRUE(ddp->has_averaged_gradients());
+  expect_equal_on_all_ranks(*net, context.group());
+});
+
+TEST_P(Rejoin, CanBeTriedAgain) { run_with_victims(fails_once, 4, {kVictim, kFresh}); }
+
 // -- what cannot rejoin
 
 std::string refusal(const torch::nn::Module& module) {
