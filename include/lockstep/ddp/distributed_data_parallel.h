@@ -116,6 +116,15 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   ProcessGroup join_process_group() const override { return process_group(); }
   c10::Device join_device() const override;
 
+  /// Requires the default group, a communication hook without state (a plain function such as
+  /// bf16_compress_hook, or none), no Join in progress, and no option that excludes an elastic run.
+  void require_can_rejoin() const override;
+  /// Drops the step that was in progress and all gradients, and builds the buckets anew in the order of
+  /// construction; nothing is broadcast. Statistics begin again, and a trace() in progress is dropped. Throws
+  /// DesyncError if the ranks' modules or options differ. After an error the next forward throws, until another
+  /// rejoin() succeeds.
+  void rejoin() override;
+
  protected:
   DistributedDataParallelModule(const std::shared_ptr<torch::nn::Module>& module,
                                 const DistributedDataParallelOptions& options, std::source_location where);

@@ -61,6 +61,10 @@ class AveragedModelBase : public nn::WrapperModule {
   /// The number of calls of update_parameters().
   const at::Tensor& n_averaged() const { return n_averaged_; }
 
+  /// It uses no process group.
+  void require_can_rejoin() const override {}
+  void rejoin() override {}
+
  protected:
   explicit AveragedModelBase(AveragedModelOptions options);
   /// A deep copy on the device of the options. Throws ArgumentError for a null pointer and for a module that

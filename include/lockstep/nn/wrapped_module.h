@@ -37,6 +37,14 @@ class WrapperModule : public torch::nn::Module {
   std::vector<at::Tensor> parameters() const;
   /// The same with names, which begin with "module.".
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
+
+  /// Throws ArgumentError if rejoin() is not supported, naming what prevents it. An elastic run calls it when
+  /// it begins. Default: throws.
+  virtual void require_can_rejoin() const;
+  /// Begins anew over the default group, which has been formed again with as many ranks. The wrapped module and
+  /// the addresses of its parameters stay; their values may differ between ranks until the caller restores
+  /// them. Collective: an elastic run calls it on all ranks in the same order. Throws as require_can_rejoin().
+  virtual void rejoin();
 };
 
 }  // namespace lockstep::nn

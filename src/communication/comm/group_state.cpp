@@ -13,6 +13,7 @@
 #include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "comm/membership.h"
+#include "comm/peer_check.h"
 #include "comm/to_c10d.h"
 
 namespace lockstep::comm {
@@ -190,7 +191,10 @@ ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
   const auto own = required_membership();
   const auto old = backend();
   auto& former = dynamic_cast<FromC10d&>(*old);
-  const auto handle = own->form(options, info_.timeout, [&] { former.leave(); });
+  const auto handle = own->form(options, info_.timeout, [&] {
+    if (const auto others = node_group()) others->refuse(kFormingScope, kLeft, /*is_final=*/true);
+    former.leave();
+  });
   auto info = info_;
   info.global_ranks.clear();
   info.traits = handle.traits;
@@ -201,6 +205,21 @@ ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
   close();
   return {handle.backend, std::move(info)};
 }
+
+void GroupState::replace(const ProcessGroup& former, const ProcessGroup& formed) {
+  const auto before = present(former);
+  const auto after = present(formed);
+  if (before == after) return;
+  before->close();
+  auto replacement = before->replaces_.lock();
+  if (!replacement) replacement = std::make_shared<Replacement>();
+  replacement->present = after;
+  after->replaces_ = replacement;
+  before->replaced_by_ = replacement;
+  before->replaced_.store(replacement.get(), std::memory_order_release);
+}
+
+void replace(const ProcessGroup& former, const ProcessGroup& formed) { GroupState::replace(former, formed); }
 
 void GroupState::shut_down(c10d::Backend& backend) const noexcept {
   try {

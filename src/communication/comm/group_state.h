@@ -20,6 +20,16 @@
 
 namespace lockstep::comm {
 
+// Note [Groups that are replaced]
+//
+// reconfigure() returns a new group. replace() has all copies of the former one refer to it from then on, wherever
+// they are: in wrappers, layers and the program. A copy keeps the GroupState that it was made with, and a
+// replaced state leads to the present one in a single step, however often the group was formed: all states of a
+// line of groups share one Replacement. Only copies keep a replaced state alive.
+//
+// So state_of() of one copy changes in replace(). What keeps a state beyond a call, as a PendingCall does, keeps
+// the one that it has used.
+
 // The state that all copies of one ProcessGroup share.
 class GroupState {
  public:
@@ -27,7 +37,11 @@ class GroupState {
   ~GroupState();
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
-  static GroupState& of(const ProcessGroup& group) { return *group.state_; }
+  // The present one, until the next replace().
+  static const std::shared_ptr<GroupState>& present(const ProcessGroup& group) {
+    const auto* const replaced = group.state_->replaced_.load(std::memory_order_acquire);
+    return replaced == nullptr ? group.state_ : replaced->present;
+  }
 
   // Throws Error when the group is closed.
   c10::intrusive_ptr<c10d::Backend> backend() const;
@@ -74,7 +88,14 @@ class GroupState {
   // As ProcessGroup::reconfigure(). Closes this group when the new one is there.
   ProcessGroup form_again(const ReconfigureOptions& options);
 
+  // As comm::replace().
+  static void replace(const ProcessGroup& former, const ProcessGroup& formed);
+
  private:
+  struct Replacement {
+    std::shared_ptr<GroupState> present;
+  };
+
   std::shared_ptr<StreamWatch> locked_watch() const;
   bool has_calls_under_way() LOCKSTEP_REQUIRES(mutex_);
   bool calls_end_soon() LOCKSTEP_REQUIRES(mutex_);
@@ -103,9 +124,21 @@ class GroupState {
   bool watched_ = false;  // whether there was a watch when the group was created
   std::shared_ptr<StreamWatch> watch_ LOCKSTEP_GUARDED_BY(mutex_);
   std::jthread revoking_;  // graphs, while the backend is aborted
+  // Shared with the groups that this one replaces,
+  // and with those that replace it, to which `replaced_` leads.
+  std::weak_ptr<Replacement> replaces_;
+  std::shared_ptr<Replacement> replaced_by_;
+  std::atomic<const Replacement*> replaced_{nullptr};
 };
 
-inline GroupState& state_of(const ProcessGroup& group) { return GroupState::of(group); }
+inline const std::shared_ptr<GroupState>& present_state(const ProcessGroup& group) {
+  return GroupState::present(group);
+}
+inline GroupState& state_of(const ProcessGroup& group) { return *present_state(group); }
+
+// From now on every copy of `former`, and of the groups that it has replaced, refers to `formed`. Closes the
+// state of `former`: its calls have ended, and no other thread uses the group meanwhile.
+void replace(const ProcessGroup& former, const ProcessGroup& formed);
 
 // A device for small tensors of Lockstep's own: the CPU if the group's backend supports it.
 c10::Device device_for_objects(const ProcessGroup& group);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <string>
@@ -17,11 +18,15 @@ struct CallRecord;
 namespace node {
 class NodeGroup;
 }
+class ProcessGroup;
 }  // namespace lockstep
 
 namespace lockstep::comm {
 
 class GroupState;
+
+// The scope of the reason for which a rank leaves a group to form it again. No rank waits in it.
+inline constexpr std::uint64_t kFormingScope = 2;
 
 // Note [Dead, refused or late?]
 //
@@ -99,6 +104,11 @@ std::exception_ptr late_error(bool is_late, std::chrono::milliseconds timeout, c
 // A rank that is dead, or -1 if none is seen to be within `limit`: other effects of a death may be seen
 // first.
 int find_dead_soon(const node::NodeGroup* others, std::chrono::milliseconds limit);
+
+// Whether another rank of the group is lost within `limit`: it has died before it has finished, or it has left
+// the group to form it again because it has noticed such a death first. If so, an error may be the consequence. Not
+// collective. False for a closed group, and for ranks on several hosts.
+bool has_lost_rank(const ProcessGroup& group, std::chrono::milliseconds limit);
 
 // A timeout whose culprits the backend knows.
 class MissingRanks : public TimeoutError {

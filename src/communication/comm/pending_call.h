@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <utility>
 
 #include <lockstep/comm/process_group.h>
 #include <lockstep/node/call_record.h>
@@ -50,8 +51,12 @@ class PendingCall {
 // Checks, numbers and records a call, and passes it to the group's backend. Throws the failure of the call as
 // one of Lockstep's exceptions. By reference: a copy of fields that were just written stalls for 20 ns.
 Work start(const std::shared_ptr<GroupState>& group, Call&& call);
+inline Work start(const ProcessGroup& group, Call&& call) {
+  return start(present_state(group), std::move(call));
+}
 
 // The same, and waits for the end. Returns the sender of a receive.
 int run(const std::shared_ptr<GroupState>& group, Call&& call);
+inline int run(const ProcessGroup& group, Call&& call) { return run(present_state(group), std::move(call)); }
 
 }  // namespace lockstep::comm

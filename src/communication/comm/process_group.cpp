@@ -18,182 +18,185 @@
 namespace lockstep {
 
 using comm::Call;
+using comm::state_of;
 
 ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info) {
   if (!backend) throw_error<ArgumentError>("ProcessGroup {}: its backend is a null pointer", info.name);
   state_ = std::make_shared<comm::GroupState>(std::move(backend), std::move(info));
 }
 
-int ProcessGroup::rank() const { return state_->rank(); }
-int ProcessGroup::size() const { return state_->size(); }
-const std::string& ProcessGroup::name() const { return state_->info().name; }
-const std::string& ProcessGroup::backend_name() const { return state_->backend_name(); }
-std::chrono::milliseconds ProcessGroup::timeout() const { return state_->info().timeout; }
-std::vector<CallRecord> ProcessGroup::recent_calls() const { return state_->log().recent(); }
-c10::intrusive_ptr<c10d::Backend> ProcessGroup::backend() const { return state_->backend(); }
-bool ProcessGroup::supports_reconfigure() const { return state_->membership() != nullptr; }
-std::string ProcessGroup::reconfigure_handle() const { return state_->required_membership()->handle(); }
-ProcessGroup ProcessGroup::reconfigure(const ReconfigureOptions& options) const {
-  return state_->form_again(options);
+int ProcessGroup::rank() const { return state_of(*this).rank(); }
+int ProcessGroup::size() const { return state_of(*this).size(); }
+const std::string& ProcessGroup::name() const { return state_of(*this).info().name; }
+const std::string& ProcessGroup::backend_name() const { return state_of(*this).backend_name(); }
+std::chrono::milliseconds ProcessGroup::timeout() const { return state_of(*this).info().timeout; }
+std::vector<CallRecord> ProcessGroup::recent_calls() const { return state_of(*this).log().recent(); }
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::backend() const { return state_of(*this).backend(); }
+bool ProcessGroup::supports_reconfigure() const { return state_of(*this).membership() != nullptr; }
+std::string ProcessGroup::reconfigure_handle() const {
+  return state_of(*this).required_membership()->handle();
 }
-void ProcessGroup::close() const { state_->close(); }
+ProcessGroup ProcessGroup::reconfigure(const ReconfigureOptions& options) const {
+  return state_of(*this).form_again(options);
+}
+void ProcessGroup::close() const { state_of(*this).close(); }
 
 int ProcessGroup::global_rank(int group_rank) const {
   if (group_rank < 0 || group_rank >= size()) {
-    throw_error<ArgumentError>("{}: there is no group rank {}", state_->whoami(), group_rank);
+    throw_error<ArgumentError>("{}: there is no group rank {}", state_of(*this).whoami(), group_rank);
   }
-  const auto& ranks = state_->info().global_ranks;
+  const auto& ranks = state_of(*this).info().global_ranks;
   return ranks.empty() ? group_rank : ranks[static_cast<std::size_t>(group_rank)];
 }
 
 void ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op, Where where) const {
-  comm::run(state_, {.kind = CallKind::all_reduce, .outputs = tensor, .op = op, .where = where});
+  comm::run(*this, {.kind = CallKind::all_reduce, .outputs = tensor, .op = op, .where = where});
 }
 Work ProcessGroup::all_reduce_async(const Tensor& tensor, ReduceOp op, Where where) const {
-  return comm::start(state_, {.kind = CallKind::all_reduce, .outputs = tensor, .op = op, .where = where});
+  return comm::start(*this, {.kind = CallKind::all_reduce, .outputs = tensor, .op = op, .where = where});
 }
 
 void ProcessGroup::broadcast(const Tensor& tensor, int src, Where where) const {
-  comm::run(state_, {.kind = CallKind::broadcast, .outputs = tensor, .root = src, .where = where});
+  comm::run(*this, {.kind = CallKind::broadcast, .outputs = tensor, .root = src, .where = where});
 }
 Work ProcessGroup::broadcast_async(const Tensor& tensor, int src, Where where) const {
-  return comm::start(state_, {.kind = CallKind::broadcast, .outputs = tensor, .root = src, .where = where});
+  return comm::start(*this, {.kind = CallKind::broadcast, .outputs = tensor, .root = src, .where = where});
 }
 
 void ProcessGroup::reduce(const Tensor& tensor, int dst, ReduceOp op, Where where) const {
-  comm::run(state_, {.kind = CallKind::reduce, .outputs = tensor, .op = op, .root = dst, .where = where});
+  comm::run(*this, {.kind = CallKind::reduce, .outputs = tensor, .op = op, .root = dst, .where = where});
 }
 Work ProcessGroup::reduce_async(const Tensor& tensor, int dst, ReduceOp op, Where where) const {
-  return comm::start(state_,
+  return comm::start(*this,
                      {.kind = CallKind::reduce, .outputs = tensor, .op = op, .root = dst, .where = where});
 }
 
 void ProcessGroup::all_gather(const Tensors& output, const Tensor& input, Where where) const {
-  comm::run(state_, {.kind = CallKind::all_gather, .inputs = input, .outputs = output, .where = where});
+  comm::run(*this, {.kind = CallKind::all_gather, .inputs = input, .outputs = output, .where = where});
 }
 Work ProcessGroup::all_gather_async(const Tensors& output, const Tensor& input, Where where) const {
-  return comm::start(state_,
+  return comm::start(*this,
                      {.kind = CallKind::all_gather, .inputs = input, .outputs = output, .where = where});
 }
 
 void ProcessGroup::all_gather_into_tensor(const Tensor& output, const Tensor& input, Where where) const {
-  comm::run(state_,
+  comm::run(*this,
             {.kind = CallKind::all_gather_into_tensor, .inputs = input, .outputs = output, .where = where});
 }
 Work ProcessGroup::all_gather_into_tensor_async(const Tensor& output, const Tensor& input,
                                                 Where where) const {
   return comm::start(
-      state_, {.kind = CallKind::all_gather_into_tensor, .inputs = input, .outputs = output, .where = where});
+      *this, {.kind = CallKind::all_gather_into_tensor, .inputs = input, .outputs = output, .where = where});
 }
 
 void ProcessGroup::gather(const Tensor& input, const Tensors& output, int dst, Where where) const {
-  comm::run(state_,
+  comm::run(*this,
             {.kind = CallKind::gather, .inputs = input, .outputs = output, .root = dst, .where = where});
 }
 Work ProcessGroup::gather_async(const Tensor& input, const Tensors& output, int dst, Where where) const {
   return comm::start(
-      state_, {.kind = CallKind::gather, .inputs = input, .outputs = output, .root = dst, .where = where});
+      *this, {.kind = CallKind::gather, .inputs = input, .outputs = output, .root = dst, .where = where});
 }
 
 void ProcessGroup::scatter(const Tensor& output, const Tensors& input, int src, Where where) const {
-  comm::run(state_,
+  comm::run(*this,
             {.kind = CallKind::scatter, .inputs = input, .outputs = output, .root = src, .where = where});
 }
 Work ProcessGroup::scatter_async(const Tensor& output, const Tensors& input, int src, Where where) const {
   return comm::start(
-      state_, {.kind = CallKind::scatter, .inputs = input, .outputs = output, .root = src, .where = where});
+      *this, {.kind = CallKind::scatter, .inputs = input, .outputs = output, .root = src, .where = where});
 }
 
 void ProcessGroup::reduce_scatter(const Tensor& output, const Tensors& input, ReduceOp op,
                                   Where where) const {
-  comm::run(state_,
+  comm::run(*this,
             {.kind = CallKind::reduce_scatter, .inputs = input, .outputs = output, .op = op, .where = where});
 }
 Work ProcessGroup::reduce_scatter_async(const Tensor& output, const Tensors& input, ReduceOp op,
                                         Where where) const {
   return comm::start(
-      state_,
+      *this,
       {.kind = CallKind::reduce_scatter, .inputs = input, .outputs = output, .op = op, .where = where});
 }
 
 void ProcessGroup::reduce_scatter_tensor(const Tensor& output, const Tensor& input, ReduceOp op,
                                          Where where) const {
-  comm::run(state_, {.kind = CallKind::reduce_scatter_tensor,
-                     .inputs = input,
-                     .outputs = output,
-                     .op = op,
-                     .where = where});
+  comm::run(*this, {.kind = CallKind::reduce_scatter_tensor,
+                    .inputs = input,
+                    .outputs = output,
+                    .op = op,
+                    .where = where});
 }
 Work ProcessGroup::reduce_scatter_tensor_async(const Tensor& output, const Tensor& input, ReduceOp op,
                                                Where where) const {
-  return comm::start(state_, {.kind = CallKind::reduce_scatter_tensor,
-                              .inputs = input,
-                              .outputs = output,
-                              .op = op,
-                              .where = where});
+  return comm::start(*this, {.kind = CallKind::reduce_scatter_tensor,
+                             .inputs = input,
+                             .outputs = output,
+                             .op = op,
+                             .where = where});
 }
 
 void ProcessGroup::all_to_all(const Tensors& output, const Tensors& input, Where where) const {
-  comm::run(state_, {.kind = CallKind::all_to_all, .inputs = input, .outputs = output, .where = where});
+  comm::run(*this, {.kind = CallKind::all_to_all, .inputs = input, .outputs = output, .where = where});
 }
 Work ProcessGroup::all_to_all_async(const Tensors& output, const Tensors& input, Where where) const {
-  return comm::start(state_,
+  return comm::start(*this,
                      {.kind = CallKind::all_to_all, .inputs = input, .outputs = output, .where = where});
 }
 
 void ProcessGroup::all_to_all_single(const Tensor& output, const Tensor& input,
                                      const std::vector<std::int64_t>& output_split_sizes,
                                      const std::vector<std::int64_t>& input_split_sizes, Where where) const {
-  comm::run(state_, {.kind = CallKind::all_to_all_single,
-                     .inputs = input,
-                     .outputs = output,
-                     .output_splits = output_split_sizes,
-                     .input_splits = input_split_sizes,
-                     .where = where});
+  comm::run(*this, {.kind = CallKind::all_to_all_single,
+                    .inputs = input,
+                    .outputs = output,
+                    .output_splits = output_split_sizes,
+                    .input_splits = input_split_sizes,
+                    .where = where});
 }
 Work ProcessGroup::all_to_all_single_async(const Tensor& output, const Tensor& input,
                                            const std::vector<std::int64_t>& output_split_sizes,
                                            const std::vector<std::int64_t>& input_split_sizes,
                                            Where where) const {
-  return comm::start(state_, {.kind = CallKind::all_to_all_single,
-                              .inputs = input,
-                              .outputs = output,
-                              .output_splits = output_split_sizes,
-                              .input_splits = input_split_sizes,
-                              .where = where});
+  return comm::start(*this, {.kind = CallKind::all_to_all_single,
+                             .inputs = input,
+                             .outputs = output,
+                             .output_splits = output_split_sizes,
+                             .input_splits = input_split_sizes,
+                             .where = where});
 }
 
 void ProcessGroup::send(const Tensor& tensor, int dst, int tag, Where where) const {
-  comm::run(state_, {.kind = CallKind::send, .inputs = tensor, .peer = dst, .tag = tag, .where = where});
+  comm::run(*this, {.kind = CallKind::send, .inputs = tensor, .peer = dst, .tag = tag, .where = where});
 }
 Work ProcessGroup::send_async(const Tensor& tensor, int dst, int tag, Where where) const {
-  return comm::start(state_,
+  return comm::start(*this,
                      {.kind = CallKind::send, .inputs = tensor, .peer = dst, .tag = tag, .where = where});
 }
 
 int ProcessGroup::recv(const Tensor& tensor, std::optional<int> src, int tag, Where where) const {
-  return comm::run(state_, {.kind = CallKind::recv,
-                            .outputs = tensor,
-                            .peer = src.value_or(comm::kAnyRank),
-                            .tag = tag,
-                            .where = where});
+  return comm::run(*this, {.kind = CallKind::recv,
+                           .outputs = tensor,
+                           .peer = src.value_or(comm::kAnyRank),
+                           .tag = tag,
+                           .where = where});
 }
 Work ProcessGroup::recv_async(const Tensor& tensor, std::optional<int> src, int tag, Where where) const {
-  return comm::start(state_, {.kind = CallKind::recv,
-                              .outputs = tensor,
-                              .peer = src.value_or(comm::kAnyRank),
-                              .tag = tag,
-                              .where = where});
+  return comm::start(*this, {.kind = CallKind::recv,
+                             .outputs = tensor,
+                             .peer = src.value_or(comm::kAnyRank),
+                             .tag = tag,
+                             .where = where});
 }
 
-void ProcessGroup::barrier(Where where) const { comm::run(state_, {.where = where}); }
-Work ProcessGroup::barrier_async(Where where) const { return comm::start(state_, {.where = where}); }
+void ProcessGroup::barrier(Where where) const { comm::run(*this, {.where = where}); }
+Work ProcessGroup::barrier_async(Where where) const { return comm::start(*this, {.where = where}); }
 void ProcessGroup::monitored_barrier(std::optional<std::chrono::milliseconds> timeout, bool wait_all_ranks,
                                      Where where) const {
-  comm::run(state_, {.monitored = true,
-                     .wait_all_ranks = wait_all_ranks,
-                     .timeout = timeout.value_or(this->timeout()),
-                     .where = where});
+  comm::run(*this, {.monitored = true,
+                    .wait_all_ranks = wait_all_ranks,
+                    .timeout = timeout.value_or(this->timeout()),
+                    .where = where});
 }
 
 namespace {
@@ -278,7 +281,7 @@ Strings all_gathered(const ProcessGroup& group, const std::string& object, const
   const auto each = values_of(lengths);
   const auto longest = *std::ranges::max_element(each);
   if (longest == 0) return Strings(each.size());
-  const auto bytes = on_device(comm::state_of(group), at::kByte);
+  const auto bytes = on_device(state_of(group), at::kByte);
   const auto parts = one_per_rank(group.size(), longest, bytes);
   group.all_gather(parts, to_tensor(object, longest, bytes), where);
   return to_strings(parts, each);
@@ -288,7 +291,7 @@ std::string broadcasted(const ProcessGroup& group, const std::string& object, co
                         int src, Where where) {
   const auto count = values_of(length).front();
   if (count == 0) return {};
-  const auto bytes = on_device(comm::state_of(group), at::kByte);
+  const auto bytes = on_device(state_of(group), at::kByte);
   auto tensor = group.rank() == src ? to_tensor(object, count, bytes) : at::empty({count}, bytes);
   group.broadcast(tensor, src, where);
   return to_string(tensor, count);
@@ -300,7 +303,7 @@ Strings gathered(const ProcessGroup& group, const std::string& object, const at:
   const auto longest = *std::ranges::max_element(each);
   const bool root = group.rank() == dst;
   if (longest == 0) return Strings(root ? each.size() : 0);
-  const auto bytes = on_device(comm::state_of(group), at::kByte);
+  const auto bytes = on_device(state_of(group), at::kByte);
   const auto parts = root ? one_per_rank(group.size(), longest, bytes) : std::vector<at::Tensor>{};
   group.gather(to_tensor(object, longest, bytes), parts, dst, where);
   return to_strings(parts, each);
@@ -311,7 +314,7 @@ std::string scattered(const ProcessGroup& group, const Strings& objects, const a
   const auto each = values_of(lengths);
   const auto longest = *std::ranges::max_element(each);
   if (longest == 0) return {};
-  const auto bytes = on_device(comm::state_of(group), at::kByte);
+  const auto bytes = on_device(state_of(group), at::kByte);
   std::vector<at::Tensor> parts;
   for (const auto& object : objects) parts.push_back(to_tensor(object, longest, bytes));
   auto own = at::empty({longest}, bytes);
@@ -322,61 +325,61 @@ std::string scattered(const ProcessGroup& group, const Strings& objects, const a
 }  // namespace
 
 Strings ProcessGroup::all_gather_object(const std::string& object, Where where) const {
-  const auto words = on_device(*state_, at::kLong);
+  const auto words = on_device(state_of(*this), at::kLong);
   const auto lengths = at::empty({size()}, words);
   all_gather_into_tensor(lengths, length_of(object, words), where);
   return all_gathered(*this, object, lengths, where);
 }
 
 ObjectWork<Strings> ProcessGroup::all_gather_object_async(const std::string& object, Where where) const {
-  const auto words = on_device(*state_, at::kLong);
+  const auto words = on_device(state_of(*this), at::kLong);
   const auto lengths = at::empty({size()}, words);
   return {all_gather_into_tensor_async(lengths, length_of(object, words), where),
           [=, group = *this] { return all_gathered(group, object, lengths, where); }};
 }
 
 std::string ProcessGroup::broadcast_object(const std::string& object, int src, Where where) const {
-  const auto length = length_of(object, on_device(*state_, at::kLong));
+  const auto length = length_of(object, on_device(state_of(*this), at::kLong));
   broadcast(length, src, where);
   return broadcasted(*this, object, length, src, where);
 }
 
 ObjectWork<std::string> ProcessGroup::broadcast_object_async(const std::string& object, int src,
                                                              Where where) const {
-  const auto length = length_of(object, on_device(*state_, at::kLong));
+  const auto length = length_of(object, on_device(state_of(*this), at::kLong));
   return {broadcast_async(length, src, where),
           [=, group = *this] { return broadcasted(group, object, length, src, where); }};
 }
 
 Strings ProcessGroup::gather_object(const std::string& object, int dst, Where where) const {
-  check_root(*state_, CallKind::gather, dst, "dst", where);
-  const auto words = on_device(*state_, at::kLong);
+  check_root(state_of(*this), CallKind::gather, dst, "dst", where);
+  const auto words = on_device(state_of(*this), at::kLong);
   const auto lengths = at::empty({size()}, words);
   all_gather_into_tensor(lengths, length_of(object, words), where);
   return gathered(*this, object, lengths, dst, where);
 }
 
 ObjectWork<Strings> ProcessGroup::gather_object_async(const std::string& object, int dst, Where where) const {
-  check_root(*state_, CallKind::gather, dst, "dst", where);
-  const auto words = on_device(*state_, at::kLong);
+  check_root(state_of(*this), CallKind::gather, dst, "dst", where);
+  const auto words = on_device(state_of(*this), at::kLong);
   const auto lengths = at::empty({size()}, words);
   return {all_gather_into_tensor_async(lengths, length_of(object, words), where),
           [=, group = *this] { return gathered(group, object, lengths, dst, where); }};
 }
 
 std::string ProcessGroup::scatter_object(const Strings& objects, int src, Where where) const {
-  check_root(*state_, CallKind::scatter, src, "src", where);
-  check_count(*state_, objects.size(), src, where);
-  const auto lengths = lengths_of(objects, size(), on_device(*state_, at::kLong));
+  check_root(state_of(*this), CallKind::scatter, src, "src", where);
+  check_count(state_of(*this), objects.size(), src, where);
+  const auto lengths = lengths_of(objects, size(), on_device(state_of(*this), at::kLong));
   broadcast(lengths, src, where);
   return scattered(*this, objects, lengths, src, where);
 }
 
 ObjectWork<std::string> ProcessGroup::scatter_object_async(const Strings& objects, int src,
                                                            Where where) const {
-  check_root(*state_, CallKind::scatter, src, "src", where);
-  check_count(*state_, objects.size(), src, where);
-  const auto lengths = lengths_of(objects, size(), on_device(*state_, at::kLong));
+  check_root(state_of(*this), CallKind::scatter, src, "src", where);
+  check_count(state_of(*this), objects.size(), src, where);
+  const auto lengths = lengths_of(objects, size(), on_device(state_of(*this), at::kLong));
   return {broadcast_async(lengths, src, where),
           [=, group = *this] { return scattered(group, objects, lengths, src, where); }};
 }

@@ -147,6 +147,10 @@ bool NodeGroup::has_died(int rank) const {
   return ::poll(&entry, 1, 0) == 1 || is_exiting(rank);
 }
 
+bool NodeGroup::is_lost(int rank) const {
+  return has_died(rank) && !status(rank).has_finished.load(std::memory_order_acquire);
+}
+
 bool NodeGroup::is_exiting(int rank) const {
   const int process = processes_[static_cast<std::size_t>(rank)];
   return process != 0 && lockstep::is_exiting(process);

@@ -53,6 +53,8 @@ class NodeGroup {
   // A rank whose process has died or has been killed, or -1. One call checks only some ranks; a few calls
   // check all.
   int find_dead() const;
+  // Whether the process of a rank has died or has been killed before announce_end().
+  bool is_lost(int rank) const;
   // "rank 1 (pid 4711 on node3)", "rank 1 (global rank 3, thread 4712 of pid 4711 on node3)"
   std::string name_of(int rank) const;
   // The numbers of the ranks in messages, for a group that is a part of another one: [rank]. Call it before

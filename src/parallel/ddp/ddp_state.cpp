@@ -35,6 +35,17 @@ CommHook reduce_in(std::optional<at::ScalarType> dtype) {
   };
 }
 
+bool is_default(const ProcessGroup& group) {
+  const auto* const run = runtime::current_run();
+  return run != nullptr && &comm::state_of(run->group()) == &comm::state_of(group);
+}
+
+// Or there is none. Plain functions have no state.
+bool is_plain_function(const CommHook& hook) {
+  using Function = BucketWork (*)(GradBucket&);
+  return !hook || hook.target<Function>() != nullptr;
+}
+
 }  // namespace
 
 DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParallelOptions& options,
@@ -46,15 +57,19 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
       tensors_(module, options_),
       buffers_(tensors_, group_, options.forward_sync_buffers.value_or(options.broadcast_buffers), where),
       changes_(tensors_, buffers_, group_, features_, where) {
-  auto trained = modules::tell_on_failure({group_}, "DistributedDataParallel", where,
+  begin(options_.init_sync, sync);
+  if (group_.size() > 1) changes_.refuse_new_parameters();
+}
+
+void DdpState::begin(bool syncs, const bool& sync) {
+  auto trained = modules::tell_on_failure({group_}, "DistributedDataParallel", where_,
                                           [this] { return look_at_arguments(); });
-  start_equal(trained);
+  start_equal(trained, syncs);
   if (!options_.delay_all_reduce_named_params.empty())
     delayed_ = std::make_unique<DelayedReduction>(tensors_.delayed(), tensors_.param_to_hook_all_reduce(),
                                                   group_, where_);
   if (!trained.empty()) make_reducer(std::move(trained), sync);
   watch_module();
-  if (group_.size() > 1) changes_.refuse_new_parameters();
 }
 
 std::vector<TrainedParameter> DdpState::look_at_arguments() {
@@ -82,12 +97,11 @@ std::vector<TrainedParameter> DdpState::look_at_module() {
   return trained;
 }
 
-// At construction.
-void DdpState::start_equal(const std::vector<TrainedParameter>& trained) const {
+void DdpState::start_equal(const std::vector<TrainedParameter>& trained, bool syncs) const {
   const bool with_buffers = options_.broadcast_buffers || options_.forward_sync_buffers.has_value();
   const auto sent =
       with_buffers || buffers_.is_on() ? joined(parameters(), tensors_.buffers()) : parameters();
-  const bool syncs = options_.init_sync && group_.size() > 1;
+  syncs = syncs && group_.size() > 1;
   if (!comm::has_python_ranks(group_)) {
     if (group_.size() > 1) modules::check_same_on_all_ranks(group_, tensors_.text(), where_);
   } else if (syncs) {
@@ -117,7 +131,43 @@ void DdpState::make_reducer(std::vector<TrainedParameter> trained, const bool& s
 
 void DdpState::register_comm_hook(CommHook hook) {
   check(features_, Feature::comm_hook, group_);
-  reducer_->register_comm_hook(std::move(hook));
+  reducer_->register_comm_hook(hook);
+  hook_ = std::move(hook);
+}
+
+void DdpState::require_can_rejoin(bool in_join) const {
+  check(features_, Feature::elastic_run, group_);
+  if (is_plain_function(hook_) && !in_join && is_default(group_)) return;
+  throw_error<ArgumentError>(
+      "DistributedDataParallel: an elastic run does not support {}",
+      !is_default(group_) ? "another process group than the default one; leave out process_group"
+      : in_join           ? "join() around it; make the Join inside of the function that it calls"
+                          : "a communication hook that may have a state, which no rank could restore; use "
+                            "a plain function such as bf16_compress_hook, or none");
+}
+
+void DdpState::rejoin(const bool& sync, bool in_join) {
+  modules::tell_on_failure({group_}, "DistributedDataParallel", where_, [&] { require_can_rejoin(in_join); });
+  can_train_ = false;
+  drop_step();
+  begin(/*syncs=*/false, sync);
+  if (hook_ && reducer_) reducer_->register_comm_hook(hook_);
+  can_train_ = true;
+}
+
+// Before the new reducer: gradients and hooks keep memory and nodes of the graph.
+void DdpState::drop_step() {
+  if (precision_) precision_->raise();
+  for (const auto& each : parameters()) {
+    each.tensor.mutable_grad().reset();
+    optim::unmark_unaveraged(each.tensor);
+  }
+  delayed_.reset();
+  reducer_.reset();
+  precision_.reset();
+  buffers_.set_may_differ(true);
+  has_trained_ = true;
+  converted_ = false;
 }
 
 void DdpState::sync_buffers() {
@@ -125,6 +175,10 @@ void DdpState::sync_buffers() {
 }
 
 void DdpState::prepare_for_forward(bool sync, bool in_join) {
+  if (!can_train_) {
+    throw_error<Error>("{}: rejoin() has failed, so the ranks cannot continue; end the run",
+                       ddp_on_rank(group_));
+  }
   const bool reduces = sync && c10::GradMode::is_enabled();
   if (reducer_) {
     reducer_->end_listening();  // a forward that threw

@@ -45,6 +45,10 @@ class DdpState {
 
   void sync_buffers();
 
+  // As WrapperModule's. `sync`: as at construction.
+  void require_can_rejoin(bool in_join) const;
+  void rejoin(const bool& sync, bool in_join);
+
   // Whether every gradient is an average over all ranks.
   bool has_averaged_gradients() const;
 
@@ -64,7 +68,11 @@ class DdpState {
   std::vector<TrainedParameter> look_at_arguments();
   // Looks at the module as it is now; returns the parameters in buckets.
   std::vector<TrainedParameter> look_at_module();
-  void start_equal(const std::vector<TrainedParameter>& trained) const;
+  // Compares the module with the other ranks', and makes the reducer. `syncs`: gives the ranks the values of
+  // rank 0.
+  void begin(bool syncs, const bool& sync);
+  void start_equal(const std::vector<TrainedParameter>& trained, bool syncs) const;
+  void drop_step();
   void make_reducer(std::vector<TrainedParameter> trained, const bool& sync);
   void follow_changes(bool in_step);
   void begin_anew(bool converted);
@@ -95,6 +103,8 @@ class DdpState {
   std::unique_ptr<PrecisionSwitch> precision_;  // in mixed precision
   std::unique_ptr<DelayedReduction> delayed_;
   std::shared_ptr<Reducer> reducer_;  // null if all parameters are delayed
+  CommHook hook_;                     // a registered one
+  bool can_train_ = true;             // false after a rejoin() that failed
   bool has_trained_ = true;           // false while all parameters are frozen; the reducer keeps its buckets
   bool converted_ = false;            // parameters, while all are frozen
 };

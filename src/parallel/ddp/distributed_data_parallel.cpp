@@ -131,6 +131,15 @@ void DistributedDataParallelModule::finish_join(bool is_last_joiner) {
 }
 c10::Device DistributedDataParallelModule::join_device() const { return state_->device(); }
 
+void DistributedDataParallelModule::require_can_rejoin() const {
+  const CallerPlace place(state_->where());
+  state_->require_can_rejoin(join_options().has_value());
+}
+void DistributedDataParallelModule::rejoin() {
+  const CallerPlace place(state_->where());
+  state_->rejoin(sync_, join_options().has_value());
+}
+
 const std::vector<std::shared_ptr<torch::optim::Optimizer>>& DistributedDataParallelModule::optimizers()
     const {
   static const std::vector<std::shared_ptr<torch::optim::Optimizer>> none;

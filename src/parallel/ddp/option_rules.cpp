@@ -102,6 +102,9 @@ void check(const Features& used, Feature mode, const ProcessGroup& group) {
     throw ArgumentError("DistributedDataParallel: give bucket_cap_mb or bucket_cap_mb_list, not both");
   if (mode == comm_hook)
     throw_error<ArgumentError>("{}: {} allows no communication hook", ddp_on_rank(group), name);
+  if (mode == elastic_run)
+    throw_error<ArgumentError>("DistributedDataParallel: an elastic run does not support {}: {}; {}", name,
+                               found->reason, found->remedy);
   if (mode == join) throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
   if (mode == mixed_precision)
     throw_error<ArgumentError>("DistributedDataParallel: mixed_precision excludes {}", name);

@@ -76,4 +76,10 @@ torch::OrderedDict<std::string, at::Tensor> WrapperModule::named_parameters() co
 
 std::vector<at::Tensor> WrapperModule::parameters() const { return named_parameters().values(); }
 
+void WrapperModule::require_can_rejoin() const {
+  throw_error<ArgumentError>("{} cannot be part of an elastic run yet", name());
+}
+
+void WrapperModule::rejoin() { require_can_rejoin(); }
+
 }  // namespace lockstep::nn

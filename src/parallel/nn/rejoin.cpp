@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "nn/rejoin.h"
+
+#include <unordered_set>
+
+#include <lockstep/nn/wrapped_module.h>
+
+#include "base/throw_error.h"
+#include "comm/group_state.h"
+#include "intercept/storage_guard.h"
+#include "modules/experts.h"
+#include "nn/synced_batch_norm.h"
+#include "runtime/run.h"
+
+namespace lockstep::nn {
+namespace {
+
+void refuse_parts(const torch::nn::Module& module) {
+  for (const auto& parameter : module.named_parameters()) {
+    if (!intercept::has_guard(parameter.value())) continue;
+    throw_error<ArgumentError>(
+        "{} of {} cannot be part of an elastic run yet: ranks have parts of it", parameter.key(),
+        intercept::memory_guard_of(parameter.value()) != nullptr ? "fully_shard()" : "parallelize_module()");
+  }
+  const auto experts = modules::expert_tensors(module);
+  if (experts.empty()) return;
+  throw_error<ArgumentError>(
+      "{} of MixtureOfExperts cannot be part of an elastic run yet: other ranks have other experts",
+      experts.front().name);
+}
+
+void refuse_other_groups(const torch::nn::Module& module) {
+  for (const auto& layer : synced_layers(module)) {
+    const auto own = runtime::group_or_default({}, "SyncBatchNorm");
+    if (!layer.group || (own && &comm::state_of(*layer.group) == &comm::state_of(*own))) continue;
+    throw_error<ArgumentError>(
+        "{}, a SyncBatchNorm over another process group than the default one, cannot be part of an elastic run "
+        "yet; leave out the group",
+        layer.name);
+  }
+}
+
+}  // namespace
+
+void require_can_rejoin(const torch::nn::Module& module) {
+  module.apply([](const torch::nn::Module& each) {
+    if (const auto* const wrapper = dynamic_cast<const WrapperModule*>(&each)) wrapper->require_can_rejoin();
+  });
+  refuse_parts(module);
+  refuse_other_groups(module);
+}
+
+void rejoin(torch::nn::Module& module) {
+  std::unordered_set<const torch::nn::Module*> done;  // a module may have several names
+  module.apply([&](torch::nn::Module& each) {
+    auto* const wrapper = dynamic_cast<WrapperModule*>(&each);
+    if (wrapper != nullptr && done.insert(wrapper).second) wrapper->rejoin();
+  });
+}
+
+}  // namespace lockstep::nn
