@@ -3,8 +3,10 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <sched.h>
 #include <set>
 #include <sstream>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,11 +16,13 @@
 #include <lockstep/lockstep.h>
 #include <lockstep/training/profile.h>
 
+#include "comm/profiler_event.h"
 #include "support/error_of.h"
 #include "support/python.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 #include "trace/chrome_trace.h"
+#include "trace/clock_alignment.h"
 #include "training/profiled_events.h"
 
 namespace lockstep::testing {
@@ -29,6 +33,7 @@ using std::chrono::nanoseconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 using Kind = training::ProfiledEvent::Kind;
 
@@ -56,12 +61,22 @@ ProfilerOptions quiet(const std::string& path) {
 struct Slice {
   std::string name, track;
   double begin, end;
+  std::string call = {};
+};
+
+struct FlowPoint {
+  std::string phase;
+  int rank;
+  std::pair<int, int> track;
+  double time;
 };
 
 struct ReadTrace {
   explicit ReadTrace(const std::string& file) {
     std::ifstream stream(file);
-    const auto events = json::parse(stream).at("traceEvents");
+    const auto file_contents = json::parse(stream);
+    clocks = file_contents.at("otherData").at("clocks");
+    const auto& events = file_contents.at("traceEvents");
     std::map<std::pair<int, int>, std::string> tracks;
     for (const auto& event : events) {
       if (event.at("name") == "thread_name")
@@ -69,10 +84,19 @@ struct ReadTrace {
       if (event.at("name") == "process_name") processes.insert(event["args"]["name"]);
     }
     for (const auto& event : events) {
-      if (event.at("ph") != "X") continue;
+      if (event.at("ph") == "M") continue;
       const double begin = event.at("ts");
-      slices[event.at("pid")].push_back({event.at("name"), tracks.at({event.at("pid"), event.at("tid")}),
-                                         begin, begin + double(event["dur"])});
+      const int rank = event.at("pid");
+      const std::pair<int, int> track{rank, event.at("tid")};
+      if (event.at("ph") == "X") {
+        const auto call = event.contains("args") ? std::string(event["args"].at("call")) : "";
+        slices[rank].push_back(
+            {event.at("name"), tracks.at(track), begin, begin + double(event["dur"]), call});
+        if (!call.empty()) calls[{track, begin}] = call;
+      } else {
+        EXPECT_EQ(event.at("bp"), "e");
+        flows[event.at("id")].push_back({event.at("ph"), rank, track, begin});
+      }
     }
   }
 
@@ -84,6 +108,9 @@ struct ReadTrace {
   }
 
   std::set<std::string> processes;
+  json clocks;
+  std::map<std::pair<std::pair<int, int>, double>, std::string> calls;  // by track and begin
+  std::map<int, std::vector<FlowPoint>> flows;
   std::map<int, std::vector<Slice>> slices;
 };
 
@@ -128,6 +155,29 @@ void expect_training_in(const ReadTrace& trace, int rank, std::size_t buckets) {
   expect_nested(trace.slices.at(rank));
 }
 
+// Each call has one flow: from the rank that began it first through the others in order, at the begin of their
+// slices.
+void expect_flows(const ReadTrace& trace, std::size_t ranks) {
+  std::set<std::string> connected;
+  for (const auto& [id, points] : trace.flows) {
+    ASSERT_EQ(points.size(), ranks) << id;
+    std::set<int> seen;
+    const auto first = trace.calls.find({points.front().track, points.front().time});
+    ASSERT_NE(first, trace.calls.end()) << id;
+    EXPECT_TRUE(connected.insert(first->second).second) << first->second;
+    for (std::size_t i = 0; i < ranks; ++i) {
+      const auto& point = points[i];
+      EXPECT_EQ(point.phase, i == 0 ? "s" : i + 1 == ranks ? "f" : "t");
+      EXPECT_TRUE(seen.insert(point.rank).second) << first->second;
+      EXPECT_GE(point.time, points[i == 0 ? 0 : i - 1].time);
+      const auto slice = trace.calls.find({point.track, point.time});
+      ASSERT_NE(slice, trace.calls.end()) << first->second;
+      EXPECT_EQ(slice->second, first->second);
+    }
+  }
+  for (const auto& [where, call] : trace.calls) EXPECT_TRUE(connected.contains(call)) << call;
+}
+
 // No rank's reduction ends before another's begins. Clocks are read with an error of microseconds.
 void expect_simultaneous_reductions(const ReadTrace& trace, std::size_t count) {
   const auto here = trace.named(0, "shm:all_reduce");
@@ -160,6 +210,14 @@ const Scenario two_ranks("the profile of two ranks", [] {
   EXPECT_THAT(trace.processes, ::testing::ElementsAre("rank 0", "rank 1"));
   for (int rank = 0; rank < 2; ++rank) expect_training_in(trace, rank, buckets);
   expect_simultaneous_reductions(trace, buckets * kActive);
+  EXPECT_GE(trace.flows.size(), buckets * kActive);
+  expect_flows(trace, 2);
+  for (const auto& reduction : trace.named(1, "shm:all_reduce"))
+    EXPECT_THAT(reduction.call, MatchesRegex("all_reduce #[0-9]+ of group default"));
+  EXPECT_THAT(trace.named(0, "lockstep call"), IsEmpty());
+  ASSERT_EQ(trace.clocks.size(), 1U);
+  EXPECT_EQ(trace.clocks[0].at("ranks"), json::parse("[0, 1]"));
+  EXPECT_EQ(trace.clocks[0].at("error_us"), 0);
 
   auto counts = counts_of(profiler.key_averages());
   EXPECT_EQ(counts["aten::addmm"], 2 * 2 * kActive);
@@ -215,6 +273,39 @@ const Scenario common_clock("a trace with the times of all ranks on one clock", 
   EXPECT_DOUBLE_EQ(trace.named(1, "a \"slice\"").at(0).end, 1.5);
 });
 
+nanoseconds later_time() { return steady_time() + std::chrono::hours(1); }
+
+// Rank 2 of 3 has a network of its own, as another host, and a clock that is an hour ahead.
+const Scenario two_clocks("a trace of two hosts", [] {
+  const auto context = init({.backend = "shm"});
+  const bool is_other = context.rank() == 2;
+  if (is_other) {
+    ASSERT_EQ(::unshare(CLONE_NEWNET), 0);
+  }
+  context.group().barrier();
+  auto* const now = is_other ? later_time : steady_time;
+  const auto begin = now();
+  context.group().barrier();
+  const auto file = profile_file("hosts.json");
+  const std::string call = "barrier #2 of group \"default\"";
+  tracing::write_chrome_trace(file, {{"track"}, {{0, "barrier", begin, now(), call}}}, now, context.group(),
+                              std::source_location::current());
+  if (!context.is_main()) return;
+  const ReadTrace trace(file);
+  expect_flows(trace, 3);
+  ASSERT_EQ(trace.flows.size(), 1U);
+  ASSERT_EQ(trace.clocks.size(), 2U);
+  EXPECT_EQ(trace.clocks[0].at("error_us"), 0);
+  EXPECT_EQ(trace.clocks[1].at("ranks"), json::parse("[2]"));
+  const double error = trace.clocks[1].at("error_us");
+  EXPECT_GT(error, 0);
+  // All are in the barrier at one moment.
+  const auto here = trace.named(0, "barrier").at(0);
+  const auto there = trace.named(2, "barrier").at(0);
+  EXPECT_LT(here.begin, there.end + error);
+  EXPECT_LT(there.begin, here.end + error);
+});
+
 class Profiles : public ::testing::Test {
  protected:
   void expect_passes(const Scenario& scenario) const {
@@ -226,6 +317,11 @@ class Profiles : public ::testing::Test {
 TEST_F(Profiles, HaveBothRanksWithBucketsAndCollectives) { expect_passes(two_ranks); }
 TEST_F(Profiles, FailOnAllRanks) { expect_passes(refused); }
 TEST_F(Profiles, HaveOneClock) { expect_passes(common_clock); }
+TEST_F(Profiles, AlignTheClocksOfHosts) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root makes networks";
+  expect_all_passed(
+      run_ranks(two_clocks, {.world_size = 3, .env = {{"PROFILE_FOLDER", folder_.path().string()}}}));
+}
 
 TEST_F(Profiles, OfOneProcessHavePythonsOperators) {
   const auto file = folder_.file("trace.json");
@@ -347,6 +443,44 @@ TEST(OperatorTimes, AreThoseOfThreadsStreamsAndAsynchronousEvents) {
   const auto trace = training::rank_trace(events);
   EXPECT_THAT(trace.tracks, ::testing::ElementsAre(HasSubstr("thread 1"), HasSubstr("thread 2"),
                                                    "communication", "communication 2", "device 0 stream 7"));
+}
+
+// The first asynchronous event of a marked call is that of its backend; others are within it.
+TEST(CallMarks, AreTextsOfTheEventsWithinThem) {
+  const std::string mark(comm::kCallMark);
+  const auto events = training::with_calls(
+      {event("bucket", Kind::asynchronous, 1, 0, 90, 1), event(mark + "outer", Kind::nested, 1, 5, 50, 2),
+       event("hierarchical", Kind::asynchronous, 1, 5, 80, 3),
+       event(mark + "inner", Kind::nested, 1, 10, 20, 4), event("shm", Kind::asynchronous, 1, 12, 60, 5),
+       event("elsewhere", Kind::asynchronous, 2, 15, 60, 6), event("gloo", Kind::asynchronous, 1, 30, 60, 7),
+       event("op", Kind::nested, 1, 40, 45, 8), event("after", Kind::asynchronous, 1, 55, 60, 9)});
+  std::map<std::string, std::string> calls;
+  for (const auto& event : events) calls[event.name] = event.call;
+  EXPECT_EQ(calls, (std::map<std::string, std::string>{{"bucket", ""},
+                                                       {"hierarchical", "outer"},
+                                                       {"shm", "inner"},
+                                                       {"elsewhere", ""},
+                                                       {"gloo", ""},
+                                                       {"op", ""},
+                                                       {"after", ""}}));
+}
+
+TEST(HostClocks, AreBoundedByBarriers) {
+  using std::chrono::microseconds;
+  // Ranks 0 and 1 are on the first host; rank 2's clock shows 1000 us more. In the second barrier all enter
+  // within 10 us, and leave within 10 us of the last.
+  std::vector<tracing::HostClock> clocks{{.name = "a", .ranks = {0, 1}}, {.name = "b", .ranks = {2}}};
+  estimate_offsets(
+      {{.entered = {microseconds(0), microseconds(200)}, .left = {microseconds(60), microseconds(225)}},
+       {.entered = {microseconds(9), microseconds(205)}, .left = {microseconds(90), microseconds(220)}},
+       {.entered = {microseconds(1050), microseconds(1210)},
+        .left = {microseconds(1080), microseconds(1218)}}},
+      clocks);
+  EXPECT_EQ(clocks[0].offset, microseconds(0));
+  EXPECT_EQ(clocks[0].error, microseconds(0));
+  // 1210 - 220 <= offset <= 1218 - 205
+  EXPECT_EQ(clocks[1].offset, nanoseconds(1'001'500));
+  EXPECT_EQ(clocks[1].error, nanoseconds(11'500));
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ struct ProfilerOptions {
 
 /// Records some training steps of all ranks with LibTorch's profiler: operators, DDP's buckets, collective
 /// calls and, where LibTorch has CUDA, kernels. Writes them as one Chrome trace with the times of all ranks
-/// on one clock. Construct it before the first step:
+/// on one clock, and with flows between the events of one call on several ranks. Construct it before the
+/// first step:
 ///
 ///     lockstep::Profiler profiler({.path = "trace.json", .wait = 1, .warmup = 1, .active = 3});
 ///     trainer.on_step([&](const at::Tensor&) { profiler.step(); });

@@ -7,7 +7,9 @@
 #include <thread>
 #include <utility>
 
+#include <ATen/record_function.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/caller_place.h"
 #include "base/deadline.h"
@@ -18,6 +20,7 @@
 #include "comm/inference_tensors.h"
 #include "comm/message_order.h"
 #include "comm/peer_check.h"
+#include "comm/profiler_event.h"
 #include "comm/unendable_call.h"
 #include "graphs/graph_phase.h"
 
@@ -159,6 +162,20 @@ void refuse_to_be_captured(const GroupState& group, const Call& call) {
                   "make it outside of the step, or use NCCL and tensors on the GPU");
 }
 
+// "ranks 0, 2, ..., 30" or all numbers if their distances differ.
+std::string text_of(const std::vector<int>& ranks) {
+  const auto off_step = [&](int one, int next) { return next - one != ranks[1] - ranks[0]; };
+  if (ranks.size() < 4 || std::ranges::adjacent_find(ranks, off_step) != ranks.end())
+    return fmt::format("ranks {}", fmt::join(ranks, ", "));
+  return fmt::format("ranks {}, {}, ..., {}", ranks[0], ranks[1], ranks.back());
+}
+
+std::string call_mark(const GroupState& group, const Call& call, std::uint64_t sequence) {
+  const auto& ranks = group.info().global_ranks;
+  return fmt::format("{}{} #{} of group {}{}", kCallMark, name_of(call.kind), sequence, group.info().name,
+                     ranks.empty() ? "" : fmt::format(" ({})", text_of(ranks)));
+}
+
 // One call from its number to the backend's result, under one lock of the flight recorder, which it may
 // pause.
 class Issue {
@@ -177,7 +194,12 @@ class Issue {
     call_.number = recorder_lock_.begin(draft_);
     try {
       const WithoutPlace record_names_it;
+      std::string mark;
+      if (C10_UNLIKELY(marks_calls.load(std::memory_order_relaxed)) && !is_message(call_.kind))
+        mark = call_mark(group_, call_, recorder_lock_.next_collective());
       if (group_.info().check_calls) compare();
+      std::optional<at::RecordFunction> marked;
+      if (!mark.empty()) marked.emplace().before(mark);
       return finish(calls->start(call_, [this](CallStage stage) { report(stage); }));
     } catch (...) {
       in_call_.reset();

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <concepts>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/record_function.h>
@@ -11,6 +13,12 @@
 #include "comm/call.h"
 
 namespace lockstep::comm {
+
+// While this is true, every collective puts an event into LibTorch's profiler around its start, in the calling
+// thread: kCallMark, then a text that is equal on all ranks that make the call. It says which asynchronous event
+// of a backend belongs to which call. lockstep::Profiler sets it and does not show these events.
+inline std::atomic<bool> marks_calls = false;
+inline constexpr std::string_view kCallMark = "lockstep call: ";
 
 // An asynchronous event in LibTorch's profiler, from its construction to end(), which may come from any
 // thread. Costs a few nanoseconds while no profiler runs.

@@ -72,6 +72,8 @@ class FlightRecorder {
     void resume() {
       if (!lock_.owns_lock()) lock_.lock();
     }
+    // The number of the group's next collective. Before its note().
+    std::uint64_t next_collective() const LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS { return log_.collectives_ + 1; }
     // Call it before other uses of the recorder, and before a long wait.
     void end() { pause(); }
 

@@ -13,6 +13,7 @@
 
 #include "base/caller_place.h"
 #include "base/throw_error.h"
+#include "comm/profiler_event.h"
 #include "runtime/run.h"
 #include "trace/chrome_trace.h"
 #include "training/profiled_events.h"
@@ -59,10 +60,12 @@ class LibTorchProfiler {
   void enable() {
     libtorch::enableProfiler(config_, activities_);
     is_enabled_ = true;
+    comm::marks_calls = true;
   }
   std::unique_ptr<libtorch::ProfilerResult> finish() {
     is_done_ = true;
     if (!is_enabled_) enable();  // Kineto cannot cancel a preparation
+    comm::marks_calls = false;
     return libtorch::disableProfiler();
   }
 

@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "base/host.h"
+#include "comm/profiler_event.h"
 
 namespace lockstep::training {
 namespace {
@@ -73,6 +74,24 @@ std::vector<ProfiledEvent> events_of(const torch::autograd::profiler::ProfilerRe
                       .started_by = on_device ? event.linkedCorrelationId() : 0});
   }
   std::ranges::stable_sort(events, {}, &ProfiledEvent::begin);
+  return with_calls(std::move(events));
+}
+
+std::vector<ProfiledEvent> with_calls(std::vector<ProfiledEvent> events) {
+  const auto is_mark = [](const ProfiledEvent& event) {
+    return event.kind == Kind::nested && event.name.starts_with(comm::kCallMark);
+  };
+  std::map<std::int64_t, std::vector<ProfiledEvent>> open;  // marks by thread
+  for (auto& event : events) {
+    auto& marks = open[event.resource];
+    while (!marks.empty() && marks.back().end < event.begin) marks.pop_back();
+    if (is_mark(event)) {
+      marks.push_back(event);
+    } else if (event.kind == Kind::asynchronous && !marks.empty() && !marks.back().name.empty()) {
+      event.call = std::exchange(marks.back().name, {}).substr(comm::kCallMark.size());
+    }
+  }
+  std::erase_if(events, is_mark);
   return events;
 }
 
@@ -92,7 +111,7 @@ tracing::RankTrace rank_trace(const std::vector<ProfiledEvent>& events) {
       }
       track = known->second;
     }
-    trace.slices.push_back({track, event.name, event.begin, event.end});
+    trace.slices.push_back({track, event.name, event.begin, event.end, event.call});
   }
   return trace;
 }

@@ -28,9 +28,14 @@ struct ProfiledEvent {
   std::chrono::nanoseconds end{};
   std::uint64_t id = 0;
   std::uint64_t started_by = 0;  // of a device's event, the id of the operator
+  std::string call = {};         // of a collective call, the same text on all ranks that make it
 };
 
+// Oldest first. The marks of calls (comm/profiler_event.h) are texts of the events that they enclose.
 std::vector<ProfiledEvent> events_of(const torch::autograd::profiler::ProfilerResult& result);
+
+// Takes the marks out of events that are sorted by their begin.
+std::vector<ProfiledEvent> with_calls(std::vector<ProfiledEvent> events);
 
 // A track for each thread and each stream, and as many for asynchronous events that none overlap in one.
 tracing::RankTrace rank_trace(const std::vector<ProfiledEvent>& events);
