@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Copies of a group, wrappers and layers after the group has been formed again in place of a lost rank.
-#include "nn/rejoin.h"
 
 #include <algorithm>
 #include <csignal>

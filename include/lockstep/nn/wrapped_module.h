@@ -47,6 +47,16 @@ class WrapperModule : public torch::nn::Module {
   virtual void rejoin();
 };
 
+/// Throws ArgumentError unless everything in the module that communicates can continue over a default group that
+/// was formed again with as many ranks: its wrappers (WrapperModule::require_can_rejoin()), layers over the default
+/// group, and no tensors of which ranks have parts. elastic::run() calls it.
+void require_can_rejoin(const torch::nn::Module& module);
+
+/// Calls WrapperModule::rejoin() of the wrappers in the module, inner ones first. Collective; each rank's module
+/// has the same wrappers. Throws as they do; then the group must be formed again, or the run ends. elastic::run()
+/// calls it.
+void rejoin(torch::nn::Module& module);
+
 }  // namespace lockstep::nn
 
 namespace lockstep {

@@ -190,10 +190,10 @@ std::shared_ptr<Membership> GroupState::required_membership() const {
 ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
   const auto own = required_membership();
   const auto old = backend();
-  auto& former = dynamic_cast<FromC10d&>(*old);
+  auto* const former = dynamic_cast<FromC10d*>(old.get());  // none in a group that is simulated
   const auto handle = own->form(options, info_.timeout, [&] {
     if (const auto others = node_group()) others->refuse(kFormingScope, kLeft, /*is_final=*/true);
-    former.leave();
+    if (former != nullptr) former->leave();
   });
   auto info = info_;
   info.global_ranks.clear();

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <atomic>
 #include <thread>
 
 #include <fmt/format.h>
@@ -18,7 +19,9 @@
 #include "rendezvous/file_rendezvous.h"
 #include "rendezvous/python_group.h"
 #include "rendezvous/rank_info.h"
+#include "rendezvous/run_store.h"
 #include "rendezvous/session.h"
+#include "rendezvous/spare.h"
 #include "rendezvous/store_barrier.h"
 #include "rendezvous/tcp.h"
 #include "runtime/run.h"
@@ -165,8 +168,9 @@ StorePtr store_of_run(const StorePtr& store, const std::string& group_name, int 
 
 StorePtr find_store(RankInfo& place, const RankTerms& terms, const InitMethod& method,
                     const SessionOptions& options, const Deadline& deadline) {
-  if (options.store)
-    return store_of_run(options.store, options.group_name, place.world_size, options.enable_reconfigure);
+  const StorePtr given =
+      options.run_memory ? StorePtr(c10::make_intrusive<RunStore>(options.run_memory)) : options.store;
+  if (given) return store_of_run(given, options.group_name, place.world_size, options.joins_later());
   if (place.world_size == 1 && place.master_addr.empty()) return c10::make_intrusive<c10d::HashStore>();
   if (method.kind == InitMethod::Kind::file) return store_by_file(place, terms, method.path, deadline);
   return store_over_tcp(place, deadline, meets_at_agent(method, options), options);
@@ -175,7 +179,8 @@ StorePtr find_store(RankInfo& place, const RankTerms& terms, const InitMethod& m
 // What store_barrier() looks for in the store of find_store().
 std::function<void()> find_strangers(const StorePtr& store, const RankInfo& place, const InitMethod& method,
                                      const SessionOptions& options) {
-  if (options.store || method.kind == InitMethod::Kind::file || place.world_size == 1) return {};
+  const bool has_own_store = options.store || options.run_memory || method.kind == InitMethod::Kind::file;
+  if (has_own_store || place.world_size == 1) return {};
   return refuse_python_ranks(store, place.rank, place.world_size, meets_at_agent(method, options));
 }
 
@@ -257,20 +262,41 @@ std::unique_ptr<Session> meet(const SessionOptions& options) {
   const RankTerms terms{
       .world_size = rank_info.world_size, .backend = backend.text(), .lockstep = options.lockstep};
   const StorePtr store = find_store(rank_info, terms, method, options, deadline);
-  if (!options.enable_reconfigure) {
+  if (!options.joins_later()) {
     store_barrier(*store, rank_info.rank, terms, deadline, find_strangers(store, rank_info, method, options));
   }
   auto session = open_session(options, backend, rank_info, store);
-  if (!options.enable_reconfigure) session->share_cores();
+  if (!options.joins_later()) session->share_cores();
   return session;
 }
 
-std::unique_ptr<Session> join(const SessionOptions& options) {
+// Takes the memory of the launcher, if the ranks meet by that launcher's variables. A later init() of this
+// process meets the others without it.
+void take_run_memory(SessionOptions& options) {
+  static std::atomic<bool> was_taken{false};
+  const bool by_launcher = options.init_method.empty() || options.init_method == "env://";
+  if (!by_launcher || options.store || options.rank || options.with_python || options.enable_reconfigure)
+    return;
+  auto memory = RunMemory::inherited(options.env);
+  if (!memory || was_taken.exchange(true)) return;
+  const auto phase = memory->state().phase.load();
+  if (phase == RunPhase::finished) {
+    throw Error(
+        "this process replaces a rank that was lost after elastic::run() had ended; the other ranks cannot take it "
+        "in. Do what must not be lost in elastic::run()");
+  }
+  options.run_memory = std::make_shared<RunMemory>(*std::move(memory));
+  options.is_replacement = phase == RunPhase::running;
+}
+
+std::unique_ptr<Session> join(SessionOptions options) {
   const QuietC10d quiet;
   if (is_initialized()) {
     throw ArgumentError(
         "lockstep::init: this process is in a run already; end the first context before a second");
   }
+  become_rank(options.env);
+  take_run_memory(options);
   auto scope = std::make_unique<ProcessScope>(options.report_uncaught_exceptions);
   auto session = meet(options);
   session->keep(std::move(scope));
@@ -292,9 +318,13 @@ Context init(const InitOptions& options, std::source_location where) {
   return rendezvous::init({options}, where);
 }
 
-Context::Context(std::unique_ptr<rendezvous::Session> session) : session_(std::move(session)) {}
+Context::Context(std::unique_ptr<rendezvous::Session> session) : session_(std::move(session)) {
+  session_->set_context(*this);
+}
 Context::~Context() = default;
-Context::Context(Context&&) noexcept = default;
+Context::Context(Context&& other) noexcept : session_(std::move(other.session_)) {
+  if (session_) session_->set_context(*this);
+}
 
 int Context::rank() const { return session_->world().rank; }
 int Context::world_size() const { return session_->world().size; }

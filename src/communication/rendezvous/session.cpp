@@ -108,13 +108,12 @@ std::unique_ptr<Session> Session::connect(const SessionOptions& options, const b
   // As PyTorch does with a store that it has made.
   if (with_python && !options.store) store = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
   // The local numbers are then those of the launcher.
-  auto hosts = with_python || options.enable_reconfigure
+  auto hosts = with_python || options.joins_later()
                    ? HostMap(std::vector<int>(static_cast<std::size_t>(rank_info.world_size)))
                    : read_host_map(*store, rank_info.rank, rank_info.world_size);
   const auto world = world_of(hosts, rank_info);
   const auto request = device_request(options, backend);
-  const bool agrees =
-      world.size > 1 && backend.name() != "fake" && !with_python && !options.enable_reconfigure;
+  const bool agrees = world.size > 1 && backend.name() != "fake" && !with_python && !options.joins_later();
   const auto selected = select_device(request, agrees, world, *store);
   const auto warning = cpu_warning(request, backend);
   if (world.rank == 0 && !warning.empty()) log(LogLevel::warning, warning);
@@ -129,12 +128,18 @@ std::unique_ptr<Session> Session::connect(const SessionOptions& options, const b
                    .check_calls = checks_calls(options),
                    .with_python = with_python,
                    .enable_reconfigure = options.enable_reconfigure,
-                   .serves_store = rank_info.rank == 0 && !options.store && !is_served_by_agent(options.env),
+                   .serves_store = rank_info.rank == 0 && !options.store && !options.run_memory &&
+                                   !is_served_by_agent(options.env),
+                   .run_memory = options.run_memory,
+                   .is_replacement = options.is_replacement,
                    .hosts = std::move(hosts),
                    .world = world,
                    .device = selected.device,
                    .share_device = selected.shared}));
   session->connect_default_group(options);
+  if (options.run_memory) {
+    session->generations_.emplace(options.run_memory, session->config_.store_of_run, world.rank);
+  }
   runtime::enter(*session, session->config_.threads ? runtime::Scope::thread : runtime::Scope::process);
   return session;
 }
@@ -179,7 +184,7 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
   request.env = config_.env;
   request.threads = config_.threads;
   request.key = key;
-  request.enable_reconfigure = config_.enable_reconfigure;
+  request.enable_reconfigure = config_.enable_reconfigure || config_.is_replacement;
   request.device = config_.device;
   request.nccl = nccl;
   backends::BackendHandle handle;
@@ -197,6 +202,7 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
   } else {
     request.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, config_.store);
     handle = backends::create_backend(spec, request);
+    if (config_.is_replacement) handle = simulate(request, handle.membership);
   }
   info.traits = handle.traits;
   info.node_group = handle.node_group;
@@ -204,6 +210,13 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
   info.with_python = config_.with_python;
   info.check_calls = config_.check_calls && !handle.traits.compares_calls;
   return {handle.backend, std::move(info)};
+}
+
+backends::BackendHandle Session::simulate(const backends::BackendRequest& request,
+                                          const std::shared_ptr<comm::Membership>& membership) {
+  return {.backend = c10::make_intrusive<backends::FakeBackend>(request.rank, request.size),
+          .traits = backends::FakeBackend::traits(),
+          .membership = membership};
 }
 
 bool Session::splits_default_group(const backends::BackendSpec& spec) const {
@@ -272,6 +285,24 @@ void Session::reconfigure(const ReconfigureOptions& options) {
   config_.world = world_of(config_.hosts, {.rank = group_->rank(), .world_size = group_->size()});
   runtime::change_world(*this);
   if (!config_.threads) share_cores();  // spawn_threads() has done it for its ranks
+}
+
+void Session::form_again() {
+  generations_->propose_after(generations_->current());
+  while (true) {
+    const auto before = *group_;
+    const auto members = generations_->meet(before.reconfigure_handle(), before.timeout());
+    try {
+      reconfigure({.uuid = static_cast<std::int64_t>(members.generation), .handles = members.handles});
+    } catch (const RendezvousError& error) {
+      log(LogLevel::debug, error.what());
+      generations_->propose_after(members.generation);
+      continue;
+    }
+    comm::replace(before, *group_);
+    config_.is_replacement = false;
+    return generations_->enter(members.generation);
+  }
 }
 
 std::vector<int> Session::hosts_of(const ProcessGroup& group) const {

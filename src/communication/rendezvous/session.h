@@ -18,12 +18,15 @@
 #include "backends/member_store.h"
 #include "backends/registry.h"
 #include "base/env.h"
+#include "base/run_memory.h"
 #include "node/thread_exchange.h"
+#include "rendezvous/generations.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/rank_resources.h"
 #include "rendezvous/store_barrier.h"
 #include "rendezvous/tcp.h"
 #include "rendezvous/uncaught.h"
+#include "runtime/elastic_run.h"
 #include "runtime/run.h"
 
 namespace lockstep::rendezvous {
@@ -58,13 +61,19 @@ struct SessionOptions : InitOptions {
   // What tests replace: the environment variables, and the version of Lockstep for the other ranks.
   Env env = {};
   std::string lockstep = lockstep::version();
+  // What the launcher has given, if it replaces lost ranks.
+  std::shared_ptr<const RunMemory> run_memory = {};
+  bool is_replacement = false;  // this process takes the place of a lost rank
+
+  // Whether this process waits for no other rank in init().
+  bool joins_later() const { return enable_reconfigure || is_replacement; }
 };
 
 // lockstep::init().
 Context init(const SessionOptions& options, std::source_location where = std::source_location::current());
 
 // What a Context owns: the store, the default group and the groups made from it.
-class Session : public runtime::Run {
+class Session : public runtime::Run, private runtime::ElasticRun {
  public:
   // Selects this rank's device, connects the default group, and becomes the current run. Every rank calls it
   // after store_barrier(), or with_python, where each rank only has the store. `threads`: of ranks that are
@@ -91,6 +100,9 @@ class Session : public runtime::Run {
                                           const GroupOptions& options) override;
   std::source_location line_without_group() const override { return line_without_group_; }
   void note_line_without_group(std::source_location where) override { line_without_group_ = where; }
+  const Context& context() const override { return *context_; }
+  void set_context(const Context& context) { context_ = &context; }
+  runtime::ElasticRun* elastic() override { return generations_ ? this : nullptr; }
 
  private:
   struct Config {
@@ -105,6 +117,8 @@ class Session : public runtime::Run {
     bool with_python;
     bool enable_reconfigure;
     bool serves_store;
+    std::shared_ptr<const RunMemory> run_memory;  // if the launcher replaces lost ranks
+    bool is_replacement;                          // this process is one that has not met the others yet
     HostMap hosts;
     World world;
     c10::Device device;
@@ -142,6 +156,15 @@ class Session : public runtime::Run {
   backends::GroupTopology topology(const std::vector<int>& ranks) const;
   void check_members(const std::vector<int>& ranks) const;
   void wait_for_others_to_leave();
+  // A group of this rank alone, which looks as if the others were there.
+  static backends::BackendHandle simulate(const backends::BackendRequest& request,
+                                          const std::shared_ptr<comm::Membership>& membership);
+
+  const RunMemory& memory() const override { return *config_.run_memory; }
+  bool is_replacement() const override { return config_.is_replacement; }
+  bool has_other_groups() const override { return !subgroups_.empty(); }
+  bool must_form_again() const override { return generations_->is_proposed(); }
+  void form_again() override;
 
   std::optional<QuietC10d> leaves_quietly_;      // until everything that has sockets is gone
   std::unique_ptr<ProcessScope> process_scope_;  // outlives everything that has sockets
@@ -155,6 +178,8 @@ class Session : public runtime::Run {
   std::optional<ProcessGroup> group_;
   std::vector<ProcessGroup> subgroups_;
   std::map<const comm::GroupState*, GroupRecipe> recipes_;
+  const Context* context_ = nullptr;
+  std::optional<Generations> generations_;
 };
 
 // Whether the agent of torchrun or `lockstep run` serves the store at the address of rank 0.

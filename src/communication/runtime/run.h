@@ -11,7 +11,13 @@
 #include <lockstep/comm/process_group.h>
 #include <lockstep/runtime/default_group.h>
 
+namespace lockstep {
+class Context;
+}
+
 namespace lockstep::runtime {
+
+class ElasticRun;
 
 // This rank's membership in a run, implemented by init()'s session.
 class Run {
@@ -39,6 +45,10 @@ class Run {
   // The line of the program at which this rank was last given no group, as no member of it; line 0: none.
   virtual std::source_location line_without_group() const = 0;
   virtual void note_line_without_group(std::source_location where) = 0;
+  // What init() has returned, or what that was moved to.
+  virtual const Context& context() const = 0;
+  // If the launcher replaces lost ranks; otherwise nullptr.
+  virtual ElasticRun* elastic() { return nullptr; }
 };
 
 // The run of this process or, in a thread rank, of this thread; nullptr without one.

@@ -36,11 +36,18 @@ struct RunState {
   std::uint32_t format = kFormat;
   std::int32_t world_size = 0;
   std::atomic<RunPhase> phase{RunPhase::starting};
-  std::atomic<std::uint32_t> changes{0};      // of the store and of `generation`; a futex
-  std::atomic<std::uint64_t> generation{0};   // how often the default group was formed, or is to be formed
+  std::atomic<std::uint32_t> changes{0};      // of the store and of `proposed`; a futex
+  std::atomic<std::uint64_t> proposed{0};     // the generation that the default group has, or is to have
+  std::atomic<std::uint64_t> formed{0};       // the last generation that a rank has entered
   pthread_mutex_t store_mutex{};              // robust and shared between processes
   std::atomic<std::uint64_t> store_bytes{0};  // of the store's memory that hold records
   std::uint64_t committed_bytes = 0;          // of the store's memory; guarded by store_mutex
+
+  // After a change of what waits look at.
+  void note_change() {
+    changes.fetch_add(1, std::memory_order_release);
+    futex_wake_all(changes);
+  }
 };
 
 class RunMemory {

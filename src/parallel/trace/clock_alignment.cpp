@@ -66,7 +66,8 @@ std::vector<HostClock> hosts_of(const std::vector<RankClock>& clocks) {
   for (std::size_t rank = 0; rank < clocks.size(); ++rank) {
     auto known = std::ranges::find_if(
         hosts, [&](const HostClock& host) { return clocks[host.ranks.front()].host == clocks[rank].host; });
-    if (known == hosts.end()) known = hosts.insert(known, HostClock{.name = clocks[rank].host_name, .ranks = {}});
+    if (known == hosts.end())
+      known = hosts.insert(known, HostClock{.name = clocks[rank].host_name, .ranks = {}});
     known->ranks.push_back(static_cast<int>(rank));
   }
   return hosts;

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "nn/rejoin.h"
-
 #include <unordered_set>
 
 #include <lockstep/nn/wrapped_module.h>

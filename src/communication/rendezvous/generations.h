@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/run_memory.h"
+
+namespace lockstep::rendezvous {
+
+// Note [Replaced ranks]
+//
+// Under `lockstep run --on-loss replace` the default group has generations. init() connects generation 0. A rank
+// that loses a peer proposes the next generation; the others learn of it when their own calls fail, because that
+// rank has left the group.
+//
+//     rank 0   fails: proposes 1 --> handle of 0 --+--------> all are there: reconfigure(1) --> generation 1
+//     rank 1   fails: sees 1     --> handle of 1 --+
+//     rank 2   dead    replacement: init(), sees 1 --> handle of 2
+//
+// If a rank dies meanwhile, reconfigure() fails on all of them, and they propose the generation after it. The number
+// is in RunState::proposed and only grows, so a rank that comes late finds the latest proposal. No rank and no
+// launcher decides for the others.
+//
+// A replacement runs the beginning of the program alone, as the other ranks have done long ago: until
+// elastic::run() its default group is simulated by the backend fake.
+class Generations {
+ public:
+  // `store`: of the run. A replacement begins in the generation that its predecessor was lost in.
+  Generations(std::shared_ptr<const RunMemory> memory, c10::intrusive_ptr<c10d::Store> store, int rank)
+      : memory_(std::move(memory)),
+        store_(std::move(store)),
+        rank_(rank),
+        current_(memory_->state().formed) {}
+
+  std::uint64_t current() const { return current_; }
+  bool is_proposed() const { return proposed() > current_; }
+  // Proposes the generation after `generation`, unless there is one.
+  void propose_after(std::uint64_t generation) const;
+
+  struct Members {
+    std::uint64_t generation;
+    std::vector<std::string> handles;  // [rank]
+  };
+  // Announces this rank with `handle` in the generation that is proposed, and in those that are proposed
+  // meanwhile. Returns when all ranks have announced themselves in the same. Throws RendezvousError naming the
+  // ranks that are missing at the timeout.
+  Members meet(const std::string& handle, std::chrono::milliseconds timeout) const;
+  // The group has this generation now.
+  void enter(std::uint64_t generation);
+
+ private:
+  std::uint64_t proposed() const { return memory_->state().proposed.load(std::memory_order_acquire); }
+  std::string key(std::uint64_t generation, int rank) const;
+  std::vector<int> missing(std::uint64_t generation) const;
+
+  std::shared_ptr<const RunMemory> memory_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+  std::uint64_t current_;
+};
+
+}  // namespace lockstep::rendezvous

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <functional>
+
+#include "base/run_memory.h"
+
+namespace lockstep {
+class Context;
+}
+
+namespace lockstep::runtime {
+
+// A rank's side of a run whose lost ranks the launcher replaces. Note [Replaced ranks] in
+// rendezvous/generations.h.
+class ElasticRun {
+ public:
+  ElasticRun() = default;
+  virtual ~ElasticRun() = default;
+  ElasticRun(const ElasticRun&) = delete;
+  ElasticRun& operator=(const ElasticRun&) = delete;
+
+  virtual const RunMemory& memory() const = 0;
+  // Whether this process has taken the place of a lost rank and has not met the other ranks yet: its default
+  // group is simulated.
+  virtual bool is_replacement() const = 0;
+  // Whether new_group() or split_group() has made groups, which end when the default group is formed again.
+  virtual bool has_other_groups() const = 0;
+  // Whether another rank forms the default group again, so that this one must, too.
+  virtual bool must_form_again() const = 0;
+  // Forms the default group again, of as many ranks; its copies then refer to the new group. Waits for the
+  // replacements of lost ranks, at most the timeout of the group for each attempt, and begins anew when a rank is
+  // lost meanwhile. Throws RendezvousError naming the ranks that have not come.
+  virtual void form_again() = 0;
+};
+
+}  // namespace lockstep::runtime

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include <ATen/ops/full.h>
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+
+#include <lockstep/base/log.h>
+#include <lockstep/nn/wrapped_module.h>
+#include <lockstep/training/elastic.h>
+
+#include "base/caller_place.h"
+#include "base/text.h"
+#include "base/throw_error.h"
+#include "checkpoint/commit_memory.h"
+#include "checkpoint/training_state_access.h"
+#include "comm/call_site.h"
+#include "comm/peer_check.h"
+#include "runtime/elastic_run.h"
+#include "runtime/run.h"
+
+namespace lockstep::elastic {
+namespace {
+
+using Access = checkpointing::TrainingStateAccess;
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr auto kWaitForNews = 500ms;
+
+// Note [Elastic runs]
+//
+//     start        commit 0 ---> every rank is here: RunPhase::running ---> body
+//     body         step 1, commit 1, step 2, commit 2, ...
+//     a rank dies  the calls of the others fail ---> the default group forms again ---> wrappers rejoin it
+//                  ---> all return to min over ranks of the last commit ---> body
+//     end          every rank has done its body: RunPhase::finished
+//
+// A rank keeps its last two commits in memory of the launcher, which its replacement inherits. A rank overwrites
+// commit k-1 by k+1 only when all ranks have commit k: commit k ends with a barrier that commit k+1 waits for. So
+// the last commits of two ranks differ by 1 at most, and every rank has the older one.
+class Execution final : public checkpointing::Committer {
+ public:
+  Execution(TrainingState& state, runtime::Run& run, runtime::ElasticRun& elastic)
+      : state_(state), run_(run), elastic_(elastic), commits_(elastic.memory().commits(run.world().rank)) {}
+
+  void work(const std::function<void(const Context&)>& body) {
+    if (elastic_.is_replacement()) {
+      recover_until_done();
+    } else {
+      start();
+    }
+    while (!is_done(body)) recover_until_done();
+  }
+
+  void commit(const TrainingState& state, std::source_location where) override {
+    const CallerPlace place(where);
+    const comm::CallSite site("commits of an elastic run");
+    all_have_last_.wait();
+    commits_.write(last_ + 1, Access::own_state_dict(state));
+    ++last_;
+    all_have_last_ = group().barrier_async();
+  }
+
+ private:
+  const ProcessGroup& group() const { return run_.group(); }
+  RunState& shared() const { return elastic_.memory().state(); }
+
+  void start() {
+    const comm::CallSite site("start of an elastic run");
+    commits_.write(0, Access::own_state_dict(state_));
+    group().barrier();
+    auto starting = RunPhase::starting;
+    shared().phase.compare_exchange_strong(starting, RunPhase::running);
+  }
+
+  // Whether the run has ended. Throws the exceptions of `body` that are no consequence of a lost rank.
+  bool is_done(const std::function<void(const Context&)>& body) {
+    try {
+      body(run_.context());
+      const comm::CallSite site("end of an elastic run");
+      all_have_last_.wait();
+      group().barrier();
+      shared().phase = RunPhase::finished;
+    } catch (const std::exception& error) {
+      if (shared().phase == RunPhase::finished) return true;
+      if (!is_consequence_of_loss(error)) throw;
+      note_loss(error);
+      return false;
+    }
+    return true;
+  }
+
+  bool is_consequence_of_loss(const std::exception& error) const {
+    if (dynamic_cast<const RendezvousError*>(&error) != nullptr) return false;  // of form_again()
+    if (dynamic_cast<const PeerLost*>(&error) != nullptr || elastic_.must_form_again()) return true;
+    // Another error of a call, as of a rank that has left the group to form it again, may come before the news.
+    const bool may_be = dynamic_cast<const Error*>(&error) != nullptr;
+    return comm::has_lost_rank(group(), may_be ? kWaitForNews : 0ms) || elastic_.must_form_again();
+  }
+
+  void note_loss(const std::exception& error) {
+    lost_at_ = Clock::now();
+    all_have_last_ = {};
+    log(LogLevel::debug, fmt::format("elastic::run: {}", first_line_of(error.what())));
+  }
+
+  void recover_until_done() {
+    while (true) {
+      try {
+        return recover();
+      } catch (const std::exception& error) {
+        if (!is_consequence_of_loss(error)) throw;
+        note_loss(error);
+      }
+    }
+  }
+
+  void recover() {
+    const comm::CallSite site("recovery of an elastic run");
+    elastic_.form_again();
+    const auto formed = Clock::now();
+    for (auto* module : Access::modules(state_)) nn::rejoin(*module);
+    last_ = agree_on_commit();
+    commits_.forget_after(last_);
+    Access::load_own_state_dict(state_, commits_.read(last_).as_dict());
+    if (group().rank() == 0) {
+      const auto in_ms = [&](Clock::time_point since) {
+        return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
+      };
+      log(LogLevel::info,
+          fmt::format("all {} ranks go on from commit {}: {} ms after this rank noticed the loss of "
+                      "another, {} ms of them to restore the state",
+                      group().size(), last_, in_ms(lost_at_), in_ms(formed)));
+    }
+  }
+
+  std::int64_t agree_on_commit() const {
+    const comm::CallSite site("the last commit of all ranks");
+    const auto own = commits_.numbers();
+    const auto oldest = at::full({1}, own.empty() ? -1 : std::ranges::max(own), at::kLong);
+    group().all_reduce(oldest, ReduceOp::MIN);
+    const auto common = oldest.item<std::int64_t>();
+    if (std::ranges::find(own, common) != own.end()) return common;
+    throw_error<Error>(
+        "rank {} of {}: elastic::run: the last commit of all ranks is {}, and this rank has [{}]; do all ranks call "
+        "commit() equally often?",
+        group().rank(), group().size(), common, fmt::join(own, ", "));
+  }
+
+  TrainingState& state_;
+  runtime::Run& run_;
+  runtime::ElasticRun& elastic_;
+  checkpointing::CommitMemory commits_;
+  std::int64_t last_ = 0;  // commit of this rank
+  Work all_have_last_;
+  Clock::time_point lost_at_ = Clock::now();
+};
+
+void check(const TrainingState& state, const runtime::Run& run, const runtime::ElasticRun& elastic) {
+  const auto& group = run.group();
+  if (!group.supports_reconfigure()) {
+    throw_error<ArgumentError>(
+        "elastic::run: the default group has the backend {}, which cannot take in a replacement; use \"shm\", or "
+        "\"auto\" on the CPU",
+        group.backend_name());
+  }
+  if (elastic.has_other_groups()) {
+    throw ArgumentError(
+        "elastic::run: there are process groups besides the default group, by new_group(), split_group() or a "
+        "DeviceMesh; they cannot take in a replacement yet");
+  }
+  for (const auto* module : Access::modules(state)) nn::require_can_rejoin(*module);
+}
+
+}  // namespace
+
+void run(TrainingState& state, const std::function<void(const Context&)>& body, std::source_location where) {
+  const CallerPlace place(where);
+  auto& current = runtime::require_run("elastic::run");
+  auto* const elastic = current.elastic();
+  if (elastic == nullptr) return body(current.context());
+  check(state, current, *elastic);
+  Execution execution(state, current, *elastic);
+  Access::set_committer(state, &execution);
+  const auto end = c10::make_scope_exit([&] { Access::set_committer(state, nullptr); });
+  execution.work(body);
+}
+
+}  // namespace lockstep::elastic

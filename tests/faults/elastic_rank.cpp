@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A rank of a training that continues without the ranks that are killed: elastic_rank <steps> <folder>
+//
+// Writes "pid <pid> of <rank>" when it begins to train, "trained <rank>: <digest>" at the end. Before its last step
+// it waits for the file <folder>/enough.
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <thread>
+#include <unistd.h>
+
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+namespace {
+
+using namespace std::chrono_literals;
+
+class Numbers {
+ public:
+  std::size_t size() const { return 240; }
+  lockstep::data::Batch get_batch(const at::Tensor& indices) const {
+    return {(indices.to(at::kFloat).unsqueeze(1) + torch::arange(16)).sin(), indices.remainder(4)};
+  }
+};
+
+torch::nn::Sequential make_net() {
+  using namespace torch::nn;
+  return Sequential(Linear(16, 64), BatchNorm1d(64), ReLU(), Dropout(0.3), Linear(64, 64), ReLU(),
+                    Linear(64, 4));
+}
+
+std::string digest(const torch::nn::Module& net) {
+  std::uint64_t hash = 1469598103934665603U;
+  for (const auto& each : lockstep::state_dict(net)) {
+    const auto tensor = each.value.as_tensor().contiguous();
+    const auto* const bytes = static_cast<const unsigned char*>(tensor.data_ptr());
+    for (std::size_t i = 0; i < tensor.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211U;
+  }
+  return fmt::format("{:016x}", hash);
+}
+
+// Rank 0 looks, and the others learn of lost ranks meanwhile.
+void wait_for(const std::filesystem::path& file, const lockstep::Context& context) {
+  const auto exists = torch::zeros({1});
+  while (exists.item<float>() == 0) {
+    std::this_thread::sleep_for(1ms);
+    exists.fill_(context.is_main() && std::filesystem::exists(file) ? 1 : 0);
+    context.group().broadcast(exists, 0);
+  }
+}
+
+void train(std::int64_t steps, const std::filesystem::path& folder) {
+  const auto context = lockstep::init({.timeout = 60s});
+  torch::manual_seed(7);
+  auto net = make_net();
+  lockstep::DistributedDataParallel ddp(net);
+  torch::optim::AdamW optimizer(ddp->parameters(), 1e-3);
+  torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
+  auto loader = lockstep::data::make_loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
+  std::int64_t step = 0;
+  std::int64_t epoch = 0;
+  lockstep::TrainingState state;
+  state.add("model", ddp).add("optimizer", optimizer).add("loader", loader);
+  state.add("step", step).add("epoch", epoch).add_generator();
+
+  lockstep::elastic::run(state, [&](const lockstep::Context& of_run) {
+    std::cout << "pid " << ::getpid() << " of " << of_run.rank() << std::endl;
+    for (; step < steps; ++epoch) {
+      loader.set_epoch(epoch);
+      bool accumulates = true;
+      for (const auto& [inputs, targets] : loader) {
+        std::optional<lockstep::NoSync> no_sync;
+        if (accumulates) no_sync.emplace(ddp->no_sync());
+        torch::nn::functional::cross_entropy(ddp->forward(inputs), targets).backward();
+        if (std::exchange(accumulates, !accumulates)) continue;
+        if (step + 1 == steps) wait_for(folder / "enough", of_run);
+        optimizer.step();
+        optimizer.zero_grad();
+        ++step;
+        state.commit();
+        if (step == steps) return;
+      }
+    }
+  });
+  std::cout << "trained " << context.rank() << ": " << digest(*net) << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  try {
+    train(std::atoll(argv[1]), argv[2]);
+  } catch (const std::exception& error) {
+    std::cerr << "elastic_rank: " << error.what() << std::endl;
+    return 1;
+  }
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Ranks are killed at random moments and replaced; the run continues, and ends with the bits of one without kills.
+// LOCKSTEP_FAULT_ROUNDS=200 for as many kills, LOCKSTEP_FAULT_SEED to see the same order of kills again.
+#include <csignal>
+#include <fstream>
+#include <iostream>
+#include <random>
+#include <set>
+#include <thread>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/env.h"
+#include "support/launcher_process.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+constexpr int kRanks = 4;
+
+std::string name_of(pid_t pid) {
+  std::string name;
+  std::getline(std::ifstream(fmt::format("/proc/{}/comm", pid)), name);
+  return name;
+}
+
+class ElasticTraining {
+ public:
+  explicit ElasticTraining(const std::vector<std::string>& options, std::chrono::seconds watchdog)
+      : launcher_(arguments(options, folder_.path().string()),
+                  {.env = {{"OMP_NUM_THREADS", "1"}}, .watchdog = watchdog}) {
+    launcher_.wait_for("pid ", kRanks);
+  }
+
+  LauncherProcess& launcher() { return launcher_; }
+
+  // Ranks, spares and what begins to be one.
+  std::vector<pid_t> processes() const {
+    auto family = launcher_.family();
+    std::erase_if(family, [](pid_t pid) { return name_of(pid) != "elastic_rank"; });
+    return family;
+  }
+
+  // What the ranks say of their weights, which differ in the statistics of the last batch.
+  std::set<std::string> finish() {
+    std::ofstream(folder_.path() / "enough").flush();
+    EXPECT_EQ(launcher_.finish(), 0) << launcher_.err();
+    std::set<std::string> digests;
+    for (const auto& line : lines_of(launcher_.out())) {
+      const auto at = line.find("trained ");
+      if (at != std::string::npos) digests.insert(line.substr(at));
+    }
+    launcher_.wait_for_no_family();
+    return digests;
+  }
+
+ private:
+  static std::vector<std::string> arguments(std::vector<std::string> options, const std::string& folder) {
+    std::vector<std::string> words{"run", "--nproc-per-node", std::to_string(kRanks)};
+    words.insert(words.end(), options.begin(), options.end());
+    for (const auto& word :
+         {std::string("--"), std::string(ELASTIC_RANK_PROGRAM), std::string("400"), folder})
+      words.push_back(word);
+    return words;
+  }
+
+  TempFolder folder_;
+  LauncherProcess launcher_;
+};
+
+// The weights of a run without kills.
+const std::set<std::string>& undisturbed() {
+  static const auto weights = ElasticTraining({}, 60s).finish();
+  return weights;
+}
+
+// `options` besides those of every run with replacements. `pause`: the longest one between two kills.
+void kill_and_compare(std::vector<std::string> options, int kills, std::chrono::milliseconds pause) {
+  ASSERT_THAT(undisturbed(), SizeIs(kRanks));
+  kills = static_cast<int>(Env().get_int("LOCKSTEP_FAULT_ROUNDS").value_or(kills));
+  const auto seed = Env().get_int("LOCKSTEP_FAULT_SEED").value_or(std::random_device()());
+  std::cout << "LOCKSTEP_FAULT_SEED=" << seed << std::endl;
+  std::mt19937 random(static_cast<unsigned>(seed));
+  for (const auto* word : {"--on-loss", "replace", "--max-restarts", "10000"}) options.emplace_back(word);
+  ElasticTraining training(options, std::chrono::seconds(60 + 5 * kills));
+  for (int i = 0; i < kills; ++i) {
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(random() % static_cast<unsigned>(1000 * pause.count())));
+    const auto alive = training.processes();
+    ASSERT_THAT(alive, Not(IsEmpty())) << training.launcher().err();
+    ::kill(alive[random() % alive.size()], SIGKILL);
+  }
+  EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+}
+
+TEST(Elastic, KilledRanksAreReplacedAndTheBitsStay) { kill_and_compare({}, 4, 1500ms); }
+
+TEST(Elastic, SparesTakeThePlaceOfKilledRanks) { kill_and_compare({"--spares", "2"}, 4, 1000ms); }
+
+TEST(Elastic, RanksAreKilledWhileOthersComeBack) { kill_and_compare({}, 6, 200ms); }
+
+TEST(Elastic, AllRanksAtOnceReturnToTheirLastCommit) {
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "4"}, 60s);
+  for (const pid_t pid : training.processes()) ::kill(pid, SIGKILL);
+  EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+}
+
+}  // namespace
+}  // namespace lockstep::testing
