@@ -4,20 +4,14 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <limits>
 #include <memory>
-#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "base/host.h"
 #include "base/text.h"
 #include "base/throw_error.h"
-#include "launch/host_control.h"
 #include "launch/launch.h"
 #include "launch/worker_group.h"
 #include "machine/host.h"
@@ -368,42 +362,6 @@ Command run_command(CLI::App& app, const std::vector<std::string>& words) {
             }
             return launch_here(*arguments, words);
           }};
-}
-
-namespace {
-
-constexpr std::chrono::seconds kOrderLimit{60};
-
-void set_variable(const std::string& name, const std::string& value) {
-  ::setenv(name.c_str(), value.c_str(), 1);
-}
-
-void enter(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::current_path(folder, error);
-  if (!error) return;
-  throw_error<LaunchError>(
-      "the folder {}, from which the run was started, cannot be entered on {}: {}; start the run from a "
-      "folder that all hosts have",
-      folder, host_name(), error.message());
-}
-
-int run_order() {
-  fmt::print("{}\n", launch::kNodeGreeting);
-  std::fflush(stdout);
-  const auto order = launch::read_node_order(STDIN_FILENO, Deadline(kOrderLimit));
-  ::unsetenv("LOCKSTEP_SECRET_FILE");
-  for (const auto& [name, value] : order.environment) set_variable(name, value);
-  enter(order.folder);
-  return run(order.arguments);
-}
-
-}  // namespace
-
-Command node_command(CLI::App& app) {
-  auto* node = app.add_subcommand("node", "Used by lockstep run --hosts");
-  node->group("");
-  return {.app = node, .run = [](const auto& /*rest*/) { return run_order(); }};
 }
 
 }  // namespace lockstep::cli
