@@ -39,6 +39,8 @@ using torch::nn::Sequential;
 
 constexpr int kVictim = 1;
 constexpr int kFresh = 3;  // the process in its place
+// What this rank publishes, and the segments and heaps of the present ranks: none of a former group.
+constexpr std::size_t kMemoriesOfThree = 1 + 2 * 3;
 
 Context init_process() { return own_process() == kFresh ? init_for_later() : init_among(3); }
 
@@ -86,6 +88,7 @@ const testing::Scenario follows("rejoin: copies of a group", [] {
     group.barrier();
   }
   EXPECT_EQ(later.recent_calls().size(), 3U);
+  EXPECT_EQ(shared_memories(), kMemoriesOfThree);
   // A rank that has left to form the group again is lost to the others, whatever made it leave.
   if (copy.rank() == 0) {
     wait_for({0, 2, kFresh}, "nothing");
@@ -171,6 +174,7 @@ const testing::Scenario trains_on("rejoin: training", [] {
   EXPECT_EQ(weight.data_ptr(), place);
   EXPECT_EQ(weight.scalar_type(), at::kFloat);
   for (const auto& parameter : ddp->parameters()) EXPECT_FALSE(parameter.grad().defined());
+  EXPECT_EQ(shared_memories(), kMemoriesOfThree);
   EXPECT_EQ(ddp->stats().steps, 0);
   broadcast_module(*net, 2);  // as an elastic run restores the values
   const auto before = net->first->weight.detach().clone();

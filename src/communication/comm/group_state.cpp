@@ -13,7 +13,6 @@
 #include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "comm/membership.h"
-#include "comm/peer_check.h"
 #include "comm/to_c10d.h"
 
 namespace lockstep::comm {
@@ -192,7 +191,7 @@ ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
   const auto old = backend();
   auto* const former = dynamic_cast<FromC10d*>(old.get());  // none in a group that is simulated
   const auto handle = own->form(options, info_.timeout, [&] {
-    if (const auto others = node_group()) others->refuse(kFormingScope, kLeft, /*is_final=*/true);
+    if (const auto others = node_group()) others->announce_forming();
     if (former != nullptr) former->leave();
   });
   auto info = info_;

@@ -111,6 +111,8 @@ class GroupState {
   std::string whoami_;
   std::weak_ptr<node::NodeGroup> job_;
   CallRules rules_;
+  // Leads to the group in place of this one, if there is one. Every call reads it, and what stands below.
+  std::atomic<const Replacement*> replaced_{nullptr};
   std::shared_ptr<CallBackend> calls_;  // under the lock of the flight recorder, as RecorderLock shows
   node::FlightRecorder log_;
   std::atomic<std::uint64_t> scopes_{0};
@@ -124,11 +126,9 @@ class GroupState {
   bool watched_ = false;  // whether there was a watch when the group was created
   std::shared_ptr<StreamWatch> watch_ LOCKSTEP_GUARDED_BY(mutex_);
   std::jthread revoking_;  // graphs, while the backend is aborted
-  // Shared with the groups that this one replaces,
-  // and with those that replace it, to which `replaced_` leads.
+  // Shared with the groups that this one replaces, and with those that replace it.
   std::weak_ptr<Replacement> replaces_;
   std::shared_ptr<Replacement> replaced_by_;
-  std::atomic<const Replacement*> replaced_{nullptr};
 };
 
 inline const std::shared_ptr<GroupState>& present_state(const ProcessGroup& group) {

@@ -78,13 +78,10 @@ int find_dead_soon(const node::NodeGroup* others, std::chrono::milliseconds limi
 bool has_lost_rank(const ProcessGroup& group, std::chrono::milliseconds limit) {
   const auto others = state_of(group).node_group();
   if (others == nullptr) return false;
-  const auto is_lost = [&](int rank) {
-    return others->refuses(rank, kFormingScope) || others->is_lost(rank);
-  };
   const Deadline deadline(limit);
   while (true) {
     for (int rank = 0; rank < others->size(); ++rank)
-      if (rank != others->rank() && is_lost(rank)) return true;
+      if (rank != others->rank() && others->is_lost(rank)) return true;
     if (deadline.expired()) return false;
     std::this_thread::sleep_for(1ms);
   }

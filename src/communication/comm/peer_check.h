@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <exception>
 #include <functional>
 #include <string>
@@ -24,9 +23,6 @@ class ProcessGroup;
 namespace lockstep::comm {
 
 class GroupState;
-
-// The scope of the reason for which a rank leaves a group to form it again. No rank waits in it.
-inline constexpr std::uint64_t kFormingScope = 2;
 
 // Note [Dead, refused or late?]
 //

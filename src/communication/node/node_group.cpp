@@ -148,7 +148,9 @@ bool NodeGroup::has_died(int rank) const {
 }
 
 bool NodeGroup::is_lost(int rank) const {
-  return has_died(rank) && !status(rank).has_finished.load(std::memory_order_acquire);
+  const auto& other = status(rank);
+  if (other.scope.load(std::memory_order_acquire) == kFormingScope) return true;
+  return has_died(rank) && !other.has_finished.load(std::memory_order_acquire);
 }
 
 bool NodeGroup::is_exiting(int rank) const {

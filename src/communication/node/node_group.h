@@ -53,7 +53,7 @@ class NodeGroup {
   // A rank whose process has died or has been killed, or -1. One call checks only some ranks; a few calls
   // check all.
   int find_dead() const;
-  // Whether the process of a rank has died or has been killed before announce_end().
+  // Whether the process of a rank has died or has been killed before announce_end(), or announce_forming().
   bool is_lost(int rank) const;
   // "rank 1 (pid 4711 on node3)", "rank 1 (global rank 3, thread 4712 of pid 4711 on node3)"
   std::string name_of(int rank) const;
@@ -86,11 +86,15 @@ class NodeGroup {
 
   // This rank leaves the run without an error.
   void announce_end() const { own_status().has_finished.store(true, std::memory_order_release); }
+  // This rank leaves the group to form it again. It waits in no step any more.
+  void announce_forming() const { own_status().scope.store(kFormingScope, std::memory_order_release); }
   // "rank 1 (pid 4711 on node3) finished after 12 steps (37 calls)" for each other rank that has. Empty if
   // none has, or if another rank has died.
   std::string describe_finished() const;
 
  private:
+  static constexpr std::uint64_t kFormingScope = ~std::uint64_t{0};  // of no step
+
   NodeGroup(int rank, std::vector<NodeMember> members, int owner);
   std::string describe_rank(int rank) const;
   bool has_died(int rank) const;
