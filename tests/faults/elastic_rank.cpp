@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A rank of a training that continues without the ranks that are killed: elastic_rank <steps> <folder>
+// A rank of a training that continues without the ranks that are killed: elastic_rank <steps> <folder> [mode]
 //
 // Writes "pid <pid> of <rank>" when it begins to train, "trained <rank>: <digest>" at the end. Before its last step
-// it waits for the file <folder>/enough.
+// it waits for the file <folder>/enough. Modes of rank 1, at its first start only:
+//   before, after   exits with code 3 before or after elastic::run()
+//   throws          throws in step 5
+// and of all ranks:
+//   gloo, group, zero, sharded   something that elastic::run() refuses
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -51,12 +55,21 @@ void wait_for(const std::filesystem::path& file, const lockstep::Context& contex
   }
 }
 
-void train(std::int64_t steps, const std::filesystem::path& folder) {
-  const auto context = lockstep::init({.timeout = 60s});
+void train(std::int64_t steps, const std::filesystem::path& folder, const std::string& mode) {
+  const auto context = lockstep::init({.backend = mode == "gloo" ? "gloo" : "auto", .timeout = 60s});
+  const bool is_first = std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0";
+  const auto exit_if = [&](const char* wanted) {
+    if (mode == wanted && context.rank() == 1 && is_first) std::_Exit(3);
+  };
   torch::manual_seed(7);
   auto net = make_net();
   lockstep::DistributedDataParallel ddp(net);
   torch::optim::AdamW optimizer(ddp->parameters(), 1e-3);
+  std::optional<lockstep::ProcessGroup> other;
+  if (mode == "group") other = context.new_group({0, 1});
+  auto unsupported = make_net();
+  if (mode == "sharded") lockstep::fully_shard(*unsupported);
+  std::optional<lockstep::ZeroRedundancyOptimizer<torch::optim::AdamW>> zero;
   torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
   auto loader = lockstep::data::make_loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
   std::int64_t step = 0;
@@ -65,6 +78,9 @@ void train(std::int64_t steps, const std::filesystem::path& folder) {
   state.add("model", ddp).add("optimizer", optimizer).add("loader", loader);
   state.add("step", step).add("epoch", epoch).add_generator();
 
+  if (mode == "sharded") state.add("sharded", unsupported);
+  if (mode == "zero") state.add("zero", zero.emplace(ddp->parameters(), torch::optim::AdamWOptions(1e-3)));
+  exit_if("before");
   lockstep::elastic::run(state, [&](const lockstep::Context& of_run) {
     std::cout << "pid " << ::getpid() << " of " << of_run.rank() << std::endl;
     for (; step < steps; ++epoch) {
@@ -79,20 +95,23 @@ void train(std::int64_t steps, const std::filesystem::path& folder) {
         optimizer.step();
         optimizer.zero_grad();
         ++step;
+        if (step == 5 && mode == "throws" && context.rank() == 1 && is_first)
+          throw std::runtime_error("a mistake");
         state.commit();
         if (step == steps) return;
       }
     }
   });
+  exit_if("after");
   std::cout << "trained " << context.rank() << ": " << digest(*net) << std::endl;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc < 3) return 2;
   try {
-    train(std::atoll(argv[1]), argv[2]);
+    train(std::atoll(argv[1]), argv[2], argc > 3 ? argv[3] : "");
   } catch (const std::exception& error) {
     std::cerr << "elastic_rank: " << error.what() << std::endl;
     return 1;

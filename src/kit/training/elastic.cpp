@@ -18,6 +18,7 @@
 #include "checkpoint/training_state_access.h"
 #include "comm/call_site.h"
 #include "comm/peer_check.h"
+#include "optim/optimizer_states.h"
 #include "runtime/elastic_run.h"
 #include "runtime/run.h"
 
@@ -173,6 +174,11 @@ void check(const TrainingState& state, const runtime::Run& run, const runtime::E
         "DeviceMesh; they cannot take in a replacement yet");
   }
   for (const auto* module : Access::modules(state)) nn::require_can_rejoin(*module);
+  for (const auto* optimizer : Access::optimizers(state)) {
+    if (dynamic_cast<const optim::DistributedStates*>(optimizer) == nullptr) continue;
+    throw ArgumentError(
+        "elastic::run: ZeroRedundancyOptimizer cannot be part of an elastic run yet; use its optimizer without it");
+  }
 }
 
 }  // namespace
