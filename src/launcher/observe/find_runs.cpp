@@ -148,8 +148,7 @@ class Runs {
     for (const auto& [process, memory] : progress_) add_progress(runs, *process, *memory);
     std::vector<ObservedRun> found;
     for (auto& [root, run] : runs) {
-      std::ranges::sort(run.pids);
-      run.pids.erase(std::unique(run.pids.begin(), run.pids.end()), run.pids.end());
+      keep_ranks(run);
       run.id = variable_of(run.pids.front(), "TORCHELASTIC_RUN_ID");
       if (run.id == "none") run.id.clear();
       for (const int pid : run.pids) {  // a rank that replaces another one has more than the others
@@ -176,6 +175,18 @@ class Runs {
     }
     const int thread = visible_thread(process, progress->pid, progress->thread);
     run.progress.push_back({std::move(progress), process.pid, thread});
+  }
+
+  // Launchers and other processes that look have mapped the memory, too.
+  static void keep_ranks(ObservedRun& run) {
+    std::vector<int> ranks;
+    for (const auto& each : run.publications) {
+      if (each.pid != 0) ranks.push_back(each.pid);
+    }
+    for (const auto& each : run.progress) ranks.push_back(each.pid);
+    if (!ranks.empty()) run.pids = std::move(ranks);
+    std::ranges::sort(run.pids);
+    run.pids.erase(std::unique(run.pids.begin(), run.pids.end()), run.pids.end());
   }
 
   // With a number from the second group of this name on.

@@ -30,7 +30,7 @@ struct PublishedProgress {
 // A run of this host that can be read at any time: its ranks may be stopped, stuck or dead.
 struct ObservedRun {
   std::string id{};
-  std::vector<int> pids{};  // of all processes that have mapped the memory of its ranks
+  std::vector<int> pids{};  // of its ranks; if all have ended, of the processes that have mapped their memory
   std::vector<Publication> publications{};
   std::vector<PublishedProgress> progress{};
   int restarts = 0;

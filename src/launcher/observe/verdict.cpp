@@ -268,7 +268,24 @@ class Judge {
     return verdict;
   }
 
+  // Calls are seen here if all ranks of their group are on this host.
+  std::vector<int> in_unseen_calls() const {
+    std::vector<int> ranks;
+    for (const auto& rank : run_.ranks) {
+      const bool waits = rank.life == Life::alive && phase_of(rank) == Phase::communication;
+      if (waits && phase_age(run_, rank) >= kPatience) ranks.push_back(rank.rank);
+    }
+    return ranks;
+  }
+
   std::string all_is_well() const {
+    const auto unseen = waits_.empty() ? in_unseen_calls() : std::vector<int>{};
+    if (!unseen.empty()) {
+      return fmt::format(
+          "No rank of this host is late, but {} {} waited for more than a second in a call with ranks that are not "
+          "seen here: look at the other hosts of the run.",
+          list_ranks(unseen), unseen.size() == 1 ? "has" : "have");
+    }
     if (waits_.empty()) {
       return fmt::format("No rank of {} waits for another one: all run the program's own code or have left.",
                          run_.ranks.size());

@@ -69,6 +69,19 @@ TEST(Verdict, IsPatientWithAHealthyRun) {
   EXPECT_EQ(judge({}).cause, Cause::none);
 }
 
+TEST(Verdict, SaysThatRanksWaitInCallsThatAreNotSeenHere) {
+  auto run = run_of({{member(0, 2, {call(1, 9)}, false)}, {member(1, 2, {call(1, 9)}, false)}});
+  for (auto& rank : run.ranks) {
+    rank.progress.emplace();
+    rank.progress->phase = Phase::communication;
+    rank.progress->phase_since = kNow - kSecond / 2;
+  }
+  EXPECT_THAT(judge(run).text, HasSubstr("all run the program's own code"));
+  run.ranks[1].progress->phase_since = kNow - 3 * kSecond;
+  EXPECT_EQ(judge(run).cause, Cause::none);
+  EXPECT_THAT(judge(run).text,
+              HasSubstr("rank 1 has waited for more than a second in a call with ranks that are"));
+}
 TEST(Verdict, NamesTheMinorityOfAMismatch) {
   const auto run = run_of({{member(0, 3, {call(1, 2)}, true)},
                            {member(1, 3, {call(1, 2, "broadcast")}, true)},
