@@ -85,8 +85,8 @@ run_fuzzers() {
 
 run_conformance() {
   local rounds=${LOCKSTEP_FAULT_ROUNDS:-200} backend ranks round test status=0
-  local -x PYTHONPATH=$root/build/release/python
-  bash scripts/build.sh release lockstep_python || return
+  local -x PYTHONPATH=$root/build/release/python LOCKSTEP_PROGRAM=$root/build/release/bin/lockstep
+  bash scripts/build.sh release lockstep_python lockstep_cli || return
   for backend in shm hierarchical; do
     for ranks in 2 3 4; do .venv/bin/python tests/conformance/compare.py "$backend" "$ranks" || status=1; done
   done

@@ -8,6 +8,7 @@ import ctypes
 import gc
 import importlib
 import itertools
+import json
 import multiprocessing
 import os
 import signal
@@ -121,6 +122,27 @@ def check_timeout():
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert not hasattr(dist.Work, "timeout") or work.timeout == timedelta(seconds=60), work.timeout
     work.wait()
+
+
+def check_seen_from_outside(rank):
+    """`lockstep recorder analyze` names the rank for which others wait, and their call."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["seen"])
+        return check_sum()
+    tensor = torch.ones(1000)
+    future = dist.all_reduce(tensor, async_op=True).get_future()  # as DDP's reducer does
+    cause, end = None, time.monotonic() + 40
+    while cause != "missing":
+        command = [os.environ["LOCKSTEP_PROGRAM"], "recorder", "analyze", str(os.getpid()), "--json"]
+        seen = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
+        cause = seen["verdict"]["cause"]
+        assert time.monotonic() < end, seen["verdict"]
+    store.set("seen", "")
+    future.wait()
+    assert seen["verdict"]["ranks"] == [1], seen["verdict"]
+    assert "all_reduce" in seen["verdict"]["text"] and "of Float[1000]" in seen["verdict"]["text"], seen["verdict"]
+    assert [each["progress"]["size"] for each in seen["ranks"]] == [RANKS] * RANKS, seen["ranks"]
 
 
 def check_two_groups(rank):
@@ -390,6 +412,7 @@ def rank_main(rank, port):
     check_caching_allocator()
     check_sum()
     check_timeout()
+    check_seen_from_outside(rank)
     train(dist.group.WORLD)
     for backend in ("cpu:shm", "cpu:hierarchical"):
         train(dist.new_group([0, 1], backend=backend))

@@ -82,7 +82,7 @@ ReconfigurableBackend::WorkPtr ReconfigurableBackend::reconfigure(
     const MutexLock lock(mutex_);
     std::swap(inner_, inner);
   }
-  change_members(group.backend->getRank(), group.backend->getSize(), group.traits);
+  change_members(group.backend->getRank(), group.backend->getSize(), group);
   return finished_work();
 }
 

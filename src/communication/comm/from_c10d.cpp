@@ -8,6 +8,7 @@
 #include <torch/csrc/utils/tensor_flatten.h>
 
 #include "base/throw_error.h"
+#include "comm/call_recorder.h"
 #include "comm/composed_operations.h"
 #include "comm/emulated_reductions.h"
 #include "comm/inference_tensors.h"
@@ -110,12 +111,22 @@ FromC10d::FromC10d(int rank, int size, const std::string& name, BackendTraits tr
       timeout_(timeout),
       futures_(std::make_shared<OperationFutures>()) {}
 
-void FromC10d::change_members(int rank, int size, BackendTraits traits) {
+void FromC10d::record_calls(const std::shared_ptr<node::NodeGroup>& group) {
+  records_ = true;
+  recorder_ = group ? std::make_shared<CallRecorder>(group) : nullptr;
+  if (group) group->set_backend(getBackendName());
+}
+
+OperationPtr FromC10d::recorded(const Call& call, c10::function_ref<OperationPtr()> start) {
+  return recorder_ ? recorder_->record(call, start) : start();
+}
+
+void FromC10d::change_members(int rank, int size, const BackendHandle& group) {
   set_members(rank, size);
   const auto name = getBackendName();
-  rules_ =
-      CallRules(rank, size, fmt::format("rank {} of {} ({})", rank, size, name), name, std::move(traits));
+  rules_ = CallRules(rank, size, fmt::format("rank {} of {} ({})", rank, size, name), name, group.traits);
   sequence_number_ = 0;
+  if (records_) record_calls(group.node_group);
 }
 
 WorkPtr FromC10d::finished_work() { return work_of(c10d::OpType::UNKNOWN, nullptr, {}, {}); }
@@ -155,7 +166,7 @@ OperationPtr FromC10d::begin(const Call& call) {
   auto taken = call;
   const MessageOrder order(taken);
   const InferenceTensors ordinary(taken);
-  return order.finish(start(taken, [](CallStage) {}));
+  return recorded(call, [&] { return order.finish(start(taken, [](CallStage) {})); });
 }
 
 WorkPtr FromC10d::work_of(c10d::OpType op, OperationPtr operation, Tensors outputs, const Call& call) {
@@ -355,7 +366,8 @@ void FromC10d::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_a
     throw_error<TimeoutError>("Rank {} timed out in monitoredBarrier after 0 ms", rank);
   }
   try {
-    if (const auto operation = start(call, [](CallStage) {})) operation->wait(call.timeout);
+    const auto operation = recorded(call, [&] { return start(call, [](CallStage) {}); });
+    if (operation) operation->wait(call.timeout);
   } catch (const MissingRanks& error) {
     if (rank == 0) throw TimeoutError(missing_text(error, wait_all_ranks));
     throw TimeoutError(reached_text(rank, error));

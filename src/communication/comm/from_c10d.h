@@ -16,10 +16,11 @@
 
 namespace lockstep::comm {
 
+class CallRecorder;
 class OperationFutures;
 
 // Makes a c10d::Backend of a CallBackend, for callers that use c10d: one Call for each of its virtual
-// functions, checked here, not recorded. See Note [One call path]. A derived class implements start().
+// functions, checked here, and recorded where record_calls() says so. See Note [One call path]. A derived class implements start().
 //
 // Its works have futures (`Work::getFuture`). The first future of a backend starts a thread that completes
 // the futures; without one there is no thread.
@@ -41,6 +42,10 @@ class FromC10d : public libtorch::Backend, public CallBackend {
   bool supportsReconfigure() const override { return false; }
   std::string get_reconfigure_handle() const override;
   WorkPtr reconfigure(const libtorch::ReconfigureOptions& options) override;
+
+  // For a group that has no GroupState, which records calls: other processes see what this rank does. nullptr: they
+  // do not. Call it before the first call.
+  void record_calls(const std::shared_ptr<node::NodeGroup>& group);
 
   // A group that some ranks of this one make of themselves.
   struct Part {
@@ -98,7 +103,7 @@ class FromC10d : public libtorch::Backend, public CallBackend {
  protected:
   // The group has other members from now on: numbers its calls from 0. Not during a call. From LibTorch 2.14
   // on.
-  void change_members(int rank, int size, BackendTraits traits);
+  void change_members(int rank, int size, const BackendHandle& group);
   // A work that is complete.
   WorkPtr finished_work();
   std::chrono::milliseconds timeout() const { return timeout_.load(); }
@@ -109,6 +114,7 @@ class FromC10d : public libtorch::Backend, public CallBackend {
 
  private:
   OperationPtr begin(const Call& call);
+  OperationPtr recorded(const Call& call, c10::function_ref<OperationPtr()> start);
   WorkPtr work_of(c10d::OpType op, OperationPtr operation, Tensors outputs, const Call& call);
   WorkPtr run(c10d::OpType op, const Call& call);
   WorkPtr run(c10d::OpType op, const Call& call, Tensors outputs, std::function<void()> finish);
@@ -118,6 +124,8 @@ class FromC10d : public libtorch::Backend, public CallBackend {
 
   CallRules rules_;
   Split split_;
+  bool records_ = false;
+  std::shared_ptr<CallRecorder> recorder_;  // nullptr if the calls are not recorded
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_number_{0};
   std::shared_ptr<OperationFutures> futures_;

@@ -15,7 +15,7 @@
 #include "base/deadline.h"
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
-#include "comm/call_site.h"
+#include "comm/call_draft.h"
 #include "comm/fingerprint.h"
 #include "comm/inference_tensors.h"
 #include "comm/message_order.h"
@@ -123,24 +123,6 @@ int PendingCall::source_rank() const {
 namespace {
 
 using node::CallDraft;
-
-CallDraft draft_of(const Call& call) {
-  CallDraft draft{.kind = call.kind,
-                  .root = call.root,
-                  .peer = is_message(call.kind) ? std::max(call.peer, -1) : -1,  // -1 for kAnyRank
-                  .where = call.where};
-  if (const auto* tensor = main_tensor(call)) {
-    draft.dtype = tensor->scalar_type();
-    draft.shape = tensor->sizes();
-  }
-  if (has_operation(call.kind)) draft.op = call.op;
-  if (const auto* site = CallSite::current()) {
-    draft.where = site->where();
-    draft.contents = site->contents();
-    draft.index = site->index();
-  }
-  return draft;
-}
 
 // For messages about a call that has no number yet.
 CallRecord record_of(const Call& call) {

@@ -17,6 +17,8 @@
 #include "backends/group_membership.h"
 #include "backends/reconfigurable_backend.h"
 #include "base/deadline.h"
+#include "base/rank_progress.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "comm/from_c10d.h"
 #include "device/libtorch_versions.h"
@@ -142,6 +144,15 @@ backends::BackendHandle with_split(backends::BackendHandle handle, const std::st
   return handle;
 }
 
+// The first group of the process is usually that of all ranks; its part if RANK says so.
+void publish_python_rank(const backends::BackendRequest& request) {
+  if (current_progress()) return;
+  const auto job = [&](const char* name, int own) {
+    return parse_number<int>(request.env.get(name).value_or("")).value_or(own);
+  };
+  publish_progress(job("RANK", request.rank), job("WORLD_SIZE", request.size), false);
+}
+
 }  // namespace
 
 backends::BackendHandle create_with_python(const std::string& backend, backends::BackendRequest request) {
@@ -149,8 +160,12 @@ backends::BackendHandle create_with_python(const std::string& backend, backends:
 }
 
 backends::BackendHandle create_for_python(const std::string& backend, backends::BackendRequest request) {
-  const auto handle = connect_under_keys_of_python(backend, request);
-  return with_split(backends::in_place(handle, request), backend, create_for_python);
+  auto handle = connect_under_keys_of_python(backend, request);
+  const auto node_group = handle.node_group;
+  handle = with_split(backends::in_place(std::move(handle), request), backend, create_for_python);
+  if (auto* own = dynamic_cast<comm::FromC10d*>(handle.backend.get())) own->record_calls(node_group);
+  publish_python_rank(request);
+  return handle;
 }
 
 }  // namespace lockstep::rendezvous
