@@ -49,6 +49,7 @@ void become_rank(const Env& env) {
     }
     ::setenv(variable, value.c_str(), 1);
   }
+  ::setenv("ROLE_RANK", std::getenv("RANK"), 1);  // all ranks have one role
 }
 
 }  // namespace lockstep::rendezvous

@@ -48,12 +48,9 @@ class Execution final : public checkpointing::Committer {
       : state_(state), run_(run), elastic_(elastic), commits_(elastic.memory().commits(run.world().rank)) {}
 
   void work(const std::function<void(const Context&)>& body) {
-    if (elastic_.is_replacement()) {
-      recover_until_done();
-    } else {
-      start();
-    }
-    while (!is_done(body)) recover_until_done();
+    auto begin = elastic_.is_replacement() ? &Execution::recover : &Execution::start;
+    while (!(survives([&] { (this->*begin)(); }) && survives([&] { train(body); })))
+      begin = &Execution::recover;
   }
 
   void commit(const TrainingState& state, std::source_location where) override {
@@ -77,46 +74,37 @@ class Execution final : public checkpointing::Committer {
     shared().phase.compare_exchange_strong(starting, RunPhase::running);
   }
 
-  // Whether the run has ended. Throws the exceptions of `body` that are no consequence of a lost rank.
-  bool is_done(const std::function<void(const Context&)>& body) {
+  void train(const std::function<void(const Context&)>& body) {
+    body(run_.context());
+    const comm::CallSite site("end of an elastic run");
+    all_have_last_.wait();
+    group().barrier();
+    shared().phase = RunPhase::finished;
+  }
+
+  // Whether `part` has not failed. Throws the exceptions that are no consequence of a lost rank.
+  bool survives(const std::function<void()>& part) {
     try {
-      body(run_.context());
-      const comm::CallSite site("end of an elastic run");
-      all_have_last_.wait();
-      group().barrier();
-      shared().phase = RunPhase::finished;
+      part();
+      return true;
     } catch (const std::exception& error) {
+      // A rank that was lost at the end of the last barrier is no loss to the others.
       if (shared().phase == RunPhase::finished) return true;
       if (!is_consequence_of_loss(error)) throw;
-      note_loss(error);
+      lost_at_ = Clock::now();
+      all_have_last_ = {};
+      log(LogLevel::debug, fmt::format("elastic::run: {}", first_line_of(error.what())));
       return false;
     }
-    return true;
   }
 
   bool is_consequence_of_loss(const std::exception& error) const {
+    if (shared().phase == RunPhase::starting) return false;  // the launcher starts all again
     if (dynamic_cast<const RendezvousError*>(&error) != nullptr) return false;  // of form_again()
     if (dynamic_cast<const PeerLost*>(&error) != nullptr || elastic_.must_form_again()) return true;
     // Another error of a call, as of a rank that has left the group to form it again, may come before the news.
     const bool may_be = dynamic_cast<const Error*>(&error) != nullptr;
     return comm::has_lost_rank(group(), may_be ? kWaitForNews : 0ms) || elastic_.must_form_again();
-  }
-
-  void note_loss(const std::exception& error) {
-    lost_at_ = Clock::now();
-    all_have_last_ = {};
-    log(LogLevel::debug, fmt::format("elastic::run: {}", first_line_of(error.what())));
-  }
-
-  void recover_until_done() {
-    while (true) {
-      try {
-        return recover();
-      } catch (const std::exception& error) {
-        if (!is_consequence_of_loss(error)) throw;
-        note_loss(error);
-      }
-    }
   }
 
   void recover() {
