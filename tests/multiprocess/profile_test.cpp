@@ -453,7 +453,9 @@ TEST(CallMarks, AreTextsOfTheEventsWithinThem) {
        event("hierarchical", Kind::asynchronous, 1, 5, 80, 3),
        event(mark + "inner", Kind::nested, 1, 10, 20, 4), event("shm", Kind::asynchronous, 1, 12, 60, 5),
        event("elsewhere", Kind::asynchronous, 2, 15, 60, 6), event("gloo", Kind::asynchronous, 1, 30, 60, 7),
-       event("op", Kind::nested, 1, 40, 45, 8), event("after", Kind::asynchronous, 1, 55, 60, 9)});
+       event("op", Kind::nested, 1, 40, 45, 8), event("after", Kind::asynchronous, 1, 55, 60, 9),
+       event(mark + "barrier #4 of group g", Kind::nested, 1, 70, 75, 10),
+       event("in another thread", Kind::asynchronous, 3, 72, 80, 11)});
   std::map<std::string, std::string> calls;
   for (const auto& event : events) calls[event.name] = event.call;
   EXPECT_EQ(calls, (std::map<std::string, std::string>{{"bucket", ""},
@@ -462,7 +464,9 @@ TEST(CallMarks, AreTextsOfTheEventsWithinThem) {
                                                        {"elsewhere", ""},
                                                        {"gloo", ""},
                                                        {"op", ""},
-                                                       {"after", ""}}));
+                                                       {"after", ""},
+                                                       {"lockstep::barrier", "barrier #4 of group g"},
+                                                       {"in another thread", ""}}));
 }
 
 TEST(HostClocks, AreBoundedByBarriers) {

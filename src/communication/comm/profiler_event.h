@@ -16,7 +16,7 @@ namespace lockstep::comm {
 
 // While this is true, every collective puts an event into LibTorch's profiler around its start, in the calling
 // thread: kCallMark, then a text that is equal on all ranks that make the call. It says which asynchronous event
-// of a backend belongs to which call. lockstep::Profiler sets it and does not show these events.
+// of a backend belongs to which call. lockstep::Profiler sets it and replaces these events.
 inline std::atomic<bool> marks_calls = false;
 inline constexpr std::string_view kCallMark = "lockstep call: ";
 

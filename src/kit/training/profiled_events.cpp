@@ -81,17 +81,21 @@ std::vector<ProfiledEvent> with_calls(std::vector<ProfiledEvent> events) {
   const auto is_mark = [](const ProfiledEvent& event) {
     return event.kind == Kind::nested && event.name.starts_with(comm::kCallMark);
   };
-  std::map<std::int64_t, std::vector<ProfiledEvent>> open;  // marks by thread
+  std::map<std::int64_t, std::vector<ProfiledEvent*>> open;  // marks by thread
   for (auto& event : events) {
     auto& marks = open[event.resource];
-    while (!marks.empty() && marks.back().end < event.begin) marks.pop_back();
+    while (!marks.empty() && marks.back()->end < event.begin) marks.pop_back();
     if (is_mark(event)) {
-      marks.push_back(event);
-    } else if (event.kind == Kind::asynchronous && !marks.empty() && !marks.back().name.empty()) {
-      event.call = std::exchange(marks.back().name, {}).substr(comm::kCallMark.size());
+      event.call = event.name.substr(comm::kCallMark.size());
+      marks.push_back(&event);
+    } else if (event.kind == Kind::asynchronous && !marks.empty()) {
+      event.call = std::exchange(marks.back()->call, {});
     }
   }
-  std::erase_if(events, is_mark);
+  std::erase_if(events, [&](const ProfiledEvent& event) { return is_mark(event) && event.call.empty(); });
+  for (auto& event : events) {
+    if (is_mark(event)) event.name = "lockstep::" + event.call.substr(0, event.call.find(' '));
+  }
   return events;
 }
 

@@ -31,10 +31,11 @@ struct ProfiledEvent {
   std::string call = {};         // of a collective call, the same text on all ranks that make it
 };
 
-// Oldest first. The marks of calls (comm/profiler_event.h) are texts of the events that they enclose.
+// Oldest first. With marks of calls (comm/profiler_event.h) replaced.
 std::vector<ProfiledEvent> events_of(const torch::autograd::profiler::ProfilerResult& result);
 
-// Takes the marks out of events that are sorted by their begin.
+// Replaces the marks in events that are sorted by their begin. The first asynchronous event within a mark has its text;
+// if there is none, because Gloo's begin in another thread, the mark itself becomes an event "lockstep::all_reduce".
 std::vector<ProfiledEvent> with_calls(std::vector<ProfiledEvent> events);
 
 // A track for each thread and each stream, and as many for asynchronous events that none overlap in one.
