@@ -57,7 +57,8 @@ void wait_for(const std::filesystem::path& file, const lockstep::Context& contex
 
 void train(std::int64_t steps, const std::filesystem::path& folder, const std::string& mode) {
   const auto context = lockstep::init({.backend = mode == "gloo" ? "gloo" : "auto", .timeout = 60s});
-  const bool is_first = std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0";
+  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  const bool is_first = restarts != nullptr && std::string(restarts) == "0";
   const auto exit_if = [&](const char* wanted) {
     if (mode == wanted && context.rank() == 1 && is_first) std::_Exit(3);
   };

@@ -120,9 +120,10 @@ class Execution final : public checkpointing::Committer {
         return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
       };
       log(LogLevel::info,
-          fmt::format("all {} ranks go on from commit {}: {} ms after this rank noticed the loss of "
+          fmt::format("{} continued from commit {}: {} ms after this rank noticed the loss of "
                       "another, {} ms of them to restore the state",
-                      group().size(), last_, in_ms(lost_at_), in_ms(formed)));
+                      group().size() == 1 ? "the rank" : fmt::format("all {} ranks", group().size()), last_,
+                      in_ms(lost_at_), in_ms(formed)));
     }
   }
 
