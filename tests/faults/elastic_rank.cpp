@@ -6,7 +6,7 @@
 //   before, after   exits with code 3 before or after elastic::run()
 //   throws          throws in step 5
 // and of all ranks:
-//   gloo, group, zero, sharded   something that elastic::run() refuses
+//   gloo, group, zero, sharded, twice   something that elastic::run() refuses
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -103,6 +103,7 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
       }
     }
   });
+  if (mode == "twice") lockstep::elastic::run(state, [](const lockstep::Context&) {});
   exit_if("after");
   std::cout << "trained " << context.rank() << ": " << digest(*net) << std::endl;
 }

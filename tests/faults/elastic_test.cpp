@@ -71,7 +71,7 @@ class ElasticTraining {
     std::vector<std::string> words{"run", "--nproc-per-node", std::to_string(ranks)};
     words.insert(words.end(), options.begin(), options.end());
     for (const auto& word :
-         {std::string("--"), std::string(ELASTIC_RANK_PROGRAM), std::string("400"), folder, mode})
+         {std::string("--"), std::string(ELASTIC_RANK_PROGRAM), std::string("800"), folder, mode})
       words.push_back(word);
     return words;
   }
@@ -84,6 +84,13 @@ class ElasticTraining {
 const std::set<std::string>& undisturbed() {
   static const auto weights = ElasticTraining({}).finish();
   return weights;
+}
+
+// That no restart of all ranks has made the weights equal.
+void expect_survivors(ElasticTraining& training) {
+  EXPECT_THAT(training.launcher().err(), HasSubstr("its replacement runs"));
+  EXPECT_THAT(training.launcher().err(), HasSubstr("all 4 ranks continued from commit "));
+  EXPECT_THAT(training.launcher().err(), Not(HasSubstr("stopping the other ranks")));
 }
 
 // `options` besides those of every run with replacements. `pause`: the longest one between two kills.
@@ -104,6 +111,7 @@ void kill_and_compare(std::vector<std::string> options, int kills, std::chrono::
     ::kill(alive[random() % alive.size()], SIGKILL);
   }
   EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+  expect_survivors(training);
 }
 
 TEST(Elastic, KilledRanksAreReplacedAndTheBitsStay) { kill_and_compare({}, 3, 1500ms); }
@@ -117,6 +125,7 @@ TEST(Elastic, AllRanksAtOnceReturnToTheirLastCommit) {
   training.wait();
   for (const pid_t pid : training.processes()) ::kill(pid, SIGKILL);
   EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+  expect_survivors(training);
 }
 
 const std::vector<std::string> kOnce{"--on-loss", "replace", "--max-restarts", "1"};
@@ -127,7 +136,9 @@ class ElasticMode : public ::testing::TestWithParam<const char*> {};
 TEST_P(ElasticMode, HasTheSameWeights) {
   ElasticTraining training(kOnce, 60s, GetParam());
   EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
-  EXPECT_THAT(training.launcher().err(), HasSubstr("1 of 1"));
+  const bool is_replaced = std::string_view(GetParam()) == "throws";
+  EXPECT_THAT(training.launcher().err(),
+              HasSubstr(is_replaced ? "its replacement runs (1 of 1" : "restart 1 of 1;"));
 }
 INSTANTIATE_TEST_SUITE_P(RankOne, ElasticMode, ::testing::Values("before", "throws", "after"));
 
@@ -136,6 +147,7 @@ TEST(Elastic, RefusesAtTheStartWhatCannotContinueLater) {
        {std::pair{"gloo", "the default group has the backend gloo"},
         std::pair{"group", "there are process groups besides the default group"},
         std::pair{"zero", "ZeroRedundancyOptimizer cannot be part of an elastic run yet"},
+        std::pair{"twice", "elastic::run: it has been called before"},
         std::pair{"sharded", "cannot be part of an elastic run yet"}}) {
     ElasticTraining training(kOnce, 60s, mode, 2);
     training.finish(1);

@@ -123,10 +123,9 @@ class TrainingState {
   /// Within elastic::run(), keeps the state of this rank in memory of the host, from which the run continues after the
   /// loss of a rank; elsewhere does nothing. Call it on all ranks after the same step, behind optimizer.step().
   ///
-  /// The state is this rank's alone: its random states, gradients and metrics, and the part of a
-  /// ZeroRedundancyOptimizer that it has. The memory holds two copies of it. Functions of user-defined parts must not
-  /// call other ranks. Throws ArgumentError that names a part whose parameters are distributed over the ranks, by
-  /// fully_shard(), parallelize_module() or share_parameters(), and Error when memory is short.
+  /// The state is this rank's alone: its random states, gradients and metrics. The memory holds two copies of it.
+  /// Functions of user-defined parts must not call other ranks. Throws Error when memory is short, and the errors of a
+  /// call, such as PeerLost, which must leave the function that elastic::run() calls.
   void commit(std::source_location where = std::source_location::current()) const;
 
  private:

@@ -33,17 +33,17 @@ namespace lockstep::elastic {
 /// `lockstep run --on-loss replace --max-restarts N` starts the replacement, on the same host: the program from its
 /// beginning, or a process that `--spares` keeps ready. Until its elastic::run() the calls of a replacement on the
 /// default group are simulated, as with the backend "fake": they complete at once, and every rank seems to have
-/// given what this one gives. Everything that changes during training belongs into `state`, and everything before
+/// given what this one gives. Everything that changes during training belongs in `state`, and everything before
 /// elastic::run() must be the same at each start. Under another launcher, and in one process, run() only calls
 /// `body`, and commit() does nothing.
 ///
 /// A rank is lost when its process ends with a signal or another exit code than 0, at any moment from the start of
-/// elastic::run() on all ranks to its end on all ranks; rank 0 is like the others. Exceptions of `body` that do not
-/// come from the loss of a rank end this process, if nothing catches them, and so lose this rank. All ranks commit
-/// equally often.
+/// elastic::run() on all ranks to its end on all ranks; rank 0 is like the others. Errors of calls must leave `body`.
+/// Its exceptions that do not come from the loss of a rank end this process, if nothing catches them, and so lose
+/// this rank. All ranks commit after the same steps.
 ///
-/// All ranks call it, once, and no other thread uses the default group or the parts of `state` meanwhile. The group
-/// needs the backend "shm" or "auto" on the CPU. Throws ArgumentError for other backends, for groups of new_group()
+/// All ranks call it, once in a run, and no other thread uses the default group or the parts of `state` meanwhile.
+/// The group needs the backend "shm" or "auto" on the CPU. Throws ArgumentError for other backends, for groups of new_group()
 /// and split_group(), and for parts that cannot return to a commit yet: modules of fully_shard(),
 /// parallelize_module() and pipelines, ZeroRedundancyOptimizer, and communication hooks that keep a state. Throws
 /// RendezvousError if a replacement does not come within the timeout of the group. Not in PyTorch, whose

@@ -67,6 +67,12 @@ Generations::Members Generations::meet(const std::string& handle, milliseconds t
         members.handles.push_back(store_->get_to_str(key(generation, rank)));
       return members;
     }
+    if (memory_->state().phase.load() == RunPhase::finished) {
+      throw_error<Error>(
+          "rank {} of {}: a rank was lost when all ranks had done their work in elastic::run(), so the group is not "
+          "formed again",
+          rank_, memory_->world_size());
+    }
     if (deadline.expired()) {
       throw_error<RendezvousError>(
           "rank {} of {}: a rank was lost, and after {} ms rank{} {} {} not come to form the group again: a "

@@ -49,7 +49,7 @@ class Generations {
   };
   // Announces this rank with `handle` in the generation that is proposed, and in those that are proposed
   // meanwhile. Returns when all ranks have announced themselves in the same. Throws RendezvousError naming the
-  // ranks that are missing at the timeout.
+  // ranks that are missing at the timeout, and Error if elastic::run() has ended on all ranks.
   Members meet(const std::string& handle, std::chrono::milliseconds timeout) const;
   // The group has this generation now.
   void enter(std::uint64_t generation);

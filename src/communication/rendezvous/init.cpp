@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <atomic>
+#include <cstdlib>
 #include <thread>
 
 #include <fmt/format.h>
@@ -270,22 +270,28 @@ std::unique_ptr<Session> meet(const SessionOptions& options) {
   return session;
 }
 
-// Takes the memory of the launcher, if the ranks meet by that launcher's variables. A later init() of this
-// process meets the others without it.
+// Takes the memory of the launcher, if the ranks meet by that launcher's variables. After elastic::run() has begun,
+// a later init() of this process meets the others without it.
 void take_run_memory(SessionOptions& options) {
-  static std::atomic<bool> was_taken{false};
+  static std::shared_ptr<const RunMemory> memory;
   const bool by_launcher = options.init_method.empty() || options.init_method == "env://";
   if (!by_launcher || options.store || options.rank || options.with_python || options.enable_reconfigure)
     return;
-  auto memory = RunMemory::inherited(options.env);
-  if (!memory || was_taken.exchange(true)) return;
+  const bool is_first = memory == nullptr;
+  if (is_first) {
+    auto inherited = RunMemory::inherited(options.env);
+    if (!inherited) return;
+    memory = std::make_shared<const RunMemory>(*std::move(inherited));
+    ::unsetenv(RunMemory::kVariable);  // programs that this one starts do not inherit the memory
+  }
   const auto phase = memory->state().phase.load();
+  if (!is_first && phase != RunPhase::starting) return;
   if (phase == RunPhase::finished) {
     throw Error(
         "this process replaces a rank that was lost after elastic::run() had ended; the other ranks cannot take it "
         "in. Do what must not be lost in elastic::run()");
   }
-  options.run_memory = std::make_shared<RunMemory>(*std::move(memory));
+  options.run_memory = memory;
   options.is_replacement = phase == RunPhase::running;
 }
 

@@ -28,6 +28,9 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kLeaveLimit = 2'000ms;
+// To form the group again; each loss of another rank meanwhile needs one or two more.
+constexpr int kUsualAttempts = 5;
+constexpr int kMostAttempts = 50;
 
 // Calls on a device's stream fail after they have returned.
 void throw_failure_of(const ProcessGroup& group) {
@@ -267,11 +270,13 @@ std::optional<ProcessGroup> Session::connect_members(const GroupRecipe& recipe, 
 }
 
 // The groups of the members before are gone, and their keys must not meet those of the groups to come.
-void Session::reconfigure(const ReconfigureOptions& options) {
+void Session::form(const ReconfigureOptions& options, bool in_place) {
   const QuietC10d quiet;
   const MutexLock lock(reconfiguring_);
   const auto recipe = recipes_.at(&comm::state_of(*group_));
-  group_ = group_->reconfigure(options);
+  const auto before = *group_;
+  group_ = before.reconfigure(options);
+  if (in_place) comm::replace(before, *group_);
   for (const auto& group : subgroups_) group.close();
   subgroups_.clear();
   recipes_ = {{&comm::state_of(*group_), recipe}};
@@ -289,17 +294,17 @@ void Session::reconfigure(const ReconfigureOptions& options) {
 
 void Session::form_again() {
   generations_->propose_after(generations_->current());
-  while (true) {
-    const auto before = *group_;
-    const auto members = generations_->meet(before.reconfigure_handle(), before.timeout());
+  for (int attempt = 1;; ++attempt) {
+    const auto members = generations_->meet(group_->reconfigure_handle(), group_->timeout());
     try {
-      reconfigure({.uuid = static_cast<std::int64_t>(members.generation), .handles = members.handles});
+      form({.uuid = static_cast<std::int64_t>(members.generation), .handles = members.handles}, true);
     } catch (const RendezvousError& error) {
-      log(LogLevel::debug, error.what());
+      // A rank was lost meanwhile; or the reason lasts.
+      log(attempt < kUsualAttempts ? LogLevel::debug : LogLevel::warning, error.what());
+      if (attempt == kMostAttempts) throw;
       generations_->propose_after(members.generation);
       continue;
     }
-    comm::replace(before, *group_);
     config_.is_replacement = false;
     return generations_->enter(members.generation);
   }

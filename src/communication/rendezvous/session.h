@@ -93,7 +93,7 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   void keep(std::unique_ptr<ProcessScope> scope) { process_scope_ = std::move(scope); }
   std::optional<ProcessGroup> new_group(std::vector<int> ranks, const GroupOptions& options) override;
   // As Context::reconfigure().
-  void reconfigure(const ReconfigureOptions& options);
+  void reconfigure(const ReconfigureOptions& options) { form(options, false); }
   std::vector<int> hosts_of(const ProcessGroup& group) const override;
   std::optional<ProcessGroup> split_group(const ProcessGroup& parent,
                                           const std::vector<std::vector<int>>& split_ranks,
@@ -156,6 +156,8 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   backends::GroupTopology topology(const std::vector<int>& ranks) const;
   void check_members(const std::vector<int>& ranks) const;
   void wait_for_others_to_leave();
+  // `in_place`: the copies of the default group refer to the new one.
+  void form(const ReconfigureOptions& options, bool in_place);
   // A group of this rank alone, which looks as if the others were there.
   static backends::BackendHandle simulate(const backends::BackendRequest& request,
                                           const std::shared_ptr<comm::Membership>& membership);

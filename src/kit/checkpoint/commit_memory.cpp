@@ -104,6 +104,7 @@ CommitMemory::CommitMemory(int fd) : fd_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
   if (!fd_) throw_error<Error>("memory for commits: descriptor {}: {}", fd, errno_text(errno));
   static_assert(sizeof(Header) <= kHeader);
   map_at_least(kHeader);
+  memory_.commit(0, kHeader, "the commits of a rank");
   if (header().magic == 0) initialize();
   if (header().magic == Header::kMagic && header().format == Header::kFormat) return;
   throw_error<Error>(
@@ -113,7 +114,6 @@ CommitMemory::CommitMemory(int fd) : fd_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
 }
 
 void CommitMemory::initialize() {
-  memory_.commit(0, kHeader, "the commits of a rank");
   auto* const made = new (memory_.data()) Header;
   made->magic.store(Header::kMagic, std::memory_order_release);
 }

@@ -49,8 +49,10 @@ class Execution final : public checkpointing::Committer {
 
   void work(const std::function<void(const Context&)>& body) {
     auto begin = elastic_.is_replacement() ? &Execution::recover : &Execution::start;
-    while (!(survives([&] { (this->*begin)(); }) && survives([&] { train(body); })))
+    while (!has_ended()) {
+      if (survives([&] { (this->*begin)(); })) survives([&] { train(body); });
       begin = &Execution::recover;
+    }
   }
 
   void commit(const TrainingState& state, std::source_location where) override {
@@ -74,8 +76,13 @@ class Execution final : public checkpointing::Committer {
     shared().phase.compare_exchange_strong(starting, RunPhase::running);
   }
 
+  // A rank that is lost in the last barrier is no loss to the others, if it has come there.
+  bool has_ended() const { return has_done_its_work_ && shared().phase == RunPhase::finished; }
+
   void train(const std::function<void(const Context&)>& body) {
+    has_done_its_work_ = false;
     body(run_.context());
+    has_done_its_work_ = true;
     const comm::CallSite site("end of an elastic run");
     all_have_last_.wait();
     group().barrier();
@@ -88,8 +95,7 @@ class Execution final : public checkpointing::Committer {
       part();
       return true;
     } catch (const std::exception& error) {
-      // A rank that was lost at the end of the last barrier is no loss to the others.
-      if (shared().phase == RunPhase::finished) return true;
+      if (has_ended()) return false;
       if (!is_consequence_of_loss(error)) throw;
       lost_at_ = Clock::now();
       all_have_last_ = {};
@@ -146,6 +152,7 @@ class Execution final : public checkpointing::Committer {
   checkpointing::CommitMemory commits_;
   std::int64_t last_ = 0;  // commit of this rank
   Work all_have_last_;
+  bool has_done_its_work_ = false;
   Clock::time_point lost_at_ = Clock::now();
 };
 
@@ -157,6 +164,9 @@ void check(const TrainingState& state, const runtime::Run& run, const runtime::E
         "\"auto\" on the CPU",
         group.backend_name());
   }
+  const auto phase = elastic.memory().state().phase.load();
+  if (phase != RunPhase::starting && !elastic.is_replacement())
+    throw ArgumentError("elastic::run: it has been called before; a run has one, for all of its training");
   if (elastic.has_other_groups()) {
     throw ArgumentError(
         "elastic::run: there are process groups besides the default group, by new_group(), split_group() or a "
