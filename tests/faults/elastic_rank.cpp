@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A rank of a training that continues without the ranks that are killed: elastic_rank <steps> <folder> [mode]
 //
-// Writes "pid <pid> of <rank>" when it begins to train, "trained <rank>: <digest>" at the end. Before its last step
+// Writes "pid <pid> of <rank> at step <step>" when it begins to train, "trained <rank>: <digest>" at the end. Before its
+// last step
 // it waits for the file <folder>/enough. Modes of rank 1, at its first start only:
 //   before, after   exits with code 3 before or after elastic::run()
 //   throws          throws in step 5
@@ -47,6 +48,7 @@ std::string digest(const torch::nn::Module& net) {
 
 // Rank 0 looks, and the others learn of lost ranks meanwhile.
 void wait_for(const std::filesystem::path& file, const lockstep::Context& context) {
+  if (context.is_main()) std::cout << "waits" << std::endl;
   const auto exists = torch::zeros({1});
   while (exists.item<float>() == 0) {
     std::this_thread::sleep_for(1ms);
@@ -83,7 +85,7 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
   if (mode == "zero") state.add("zero", zero.emplace(ddp->parameters(), torch::optim::AdamWOptions(1e-3)));
   exit_if("before");
   lockstep::elastic::run(state, [&](const lockstep::Context& of_run) {
-    std::cout << "pid " << ::getpid() << " of " << of_run.rank() << std::endl;
+    std::cout << "pid " << ::getpid() << " of " << of_run.rank() << " at step " << step << std::endl;
     for (; step < steps; ++epoch) {
       loader.set_epoch(epoch);
       bool accumulates = true;

@@ -122,10 +122,12 @@ TEST(Elastic, RanksAreKilledWhileOthersComeBack) { kill_and_compare({}, 5, 200ms
 
 TEST(Elastic, AllRanksAtOnceReturnToTheirLastCommit) {
   ElasticTraining training({"--on-loss", "replace", "--max-restarts", "4"});
-  training.wait();
+  training.launcher().wait_for("waits");
   for (const pid_t pid : training.processes()) ::kill(pid, SIGKILL);
   EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
   expect_survivors(training);
+  // Not from the first step, which would give the same weights.
+  EXPECT_THAT(training.launcher().out(), HasSubstr("of 3 at step 799"));
 }
 
 const std::vector<std::string> kOnce{"--on-loss", "replace", "--max-restarts", "1"};

@@ -24,8 +24,8 @@ namespace lockstep::rendezvous {
 // RunState::store_bytes says where the last complete record ends. A writer holds RunState::store_mutex, writes
 // its record behind that and then publishes the new end, so a record of a writer that dies is overwritten. The
 // mutex is robust: the kernel gives it to the next writer. Readers take no lock of other processes. Each process
-// keeps a map of the records that it has read. Records are never removed: 64 MiB hold those of about 2,000
-// formations of 4 ranks.
+// keeps a map of the records that it has read. Records are never removed: forming the
+// group of 4 ranks takes 2.3 KB of the 64 MiB.
 class RunStore final : public c10d::Store {
  public:
   using Bytes = std::vector<std::uint8_t>;
