@@ -2,11 +2,11 @@
 // A rank of a training that continues without the ranks that are killed: elastic_rank <steps> <folder> [mode]
 //
 // Writes "pid <pid> of <rank> at step <step>" when it begins to train, "trained <rank>: <digest>" at the end. Before its
-// last step
-// it waits for the file <folder>/enough. Modes of rank 1, at its first start only:
+// last step it waits for the file <folder>/enough. Modes of rank 1, at its first start only:
 //   before, after   exits with code 3 before or after elastic::run()
 //   throws          throws in step 5
 // and of all ranks:
+//   trainer         the Trainer has the loop: epochs with a validation, early stopping, checkpoints in <folder>
 //   gloo, group, zero, sharded, twice   something that elastic::run() refuses
 #include <cstdlib>
 #include <filesystem>
@@ -57,6 +57,47 @@ void wait_for(const std::filesystem::path& file, const lockstep::Context& contex
   }
 }
 
+// Losses of validations, which decide on the learning rate.
+void train_by_trainer(std::int64_t steps, const std::filesystem::path& folder,
+                      const lockstep::Context& context) {
+  torch::manual_seed(7);
+  auto net = make_net();
+  lockstep::DistributedDataParallel ddp(net);
+  torch::optim::AdamW optimizer(ddp->parameters(), 1e-3);
+  torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
+  auto loader = lockstep::data::make_loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
+  lockstep::Trainer trainer(ddp, optimizer,
+                            {.max_steps = steps,
+                             .accumulation_steps = 2,
+                             .checkpoints = folder / "checkpoints",
+                             .higher_is_better = false,
+                             .async_save = true,
+                             .checkpoint_interval = 5,
+                             .epochs_per_checkpoint = 4,
+                             .metric = "loss",
+                             .resume = true,
+                             .elastic = true,
+                             .log_interval = 7});
+  lockstep::optim::ReduceLROnPlateau plateau(optimizer, {.factor = 0.9, .patience = 1});
+  trainer.epoch_scheduler(plateau);
+  trainer.on_validate([&] {
+    const auto inputs = Numbers().get_batch(torch::arange(40) + context.rank());
+    const auto loss =
+        torch::nn::functional::cross_entropy(ddp->module()->forward(inputs.data), inputs.target);
+    return lockstep::Scalars{{"loss", lockstep::reduce_value(loss.item<double>())}};
+  });
+  bool begins = true;
+  trainer.fit(loader, [&](auto& batch) {
+    if (std::exchange(begins, false))
+      std::cout << "pid " << ::getpid() << " of " << context.rank() << " at step " << trainer.step()
+                << std::endl;
+    if (trainer.step() + 1 == steps && trainer.batch() % 2 == 0) wait_for(folder / "enough", context);
+    return torch::nn::functional::cross_entropy(ddp->forward(batch.data), batch.target);
+  });
+  std::cout << "trained " << context.rank() << ": " << digest(*net) << " "
+            << optimizer.param_groups()[0].options().get_lr() << std::endl;
+}
+
 void train(std::int64_t steps, const std::filesystem::path& folder, const std::string& mode) {
   const auto context = lockstep::init({.backend = mode == "gloo" ? "gloo" : "auto", .timeout = 60s});
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
@@ -64,6 +105,7 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
   const auto exit_if = [&](const char* wanted) {
     if (mode == wanted && context.rank() == 1 && is_first) std::_Exit(3);
   };
+  if (mode == "trainer") return train_by_trainer(steps, folder, context);
   torch::manual_seed(7);
   auto net = make_net();
   lockstep::DistributedDataParallel ddp(net);

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <random>
 #include <set>
 #include <thread>
@@ -81,9 +82,11 @@ class ElasticTraining {
 };
 
 // The weights of a run without kills.
-const std::set<std::string>& undisturbed() {
-  static const auto weights = ElasticTraining({}).finish();
-  return weights;
+const std::set<std::string>& undisturbed(const std::string& mode = "") {
+  static std::map<std::string, std::set<std::string>> weights;
+  auto& found = weights[mode];
+  if (found.empty()) found = ElasticTraining({}, 60s, mode).finish();
+  return found;
 }
 
 // That no restart of all ranks has made the weights equal.
@@ -94,14 +97,15 @@ void expect_survivors(ElasticTraining& training) {
 }
 
 // `options` besides those of every run with replacements. `pause`: the longest one between two kills.
-void kill_and_compare(std::vector<std::string> options, int kills, std::chrono::milliseconds pause) {
-  ASSERT_THAT(undisturbed(), SizeIs(kRanks));
+void kill_and_compare(std::vector<std::string> options, int kills, std::chrono::milliseconds pause,
+                      const std::string& mode = "") {
+  ASSERT_THAT(undisturbed(mode), SizeIs(kRanks));
   kills = static_cast<int>(Env().get_int("LOCKSTEP_FAULT_ROUNDS").value_or(kills));
   const auto seed = Env().get_int("LOCKSTEP_FAULT_SEED").value_or(std::random_device()());
   std::cout << "LOCKSTEP_FAULT_SEED=" << seed << std::endl;
   std::mt19937 random(static_cast<unsigned>(seed));
   for (const auto* word : {"--on-loss", "replace", "--max-restarts", "10000"}) options.emplace_back(word);
-  ElasticTraining training(options, std::chrono::seconds(60 + 5 * kills));
+  ElasticTraining training(options, std::chrono::seconds(60 + 5 * kills), mode);
   training.wait();
   for (int i = 0; i < kills; ++i) {
     std::this_thread::sleep_for(
@@ -110,7 +114,7 @@ void kill_and_compare(std::vector<std::string> options, int kills, std::chrono::
     ASSERT_THAT(alive, Not(IsEmpty())) << training.launcher().err();
     ::kill(alive[random() % alive.size()], SIGKILL);
   }
-  EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+  EXPECT_EQ(training.finish(), undisturbed(mode)) << training.launcher().err();
   expect_survivors(training);
 }
 
@@ -119,6 +123,11 @@ TEST(Elastic, KilledRanksAreReplacedAndTheBitsStay) { kill_and_compare({}, 3, 15
 TEST(Elastic, SparesTakeThePlaceOfKilledRanks) { kill_and_compare({"--spares", "2"}, 3, 1000ms); }
 
 TEST(Elastic, RanksAreKilledWhileOthersComeBack) { kill_and_compare({}, 5, 200ms); }
+
+// Besides, its rates, which follow from the validations.
+TEST(Elastic, TrainerGoesOnInTheMiddleOfAnEpoch) {
+  kill_and_compare({"--spares", "1"}, 4, 1500ms, "trainer");
+}
 
 TEST(Elastic, AllRanksAtOnceReturnToTheirLastCommit) {
   ElasticTraining training({"--on-loss", "replace", "--max-restarts", "4"});

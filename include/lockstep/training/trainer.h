@@ -76,6 +76,12 @@ struct TrainerOptions {
   /// ArgumentError of fit().
   bool resume = false;
 
+  /// fit() trains within elastic::run() and commits each step: with `lockstep run --on-loss replace` a lost rank is
+  /// replaced, and all ranks go on from the last step with the results of an undisturbed run. What the program adds
+  /// to state() before fit() returns to that step too. Callbacks of steps that are done again are called again. Of a
+  /// run, one fit() can be elastic, and loops of begin_epoch() and train_batch() cannot. See elastic::run().
+  bool elastic = false;
+
   /// A progress bar for each epoch on the main rank, with the numbers of the last report.
   bool progress = false;
   /// Steps between two reports to on_log().
@@ -188,14 +194,16 @@ class Trainer {
     if constexpr (seeks)
       if (std::exchange(loader_, &loader) != &loader) state_.add("loader", loader);
     const auto signals = begin_fit();
-    while (begin_epoch(training::size_of(loader))) {
-      if constexpr (requires { loader.set_epoch(epoch()); }) loader.set_epoch(epoch());
-      for (std::int64_t trained = seeks ? 0 : batch_; auto&& batch : loader) {
-        if (trained-- > 0) continue;
-        if (!train_batch([&] { return loss_of(batch); })) return;
+    train_epochs([&] {
+      while (begin_epoch(training::size_of(loader))) {
+        if constexpr (requires { loader.set_epoch(epoch()); }) loader.set_epoch(epoch());
+        for (std::int64_t trained = seeks ? 0 : batch_; auto&& batch : loader) {
+          if (trained-- > 0) continue;
+          if (!train_batch([&] { return loss_of(batch); })) return;
+        }
+        end_epoch();
       }
-      end_epoch();
-    }
+    });
   }
 
   /// Restores the newest checkpoint with `resume`, and handles the stop signals while the result exists.
@@ -237,6 +245,12 @@ class Trainer {
     }
   }
 
+  // Calls `loop`; with options.elastic within elastic::run(), again after each loss of a rank.
+  void train_epochs(const std::function<void()>& loop);
+  // Drops what is of the steps after the last commit, or differs between a replacement and the others.
+  void return_to_commit();
+  void commit_step() const;
+  void open_checkpoints();
   bool is_over() const;
   bool saves_epoch(std::int64_t epoch) const;
   bool ends() const { return stopped_ || epoch_ == epochs_; }
@@ -282,6 +296,7 @@ class Trainer {
   std::optional<double> grad_norm_;      // likewise
   double lr_ = 0;                        // likewise
   metrics::AverageMeter reported_loss_;
+  bool is_in_elastic_run_ = false;
   bool stop_requested_ = false;
   bool stopped_ = false;
   bool interrupted_ = false;

@@ -3,10 +3,12 @@
 #include <limits>
 
 #include <ATen/ops/stack.h>
+#include <c10/util/ScopeExit.h>
 
 #include <lockstep/amp/autocast.h>
 #include <lockstep/base/world.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/training/elastic.h>
 #include <lockstep/training/trainer.h>
 
 #include "base/caller_place.h"
@@ -15,6 +17,8 @@
 #include "comm/call_site.h"
 #include "metrics/sum_over_ranks.h"
 #include "modules/broadcast.h"
+#include "runtime/elastic_run.h"
+#include "runtime/run.h"
 #include "training/stop_signals.h"
 #include "training/trainer_checks.h"
 
@@ -49,6 +53,11 @@ void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
   for (const auto& callback : callbacks) callback(arguments...);
 }
 
+bool is_replacement() {
+  auto* const run = runtime::current_run();
+  return run != nullptr && run->elastic() != nullptr && run->elastic()->is_replacement();
+}
+
 }  // namespace
 
 Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options,
@@ -69,15 +78,7 @@ Trainer::Trainer(const CallerPlace& /*place*/, torch::nn::Module& module, torch:
       device_(device_of(module)),
       state_(group_) {
   const comm::CallSite site(where_);
-  if (!options_.checkpoints.empty())
-    manager_.emplace(options_.checkpoints,
-                     CheckpointManagerOptions{.keep_last = options_.keep_last,
-                                              .keep_best = options_.keep_best,
-                                              .higher_is_better = options_.higher_is_better,
-                                              .async_save = options_.async_save,
-                                              .process_group = group_,
-                                              .writing = sharded_ ? CheckpointWriting::every_rank
-                                                                  : CheckpointWriting::first_rank});
+  open_checkpoints();
   if (sharded_) {
     state_.add("model", *sharded_);
   } else {
@@ -94,6 +95,18 @@ Trainer::Trainer(const CallerPlace& /*place*/, torch::nn::Module& module, torch:
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::open_checkpoints() {
+  if (options_.checkpoints.empty()) return;
+  manager_.emplace(options_.checkpoints,
+                   CheckpointManagerOptions{
+                       .keep_last = options_.keep_last,
+                       .keep_best = options_.keep_best,
+                       .higher_is_better = options_.higher_is_better,
+                       .async_save = options_.async_save,
+                       .process_group = group_,
+                       .writing = sharded_ ? CheckpointWriting::every_rank : CheckpointWriting::first_rank});
+}
 
 Trainer& Trainer::stop_early(EarlyStopping& stopping, const std::string& name) {
   state_.add(name, stopping);
@@ -125,7 +138,9 @@ std::shared_ptr<void> Trainer::begin_fit() {
   accumulation_steps_ = options_.accumulation_steps;
   if (!step_function_)
     training::check_optimizer(optimizable_parameters(module_, sharded_), first_parameters_, optimizer_);
-  if (options_.resume) {
+  if (is_replacement()) {
+    // The commits of the run have what the other ranks have loaded.
+  } else if (options_.resume) {
     resume();
   } else if (manager_ && step_ == 0) {
     const comm::CallSite site(where_);
@@ -133,6 +148,32 @@ std::shared_ptr<void> Trainer::begin_fit() {
   }
   if (is_thread_rank()) return nullptr;
   return std::make_shared<training::StopSignals>(options_.stop_signals);
+}
+
+void Trainer::train_epochs(const std::function<void()>& loop) {
+  if (!options_.elastic) return loop();
+  is_in_elastic_run_ = true;
+  const auto end = c10::make_scope_exit([&] { is_in_elastic_run_ = false; });
+  const auto from_commit = [&](const Context&) {
+    return_to_commit();
+    loop();
+  };
+  elastic::run(state_, from_commit, where_);
+}
+
+void Trainer::return_to_commit() {
+  const CallerPlace place(where_);
+  bar_.reset();
+  losses_.clear();
+  loss_ = at::Tensor();
+  if (std::exchange(stopped_, false)) stop_requested_ = true;  // the ranks agree on it again
+  interrupted_ = false;
+  const comm::CallSite site(where_);
+  open_checkpoints();  // the saves of the old one have ended at different points on each rank
+}
+
+void Trainer::commit_step() const {
+  if (options_.elastic && pending_ == 0) state_.commit(where_);
 }
 
 void Trainer::resume() {
@@ -163,6 +204,11 @@ void Trainer::load(const Dict& contents) {
 }
 
 bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
+  if (options_.elastic && !is_in_elastic_run_) {
+    throw ArgumentError(
+        "Trainer: options.elastic is for fit(); a loop of begin_epoch() and train_batch() calls elastic::run() and "
+        "state().commit() itself");
+  }
   stopped_ = stopped_ || is_over();
   if (stopped_ || epoch_ >= epochs_) return false;
   module_.train();
@@ -191,6 +237,8 @@ bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
   const bool at_interval = options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0;
   if (leaves || (at_interval && !(ends_epoch && (stopped_ || saves_epoch(epoch_ + 1))))) save();
   if (leaves) bar_.reset();
+  if (!ends_epoch)
+    commit_step();  // else end_epoch() does, so that the epoch has its validation when it is complete
   return !leaves;
 }
 
@@ -313,6 +361,7 @@ void Trainer::end_epoch() {
   ++epoch_;
   batch_ = 0;
   if (stopped_ || saves_epoch(epoch_)) save(metric);
+  commit_step();
 }
 
 bool Trainer::saves_epoch(std::int64_t epoch) const {
