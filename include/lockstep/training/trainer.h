@@ -76,10 +76,11 @@ struct TrainerOptions {
   /// ArgumentError of fit().
   bool resume = false;
 
-  /// fit() trains within elastic::run() and commits each step: with `lockstep run --on-loss replace` a lost rank is
-  /// replaced, and all ranks go on from the last step with the results of an undisturbed run. What the program adds
-  /// to state() before fit() returns to that step too. Callbacks of steps that are done again are called again. Of a
-  /// run, one fit() can be elastic, and loops of begin_epoch() and train_batch() cannot. See elastic::run().
+  /// fit() trains within elastic::run() and commits each step. With `lockstep run --on-loss replace` a lost rank
+  /// is replaced, and all ranks continue from the last step that all have committed, with the results of an
+  /// undisturbed run. The parts that were added to state() return to that step too. Callbacks are called again for
+  /// the steps that are repeated. Only one fit() of a run can be elastic. Loops of begin_epoch() and train_batch()
+  /// throw ArgumentError; they call elastic::run() and state().commit() themselves.
   bool elastic = false;
 
   /// A progress bar for each epoch on the main rank, with the numbers of the last report.
