@@ -71,8 +71,9 @@ class ElasticTraining {
                                             const std::string& folder, const std::string& mode) {
     std::vector<std::string> words{"run", "--nproc-per-node", std::to_string(ranks)};
     words.insert(words.end(), options.begin(), options.end());
+    const auto* const steps = mode == "trainer" ? "200" : "800";
     for (const auto& word :
-         {std::string("--"), std::string(ELASTIC_RANK_PROGRAM), std::string("800"), folder, mode})
+         {std::string("--"), std::string(ELASTIC_RANK_PROGRAM), std::string(steps), folder, mode})
       words.push_back(word);
     return words;
   }
