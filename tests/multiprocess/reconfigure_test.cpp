@@ -188,7 +188,6 @@ const testing::Scenario refuses("reconfigure: wrong options", [] {
               }),
               AllOf(HasSubstr("is of a process with Lockstep 9.0 with LibTorch"),
                     HasSubstr("this process has Lockstep " + lockstep::version())));
-  EXPECT_THAT(error({.uuid = 1, .handles = handles, .timeout = 0ms}), HasSubstr("it must be positive"));
   context.barrier();  // nothing has happened
 
   // A rank that does not come is named, and the group cannot be used until the next success.

@@ -241,11 +241,11 @@ const testing::Scenario not_joined("spawn: not joined", [] {
     require(::read(ends[0], &byte, 1) == 1, "read");
     results[rank] = ::getpid();
   });
-  EXPECT_FALSE(context.join(0ms));
+  EXPECT_FALSE(context.join(1ms));
   EXPECT_FALSE(context.join(20ms));
   ASSERT_EQ(::write(ends[1], "xx", 2), 2);
   EXPECT_TRUE(context.join());
-  EXPECT_TRUE(context.join(0ms));
+  EXPECT_TRUE(context.join(1ms));
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(results[rank], context.pids().at(static_cast<std::size_t>(rank)));
   }
@@ -261,7 +261,7 @@ const testing::Scenario dropped("spawn: dropped", [] {
     sleep_for_ever();
   });
   context = spawn({.join = false}, [](int) { sleep_for_ever(); });
-  EXPECT_FALSE(context.join(0ms));
+  EXPECT_FALSE(context.join(1ms));
   const auto moved = std::move(context);
   EXPECT_EQ(moved.pids().size(), 1U);
 });
@@ -290,9 +290,6 @@ TEST(Spawn, MayBeRepeated) { expect_passes_alone(repeated); }
 const testing::Scenario refused("spawn: refused", [] {
   const auto nothing = [](int) {};
   EXPECT_THAT([&] { spawn({.nprocs = 0}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("nprocs is 0")));
-  EXPECT_THAT([&] { spawn({.timeout = -1ms}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("timeout")));
-  EXPECT_THAT([&] { spawn({.grace_period = -1ms}, nothing); },
-              ThrowsMessage<ArgumentError>(HasSubstr("grace_period")));
   EXPECT_THAT([&] { spawn({.threads_per_rank = 0}, nothing); },
               ThrowsMessage<ArgumentError>(HasSubstr("threads_per_rank is 0; it must be 1 or more")));
   EXPECT_THAT([&] { spawn({}, [&](int) { spawn({}, nothing); }); },

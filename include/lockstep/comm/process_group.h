@@ -15,6 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/timeout.h>
 #include <lockstep/comm/backend.h>
 #include <lockstep/node/call_record.h>
 
@@ -45,8 +46,8 @@ class Work {
   /// CUDA, the current stream waits instead of the host. Throws TimeoutError, PeerLost or Error naming the
   /// call, its source line and the rank.
   void wait();
-  /// The same with `timeout` as the limit, which must be positive.
-  void wait(std::chrono::milliseconds timeout);
+  /// The same with `timeout` as the limit.
+  void wait(Timeout timeout);
 
   /// Whether wait() would return, or throw, without blocking.
   bool is_completed() const;
@@ -91,9 +92,9 @@ class ObjectWork {
 
 /// The properties of a ProcessGroup besides its backend.
 struct ProcessGroupInfo {
-  std::string name = "default";                  ///< for messages
-  std::vector<int> global_ranks = {};            ///< [i] = the global rank of group rank i; empty: i itself
-  std::chrono::milliseconds timeout{1'800'000};  ///< the backend's, for messages
+  std::string name = "default";                ///< for messages
+  std::vector<int> global_ranks = {};          ///< [i] = the global rank of group rank i; empty: i itself
+  Timeout timeout = std::chrono::minutes(30);  ///< the backend's, for messages
   BackendTraits traits = {};
   /// Whether the ranks compare each collective before they run it, so that different calls are a DesyncError
   /// on all ranks with any backend. shm always compares. PyTorch: `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
@@ -113,8 +114,8 @@ struct ReconfigureOptions {
   /// The reconfigure_handle() of each member. A vector is in rank order. With a set the ranks of a
   /// host are neighbours, each host's in their former order.
   std::variant<std::unordered_set<std::string>, std::vector<std::string>> handles = {};
-  /// How long to wait for the other members; positive. Default: the timeout of the group.
-  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
+  /// How long to wait for the other members. Default: the timeout of the group.
+  std::optional<Timeout> timeout = std::nullopt;
 };
 
 /// A group of ranks and the collectives between them. PyTorch: `torch.distributed` and its ProcessGroup.
@@ -272,8 +273,8 @@ class ProcessGroup {
   /// A barrier with its own timeout (default: the group's) that names a missing rank. With `wait_all_ranks`
   /// it names all missing ranks, also with gloo, which otherwise stops at the first. PyTorch:
   /// `monitored_barrier`.
-  void monitored_barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt,
-                         bool wait_all_ranks = false, Where where = Where::current()) const;
+  void monitored_barrier(std::optional<Timeout> timeout = std::nullopt, bool wait_all_ranks = false,
+                         Where where = Where::current()) const;
 
   /// Gathers strings or bytes, whose lengths may differ between ranks: [i] is the object of rank i. The
   /// `_async` forms of these four calls return an ObjectWork, whose wait() is collective. PyTorch:

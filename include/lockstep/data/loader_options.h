@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <lockstep/base/timeout.h>
 #include <lockstep/data/sampler.h>
 
 namespace lockstep::data {
@@ -58,8 +58,8 @@ struct LoaderOptions {
   bool pin_memory = false;
   /// Drops a last batch that is smaller than the others. Default: false.
   std::optional<bool> drop_last = {};
-  /// Maximum time to wait for a batch; 0: no limit. Needs workers.
-  std::chrono::milliseconds timeout{0};
+  /// Maximum time to wait for a batch. Default: no limit. Needs workers.
+  std::optional<Timeout> timeout = {};
   /// Each worker calls it with its number, 0 .. num_workers-1, before it loads batches.
   std::function<void(int)> worker_init_fn = {};
   /// The order of epoch e is a function of seed + e, as in DistributedSampler. Used with shuffle. Default: 0

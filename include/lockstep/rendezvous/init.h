@@ -12,6 +12,7 @@
 #include <c10/core/Device.h>
 
 #include <lockstep/backends/backends.h>
+#include <lockstep/base/timeout.h>
 #include <lockstep/base/world.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/runtime/default_group.h>
@@ -40,7 +41,7 @@ struct InitOptions {
   std::optional<int> rank = std::nullopt;        ///< 0 .. world_size-1
 
   /// Limit for the rendezvous and for every later call.
-  std::chrono::milliseconds timeout{1'800'000};
+  Timeout timeout = std::chrono::minutes(30);
 
   /// A store that all ranks share; needs rank and world_size, excludes init_method. It may serve several
   /// runs, one after the other, unless an init() with it has failed.

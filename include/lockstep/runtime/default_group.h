@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <source_location>
@@ -11,6 +10,7 @@
 #include <ATen/core/Generator.h>
 
 #include <lockstep/backends/backends.h>
+#include <lockstep/base/timeout.h>
 #include <lockstep/comm/process_group.h>
 
 namespace lockstep {
@@ -41,10 +41,10 @@ void manual_seed(std::uint64_t seed);
 
 /// Arguments of new_group() and split_group().
 struct GroupOptions {
-  std::string backend = {};  ///< as InitOptions::backend; empty: that of init()
-  std::optional<std::chrono::milliseconds> timeout = std::nullopt;  ///< default: that of the default group
-  std::string group_name = {};                                      ///< for messages; default "group 1", ...
-  std::optional<NcclOptions> nccl = std::nullopt;                   ///< default: those of the default group
+  std::string backend = {};                        ///< as InitOptions::backend; empty: that of init()
+  std::optional<Timeout> timeout = std::nullopt;   ///< for each call; default: that of the default group
+  std::string group_name = {};                     ///< for messages; default "group 1", ...
+  std::optional<NcclOptions> nccl = std::nullopt;  ///< default: those of the default group
 };
 
 /// A message of batch_isend_irecv(). PyTorch: `torch.distributed.P2POp`.

@@ -14,6 +14,7 @@
 #include <c10/core/Device.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/timeout.h>
 #include <lockstep/rendezvous/init.h>
 
 namespace lockstep {
@@ -23,11 +24,11 @@ struct SpawnOptions {
   int nprocs = 1;    ///< number of ranks, all on this host
   bool join = true;  ///< whether spawn() waits for the end of the ranks
 
-  /// Limit for the whole run from the call of spawn(), with or without join(); 0: no limit.
-  std::chrono::milliseconds timeout{0};
+  /// Limit for the whole run from the call of spawn(), with or without join(). Default: no limit.
+  std::optional<Timeout> timeout = std::nullopt;
 
   /// Time between SIGTERM and SIGKILL when ranks are stopped.
-  std::chrono::milliseconds grace_period{1000};
+  Timeout grace_period = std::chrono::seconds(1);
 
   /// Threads that a rank uses within one operator (at::get_num_threads()). Default: the usable cores divided
   /// by the number of ranks; if OMP_NUM_THREADS is set, LibTorch's value for it.
@@ -94,7 +95,7 @@ class SpawnContext {
   /// failed, after the others have been stopped; TimeoutError, which names the ranks that still ran, if
   /// SpawnOptions::timeout has passed; LaunchError if the supervisor of the ranks was killed. May be called
   /// again.
-  bool join(std::optional<std::chrono::milliseconds> timeout = std::nullopt,
+  bool join(std::optional<Timeout> timeout = std::nullopt,
             std::source_location where = std::source_location::current());
 
   /// [i]: pid of rank i.
@@ -149,7 +150,7 @@ struct SpawnThreadsOptions {
   std::string backend = "auto";
 
   /// Limit for every call between the ranks.
-  std::chrono::milliseconds timeout{1'800'000};
+  Timeout timeout = std::chrono::minutes(30);
 
   std::string group_name = "default";  ///< for messages
 

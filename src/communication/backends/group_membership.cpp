@@ -150,9 +150,9 @@ class GroupMembership final : public comm::Membership {
   BackendHandle form(const ReconfigureOptions& options, milliseconds timeout,
                      const std::function<void()>& leave) override {
     const MutexLock lock(forming_);
-    const Deadline deadline(options.timeout.value_or(timeout));
+    const Deadline deadline(options.timeout ? options.timeout->milliseconds() : timeout);
     const auto handles = in_rank_order(options);
-    auto request = request_for(handles, deadline);
+    auto request = request_for(handles);
     Forming forming(request_, options.uuid, handles);
     request.store = forming.store;
     request.find_lost = [watch = forming.watch] { return watch->find_lost(); };
@@ -188,7 +188,7 @@ class GroupMembership final : public comm::Membership {
   };
 
   // Checks the options.
-  BackendRequest request_for(const std::vector<std::string>& handles, const Deadline& deadline) const {
+  BackendRequest request_for(const std::vector<std::string>& handles) const {
     const auto own = std::ranges::find(handles, handle());
     const auto refuse = [&](const std::string& complaint) {
       throw_error<ArgumentError>("reconfigure of group {}: {}", request_.group_name, complaint);
@@ -196,8 +196,6 @@ class GroupMembership final : public comm::Membership {
     if (handles.empty()) refuse("handles is empty; pass one handle for each member");
     if (std::set(handles.begin(), handles.end()).size() < handles.size())
       refuse("a handle is listed twice; pass one handle for each member");
-    if (deadline.timeout().count() <= 0)
-      refuse(fmt::format("timeout is {} ms; it must be positive", deadline.timeout().count()));
     auto request = request_;
     request.hosts = host_numbers(handles);
     if (own == handles.end()) {

@@ -118,7 +118,7 @@ bool GroupState::end_watch() {
   // Waits for the calls that still run on the device, because the other ranks need them. The watch ends them
   // when they take longer than the group's timeout.
   const bool drained =
-      watch->drain(std::uncaught_exceptions() > 0 ? std::chrono::milliseconds(0) : info_.timeout);
+      watch->drain(std::uncaught_exceptions() > 0 ? std::chrono::milliseconds(0) : timeout());
   watch->stop();
   {
     const MutexLock lock(mutex_);
@@ -190,7 +190,7 @@ ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
   const auto own = required_membership();
   const auto old = backend();
   auto* const former = dynamic_cast<FromC10d*>(old.get());  // none in a group that is simulated
-  const auto handle = own->form(options, info_.timeout, [&] {
+  const auto handle = own->form(options, timeout(), [&] {
     if (const auto others = node_group()) others->announce_forming();
     if (former != nullptr) former->leave();
   });

@@ -48,6 +48,7 @@ class GroupState {
   [[noreturn]] void throw_closed(const CallRecord& call) const;
   // Without node group and membership, which are below.
   const ProcessGroupInfo& info() const { return info_; }
+  std::chrono::milliseconds timeout() const { return info_.timeout; }
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::string& backend_name() const { return backend_name_; }

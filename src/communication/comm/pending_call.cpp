@@ -41,7 +41,7 @@ void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
   if (const auto watch = group_->watch()) {
     watch->throw_if_failed();
     const bool on_host = watch->waits_on_host() && graph_phase() == GraphPhase::none;
-    if (on_host && timeout == kNoTimeout) timeout = group_->info().timeout;
+    if (on_host && timeout == kNoTimeout) timeout = group_->timeout();
   }
   try {
     const WithoutPlace record_names_it;
@@ -85,7 +85,7 @@ void PendingCall::wait_for_backend(std::chrono::milliseconds timeout) {
   const bool watched = group_->node_group() != nullptr && !group_->info().traits.notices_death;
   // Gloo ends a send or receive whose wait has timed out, and itself detects the loss of the other rank.
   if (watched && !is_message(record_.kind)) {
-    wait_watching(timeout == kNoTimeout ? group_->info().timeout : timeout);
+    wait_watching(timeout == kNoTimeout ? group_->timeout() : timeout);
   } else {
     operation_->wait(timeout);
   }
@@ -303,10 +303,7 @@ void Work::wait() {
   if (call_) call_->wait(kNoTimeout);
 }
 
-void Work::wait(std::chrono::milliseconds timeout) {
-  if (timeout.count() <= 0) {
-    throw_error<ArgumentError>("Work::wait: a timeout of {} ms; it must be positive", timeout.count());
-  }
+void Work::wait(Timeout timeout) {
   if (call_) call_->wait(timeout);
 }
 

@@ -29,7 +29,7 @@ int ProcessGroup::rank() const { return state_of(*this).rank(); }
 int ProcessGroup::size() const { return state_of(*this).size(); }
 const std::string& ProcessGroup::name() const { return state_of(*this).info().name; }
 const std::string& ProcessGroup::backend_name() const { return state_of(*this).backend_name(); }
-std::chrono::milliseconds ProcessGroup::timeout() const { return state_of(*this).info().timeout; }
+std::chrono::milliseconds ProcessGroup::timeout() const { return state_of(*this).timeout(); }
 std::vector<CallRecord> ProcessGroup::recent_calls() const { return state_of(*this).log().recent(); }
 c10::intrusive_ptr<c10d::Backend> ProcessGroup::backend() const { return state_of(*this).backend(); }
 bool ProcessGroup::supports_reconfigure() const { return state_of(*this).membership() != nullptr; }
@@ -191,8 +191,7 @@ Work ProcessGroup::recv_async(const Tensor& tensor, std::optional<int> src, int 
 
 void ProcessGroup::barrier(Where where) const { comm::run(*this, {.where = where}); }
 Work ProcessGroup::barrier_async(Where where) const { return comm::start(*this, {.where = where}); }
-void ProcessGroup::monitored_barrier(std::optional<std::chrono::milliseconds> timeout, bool wait_all_ranks,
-                                     Where where) const {
+void ProcessGroup::monitored_barrier(std::optional<Timeout> timeout, bool wait_all_ranks, Where where) const {
   comm::run(*this, {.monitored = true,
                     .wait_all_ranks = wait_all_ranks,
                     .timeout = timeout.value_or(this->timeout()),

@@ -183,7 +183,7 @@ void StreamWatch::drop_ended() {
 }
 
 void StreamWatch::look_at(const Entry& oldest) {
-  const auto timeout = group_.info().timeout;
+  const auto timeout = group_.timeout();
   const bool is_late = std::chrono::steady_clock::now() - oldest.record.issued_at >= timeout;
   const auto others = group_.node_group();
   NodeWait{others.get(), [&] { return oldest.observer->isCompleted(); },

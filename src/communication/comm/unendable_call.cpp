@@ -114,7 +114,7 @@ class Watch {
 
 UnendableCall::UnendableCall(const GroupState& group, const CallRecord& call,
                              std::chrono::milliseconds timeout)
-    : group_(group), call_(call), timeout_(timeout == kNoTimeout ? group.info().timeout : timeout) {
+    : group_(group), call_(call), timeout_(timeout == kNoTimeout ? group.timeout() : timeout) {
   Watch::get().add(this);
 }
 

@@ -33,9 +33,6 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 void check_options(const SessionOptions& options, const InitMethod& method) {
-  if (options.timeout.count() <= 0) {
-    throw_error<ArgumentError>("InitOptions::timeout is {} ms; it must be positive", options.timeout.count());
-  }
   if (options.store && method.kind != InitMethod::Kind::none) {
     throw ArgumentError("InitOptions: set store or init_method, not both");
   }

@@ -41,14 +41,6 @@ void check_spawn_options(const SpawnOptions& options) {
   if (options.nprocs < 1) {
     throw_error<ArgumentError>("spawn: nprocs is {}; it must be at least 1", options.nprocs);
   }
-  if (options.timeout.count() < 0) {
-    throw_error<ArgumentError>("spawn: timeout is {} ms; it must not be negative (0: none)",
-                               options.timeout.count());
-  }
-  if (options.grace_period.count() < 0) {
-    throw_error<ArgumentError>("spawn: grace_period is {} ms; it must not be negative",
-                               options.grace_period.count());
-  }
   if (options.threads_per_rank.value_or(1) < 1) {
     throw_error<ArgumentError>("spawn: threads_per_rank is {}; it must be 1 or more",
                                *options.threads_per_rank);
@@ -72,7 +64,7 @@ class SpawnContext::Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  bool wait(std::optional<std::chrono::milliseconds> timeout);
+  bool wait(std::optional<Timeout> timeout);
   void throw_failure() const;
   const std::vector<int>& pids() const { return pids_; }
 
@@ -123,7 +115,7 @@ bool SpawnContext::Run::at_end() {
   return true;
 }
 
-bool SpawnContext::Run::wait(std::optional<std::chrono::milliseconds> timeout) {
+bool SpawnContext::Run::wait(std::optional<Timeout> timeout) {
   std::optional<Deadline> deadline;
   if (timeout) deadline.emplace(*timeout);
   while (!ended_) {
@@ -142,7 +134,8 @@ void SpawnContext::Run::throw_failure() const {
       return;
     case Kind::timeout:
       throw_error<TimeoutError>("spawn: the run of {} ranks was stopped after {} ms; still running: rank {}",
-                                options_.nprocs, options_.timeout.count(), outcome.text.get());
+                                options_.nprocs, options_.timeout->milliseconds().count(),
+                                outcome.text.get());
     case Kind::error:
       throw LaunchError(outcome.text.get());
     case Kind::none:
@@ -177,7 +170,7 @@ SpawnContext::~SpawnContext() = default;
 SpawnContext::SpawnContext(SpawnContext&&) noexcept = default;
 SpawnContext& SpawnContext::operator=(SpawnContext&&) noexcept = default;
 
-bool SpawnContext::join(std::optional<std::chrono::milliseconds> timeout, std::source_location where) {
+bool SpawnContext::join(std::optional<Timeout> timeout, std::source_location where) {
   const CallerPlace place(where);
   if (!run_->wait(timeout)) return false;
   run_->throw_failure();
@@ -317,10 +310,6 @@ void run_rank_and_report(Run& run, int rank) {
 void check_options(int world_size, const SpawnThreadsOptions& options) {
   if (world_size < 1)
     throw_error<ArgumentError>("spawn_threads: world_size is {}; one or more ranks are needed", world_size);
-  if (options.timeout.count() <= 0) {
-    throw_error<ArgumentError>("spawn_threads: timeout is {} ms; it must be positive",
-                               options.timeout.count());
-  }
   if (!options.devices.empty() && options.devices.size() != static_cast<std::size_t>(world_size)) {
     throw_error<ArgumentError>("spawn_threads: {} devices for {} ranks; set one per rank, or none",
                                options.devices.size(), world_size);

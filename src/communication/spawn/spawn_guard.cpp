@@ -75,7 +75,7 @@ void SpawnSupervisor::start_ranks(std::vector<int> foreign) {
   const auto& options = request_.options;
   foreign.push_back(signal_fd());
   const pid_t self = ::getpid();
-  begin_run(options.timeout.count() > 0 ? std::optional(options.timeout) : std::nullopt);
+  begin_run(options.timeout);
   for (int rank = 0; rank < options.nprocs; ++rank) {
     const pid_t pid = ::fork();
     if (pid < 0) fail_to_spawn(fmt::format("rank {} of {} could not be started", rank, options.nprocs));

@@ -39,16 +39,15 @@ void check_worker_options(const LoaderOptions& options) {
         "make_loader: num_workers should be non-negative, but it is {}; 0 loads batches without workers",
         options.num_workers);
   }
-  if (options.timeout.count() < 0) throw ArgumentError("make_loader: timeout should be non-negative");
   if (options.prefetch_factor && *options.prefetch_factor <= 0) {
     throw_error<ArgumentError>("make_loader: prefetch_factor should be positive, but it is {}",
                                *options.prefetch_factor);
   }
   if (options.num_workers > 0) return;
-  const char* const option = options.prefetch_factor        ? "prefetch_factor"
-                             : options.persistent_workers   ? "persistent_workers"
-                             : options.timeout.count() != 0 ? "timeout"
-                                                            : nullptr;
+  const char* const option = options.prefetch_factor      ? "prefetch_factor"
+                             : options.persistent_workers ? "persistent_workers"
+                             : options.timeout            ? "timeout"
+                                                          : nullptr;
   if (option != nullptr) {
     throw_error<ArgumentError>("make_loader: {} needs num_workers > 0", option);
   }

@@ -27,8 +27,9 @@ std::string indices_text(const at::Tensor& indices) {
 }
 
 std::string timeout_text(const WorkerPool& pool, const BatchSlot& slot) LOCKSTEP_REQUIRES(pool.mutex) {
-  const auto waited = fmt::format("DataLoader timed out after {} seconds: ",
-                                  std::chrono::duration<double>(pool.options.timeout).count());
+  const auto waited =
+      fmt::format("DataLoader timed out after {} seconds: ",
+                  std::chrono::duration<double>(pool.options.timeout->milliseconds()).count());
   if (slot.state != BatchSlot::State::loading) {
     return fmt::format("{}no worker has started batch {} of the pass, with indices {}; all {} are busy",
                        waited, slot.number, indices_text(slot.indices), pool.workers.size());
@@ -93,13 +94,13 @@ void LoaderWorkers::end() noexcept {
   pool_->work.notify_all();
   for (std::size_t id = 0; id < threads_.size(); ++id) {
     const auto& worker = pool_->workers[id];
-    const auto timeout = pool_->options.timeout;
+    const auto& timeout = pool_->options.timeout;
     while (!worker.ended && !pool_->overdue(worker)) {
-      if (timeout.count() == 0) {
+      if (!timeout) {
         pool_->worker_ended.wait(pool_->mutex);
       } else {
-        pool_->worker_ended.wait_until(pool_->mutex,
-                                       std::max(worker.busy_since, WorkerClock::now() - timeout) + timeout);
+        const auto limit = timeout->milliseconds();
+        pool_->worker_ended.wait_until(pool_->mutex, std::max(worker.busy_since + limit, WorkerClock::now()));
       }
     }
     const bool ended = worker.ended;
@@ -159,12 +160,12 @@ WorkerIteration::~WorkerIteration() {
     }
     return oldest != nullptr && pool_->overdue(pool_->workers[static_cast<std::size_t>(oldest->worker)]);
   };
-  const auto timeout = pool_->options.timeout;
+  const auto& timeout = pool_->options.timeout;
   while (state_->loading > 0 && !stuck()) {
-    if (timeout.count() == 0) {
+    if (!timeout) {
       state_->changed.wait(pool_->mutex);
     } else {
-      state_->changed.wait_for(pool_->mutex, timeout);
+      state_->changed.wait_for(pool_->mutex, timeout->milliseconds());
     }
   }
   if (state_->loading > 0) pool_->stuck = true;
@@ -209,13 +210,13 @@ std::optional<std::size_t> WorkerIteration::find_done() const {
 // Waits for the next batch and returns its position in outstanding_.
 std::size_t WorkerIteration::wait() {
   const MutexLock lock(pool_->mutex);
-  const auto timeout = pool_->options.timeout;
+  const auto& timeout = pool_->options.timeout;
   std::optional<std::size_t> position;
   const auto is_there = [&] { return (position = find_done()).has_value(); };
   state_->loop_waits = true;
-  if (timeout.count() == 0) {
+  if (!timeout) {
     state_->changed.wait(pool_->mutex, is_there);
-  } else if (!state_->changed.wait_for(pool_->mutex, timeout, is_there)) {
+  } else if (!state_->changed.wait_for(pool_->mutex, timeout->milliseconds(), is_there)) {
     pool_->stuck = true;
     state_->loop_waits = false;
     throw TimeoutError(timeout_text(*pool_, state_->slots[outstanding_.front()]));

@@ -75,8 +75,8 @@ struct WorkerPool {
   bool stuck LOCKSTEP_GUARDED_BY(mutex) = false;
 
   bool overdue(const WorkerStatus& worker) const {
-    return options.timeout.count() > 0 && worker.busy &&
-           WorkerClock::now() - worker.busy_since >= options.timeout;
+    return options.timeout && worker.busy &&
+           WorkerClock::now() - worker.busy_since >= options.timeout->milliseconds();
   }
 };
 

@@ -97,7 +97,7 @@ std::vector<std::string> StepAbort::exchange_changes(const std::string& change) 
   const auto host = comm::state_of(group_).node_group();
   abort_for_change(change);
   std::vector<std::string> changes(static_cast<std::size_t>(host->size()), change);
-  const Deadline deadline(comm::state_of(group_).info().timeout);
+  const Deadline deadline(comm::state_of(group_).timeout());
   for (int rank = 0; rank < host->size(); ++rank) {
     if (rank == host->rank()) continue;
     await_arrival(*host, rank, deadline);

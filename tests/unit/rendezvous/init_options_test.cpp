@@ -102,8 +102,6 @@ TEST(Init, ManyInARow) {
 TEST(Init, WrongOptionsAreNamed) {
   expect_refused<ArgumentError>({{.backend = "nccl"}, kEmpty},
                                 HasSubstr("on the CPU use shm (one host), gloo"));
-  expect_refused<ArgumentError>({{.timeout = std::chrono::milliseconds(0)}, kEmpty},
-                                HasSubstr("timeout is 0 ms"));
   expect_refused<ArgumentError>({{.rank = 0}, kEmpty}, HasSubstr("rank is given but world_size is not"));
   expect_refused<ArgumentError>({{.world_size = 2}, kEmpty},
                                 HasSubstr("world_size is given but rank is not"));

@@ -9,6 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/timeout.h>
+
 #include "data/bytes.h"
 
 namespace lockstep::data {
@@ -39,7 +41,7 @@ struct RemoteDataset {
 
 struct DownloadOptions {
   bool download = false;
-  std::chrono::seconds timeout{600};                 // includes the wait for another process's download
+  Timeout timeout = std::chrono::minutes(10);        // includes the wait for another process's download
   std::chrono::milliseconds connect_timeout{5'000};  // for each connection
 };
 
