@@ -36,7 +36,7 @@ esac
 needed=(c++:g++ cmake:cmake ninja:ninja-build ccache:ccache libgloo-dev libcli11-dev libfmt-dev
   nlohmann-json3-dev zlib1g-dev libcurl4-openssl-dev libssl-dev libjpeg-dev libpng-dev libwebp-dev libhdf5-dev libdw-dev libncurses-dev libmicrohttpd-dev ca-certificates)
 if [[ $kind == tests ]]; then
-  needed+=(nm:binutils spin:spin libgtest-dev libgmock-dev libbenchmark-dev)
+  needed+=(nm:binutils spin:spin doxygen:doxygen libgtest-dev libgmock-dev libbenchmark-dev)
   needed+=(mpirun:openmpi-bin libopenmpi-dev)
   needed+=(slurmctld slurmd slurm-client munge ip:iproute2 unshare:util-linux)
 fi

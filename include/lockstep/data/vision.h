@@ -170,7 +170,7 @@ struct DatasetFolderOptions {
 
 class FolderListing;
 
-/// Samples in files, one subfolder per class: root/<class>/.../<file>. Classes, targets and order are those
+/// Samples in files, one subfolder per class: `root/<class>/.../<file>`. Classes, targets and order are those
 /// of torchvision's DatasetFolder. Copies share the list of files. get_batch() is thread-safe if the loader
 /// and the transforms are.
 class DatasetFolder {
@@ -281,7 +281,7 @@ struct PointClouds;
 ///   of their names. The constructor reads all clouds. It needs a Lockstep that was built with
 ///   LOCKSTEP_WITH_HDF5. HDF5 is called by one thread of Lockstep at a time; do not call it yourself
 ///   meanwhile where your libhdf5 is not thread-safe.
-/// - ModelNet40, Princeton's meshes <class>/<train|test>/<name>.off, ordered by class and name. get_batch()
+/// - ModelNet40, Princeton's meshes `<class>/<train|test>/<name>.off`, ordered by class and name. get_batch()
 ///   reads the meshes and draws points from them. Their coordinates have any scale: see
 ///   normalize_point_cloud().
 ///

@@ -62,13 +62,13 @@ class SummaryWriter {
   using Step = std::optional<std::int64_t>;
   using Time = std::optional<double>;
 
-  /// Makes the folder and an event file. Default `log_dir`: runs/<date>_<time>_<host name><comment>.
+  /// Makes the folder and an event file. Default `log_dir`: `runs/<date>_<time>_<host name><comment>`.
   explicit SummaryWriter(std::filesystem::path log_dir = {}, SummaryWriterOptions options = {});
 
   /// PyTorch: `add_scalar` with new_style=False, which stores float32.
   void add_scalar(const std::string& tag, double scalar_value, Step global_step = {}, Time walltime = {});
 
-  /// Several curves of one chart, each in an event file in its own folder <log_dir>/<main_tag>_<name>.
+  /// Several curves of one chart, each in an event file in its own folder `<log_dir>/<main_tag>_<name>`.
   void add_scalars(const std::string& main_tag, const Scalars& tag_scalar_dict, Step global_step = {},
                    Time walltime = {});
 
@@ -93,7 +93,7 @@ class SummaryWriter {
                 Time walltime = {});
 
   /// A row of TensorBoard's table of hyperparameters and metrics, in an event file in its own folder
-  /// <log_dir>/<run_name> (default: the time). Values of `hparam_dict` are bool (stored as a number, as in
+  /// `<log_dir>/<run_name>` (default: the time). Values of `hparam_dict` are bool (stored as a number, as in
   /// PyTorch), int, float, str, a tensor of one element or None (left out). `hparam_domain_discrete` has the
   /// list of possible values of a bool, number or string by name. Throws ArgumentError for other values.
   void add_hparams(const Dict& hparam_dict, const Scalars& metric_dict,
