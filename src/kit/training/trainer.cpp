@@ -51,7 +51,7 @@ void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
 
 }  // namespace
 
-Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options,
+Trainer::Trainer(ModuleRef module, torch::optim::Optimizer& optimizer, TrainerOptions options,
                  std::source_location where)
     : Trainer(CallerPlace(where), module, optimizer, std::move(options), where) {}
 
