@@ -31,10 +31,10 @@ double megabytes_of_all_ranks(const lockstep::Context& context) {
 }
 
 // Each layer of a list is a group, and what is left is another.
-lockstep::FSDPModule shard(const torch::nn::Module& net, const lockstep::FullyShardOptions& options) {
+lockstep::FSDPModule shard(torch::nn::Module& net, const lockstep::FullyShardOptions& options) {
   for (const auto& child : net.children()) {
     for (const auto& layer : child->children()) {
-      if (!layer->parameters().empty()) lockstep::fully_shard(*layer, options);
+      if (!layer->parameters().empty()) lockstep::fully_shard(layer, options);
     }
   }
   return lockstep::fully_shard(net, options);
@@ -53,8 +53,8 @@ double operator_microseconds(const at::Tensor& parameter) {
 
 // What an operator on a parameter of fully_shard() takes longer than on another one.
 double trap_microseconds() {
-  const torch::nn::Linear plain(1, 1), sharded(1, 1);
-  lockstep::fully_shard(*sharded);
+  torch::nn::Linear plain(1, 1), sharded(1, 1);
+  lockstep::fully_shard(sharded);
   std::vector<double> differences;
   for (int i = 0; i < 9; ++i) {
     const auto without = operator_microseconds(plain->weight);
@@ -145,7 +145,7 @@ nlohmann::json measure_trap(const Flags& flags) {
     const auto context = lockstep::init({.backend = flags.backend});
     if (context.world_size() > 1) throw lockstep::ArgumentError("mode trap is for one rank");
     const auto plain = make_net();
-    const auto sharded = make_net();
+    auto sharded = make_net();
     shard(*sharded, {}).set_requires_gradient_sync(false);  // without the copies of a reduction by one rank
     const auto forward = [&](auto net) {
       const torch::NoGradGuard no_grad;

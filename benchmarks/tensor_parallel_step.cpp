@@ -96,7 +96,7 @@ tp::ParallelizePlan plan_of(const Flags& flags) {
 double time_gpt(const lockstep::DeviceMesh& mesh, const Flags& flags, Times& times) {
   torch::manual_seed(0);
   Gpt net;
-  tp::parallelize_module(*net, mesh, plan_of(flags));
+  tp::parallelize_module(net, mesh, plan_of(flags));
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(kRate));
   torch::manual_seed(1);
   const auto tokens = torch::randint(kVocabulary, {kBatch, kLength + 1});

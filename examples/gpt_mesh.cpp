@@ -43,10 +43,10 @@ std::vector<Tensor> distribute(torch::nn::Module& stage, const Flags& flags, con
   for (const auto& layer : stage.modules()) {
     const auto plan = plan_of(*layer);
     if (plan.empty()) continue;
-    tensor_parallel::parallelize_module(*layer, mesh["tp"], plan);
+    tensor_parallel::parallelize_module(layer, mesh["tp"], plan);
     const auto* const block = layer->as<Block>();
-    if (block != nullptr && block->moe) fully_shard(*block->moe->experts, {.mesh = replicas});
-    if (flags.shard) fully_shard(*layer, {.mesh = data});
+    if (block != nullptr && block->moe) fully_shard(block->moe->experts, {.mesh = replicas});
+    if (flags.shard) fully_shard(layer, {.mesh = data});
   }
   return flags.shard ? fully_shard(stage, {.mesh = data}).parameters() : stage.parameters();
 }

@@ -74,7 +74,7 @@ int main() {
         train(whole, [&](const at::Tensor& x) { return whole->forward(x.to(c10::Device(first))); });
 
     Net cut = make_net();
-    const ModelParallel parts(*cut, {{"", first}, {"layers.[4567]", second}, {"head", second}});
+    const ModelParallel parts(cut, {{"", first}, {"layers.[4567]", second}, {"head", second}});
     std::cout << "model parallel: ";
     const auto model_parallel = train(cut, [&](const at::Tensor& x) {
       const auto scope = parts.follow();

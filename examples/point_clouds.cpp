@@ -65,7 +65,7 @@ void train(const Dataset& train_set, const Dataset& test_set, const Flags& flags
                                               .device = context.device(),
                                               .augmentation_seed = flags.seed});
   auto net = make_net(flags);
-  convert_sync_batchnorm(*net);  // statistics over the clouds of all ranks
+  convert_sync_batchnorm(net);  // statistics over the clouds of all ranks
   DistributedDataParallel ddp(net, {.device = context.device()});
   torch::optim::SGD optimizer(net->parameters(),
                               torch::optim::SGDOptions(flags.lr).momentum(0.9).weight_decay(1e-4));

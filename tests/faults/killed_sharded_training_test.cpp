@@ -15,7 +15,7 @@ struct ShardedRun {
   static FSDPModule shard(const OddNet& net) {
     const bool shared = number_of_test("TEST_SHARED") == 1;
     for (const auto& child : net->children_to_shard()) fully_shard(*child, {.share_memory = shared});
-    return fully_shard(*net, {.share_memory = shared});
+    return fully_shard(net.ptr(), {.share_memory = shared});
   }
   void train() {
     torch::manual_seed(static_cast<std::uint64_t>(100 * step + get_rank()));

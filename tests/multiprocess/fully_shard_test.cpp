@@ -31,7 +31,7 @@ using torch::optim::AdamW;
 
 FSDPModule shard(const OddNet& net, const FullyShardOptions& options) {
   for (const auto& child : net->children_to_shard()) fully_shard(*child, options);
-  return fully_shard(*net, options);
+  return fully_shard(net.ptr(), options);
 }
 
 Tensor draw_tokens(int step, int rank) {

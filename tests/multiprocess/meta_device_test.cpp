@@ -57,7 +57,7 @@ auto on_meta(const Make& make) {
 FSDPModule shard_layers(const Sequential& net, const FullyShardOptions& options) {
   for (const auto& layer : *net)
     if (!layer.ptr()->parameters().empty()) fully_shard(*layer.ptr(), options);
-  return fully_shard(*net, options);
+  return fully_shard(net.ptr(), options);
 }
 
 void reset_parameters(torch::nn::Module& module) {

@@ -140,8 +140,8 @@ const Scenario tied_shards("pipelining tied shards", [] {
       EXPECT_TRUE(shards.at(0).allclose(whole.slice(0, 4 * row, 4 * row + 4), 1e-5, 1e-6)) << step;
     }
   }
-  const Embedding embedding(pipeline.rank() == 1);
-  if (pipeline.rank() == 1) (void)fully_shard(*embedding, {.mesh = mesh["dp"]});
+  Embedding embedding(pipeline.rank() == 1);
+  if (pipeline.rank() == 1) (void)fully_shard(embedding, {.mesh = mesh["dp"]});
   Schedule1F1B schedule(PipelineStage(embedding, pipeline.rank(), 2,
                                       {.group = pipeline, .tied_parameters = {{"wte", embedding->weight}}}),
                         2, loss_of);
@@ -332,7 +332,7 @@ const Scenario loses_a_rank("pipelining loses a rank", [] {
   const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "pp"}});
   const auto pipeline = mesh["pp"].get_group();
   const auto module = make_stage(pipeline.rank());
-  const auto sharded = fully_shard(*module, {.mesh = mesh["dp"]});
+  const auto sharded = fully_shard(module.ptr(), {.mesh = mesh["dp"]});
   int forwards = 0;
   PipelineStage stage(module.ptr(),
                       [&, net = module](const Tensors& x) mutable {
@@ -458,7 +458,7 @@ TEST(Pipelining, StagesThatDoNotFit) {
               }),
               HasSubstr("set data_parallel_group"));
   const auto sharded = make_stage(0);
-  (void)fully_shard(*sharded);
+  (void)fully_shard(sharded.ptr());
   EXPECT_THAT(refused({{sharded, 0, 4, {.data_parallel_group = context.group()}}, {layer, 2, 4}}),
               HasSubstr("stage 0: fully_shard() distributes it, so it cannot have a data_parallel_group"));
   EXPECT_THAT(error_of<ArgumentError>([&] {

@@ -21,7 +21,7 @@ namespace {
 using at::Tensor;
 
 // Every child with parameters is a group of its own, and what is left is another.
-FSDPModule shard_children(const torch::nn::Module& net, bool shared) {
+FSDPModule shard_children(torch::nn::Module& net, bool shared) {
   const FullyShardOptions options{.reshard_after_forward = true, .share_memory = shared};
   for (const auto& child : net.children()) {
     if (!child->parameters().empty()) fully_shard(*child, options);

@@ -29,7 +29,7 @@ Sequential make_layers() {
 FSDPModule shard_layers(const Sequential& net, const FullyShardOptions& options) {
   for (const auto& layer : *net)
     if (!layer.ptr()->parameters().empty()) fully_shard(*layer.ptr(), options);
-  return fully_shard(*net, options);
+  return fully_shard(net.ptr(), options);
 }
 
 void expect_on(c10::DeviceType type, const FSDPModule& module, torch::optim::AdamW& optimizer) {

@@ -51,8 +51,8 @@ Tensor noise_of(int step, int rank) {
 }
 
 FSDPModule shard(const MixedNet& net, const FullyShardOptions& options) {
-  fully_shard(*net->conv, options);
-  return fully_shard(*net, options);
+  fully_shard(net->conv.ptr(), options);
+  return fully_shard(net.ptr(), options);
 }
 
 void expect_same(const FSDPModule& ours, const MixedNet& net, const MixedNet& expected,

@@ -83,7 +83,7 @@ TEST_P(StartingWeights, FromDifferentFilesAreDetected) { run_here(from_other_fil
 const Scenario by_broadcast("weights broadcast without a DDP", [] {
   const auto context = init({.backend = backend_under_test()});
   for (const int source : {0, context.world_size() - 1}) {
-    const auto net = net_of(context.rank());
+    auto net = net_of(context.rank());
     broadcast_module(net, source, context.group());
     EXPECT_TRUE(equal(state_dict(net), state_dict(net_of(source))));
     const at::Tensor weight = net->first->weight;

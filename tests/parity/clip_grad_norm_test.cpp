@@ -64,7 +64,7 @@ std::string case_name(const Dtype& dtype, const std::string& norm_type) {
 // One for each parameter of the whole net.
 Tensors whole_gradients(c10::ScalarType dtype) {
   Tensors gradients;
-  const ClipNet net(dtype);
+  ClipNet net(dtype);
   for (const auto& parameter : net->parameters()) {
     const auto source = at::detail::createCPUGenerator(gradients.size());
     auto sizes = parameter.sizes().vec();
@@ -90,7 +90,7 @@ struct Clipped {
 using Strategy = std::function<Clipped(c10::ScalarType dtype, const ClipGradNormOptions& options)>;
 
 Clipped clip_plain(c10::ScalarType dtype, const ClipGradNormOptions& options) {
-  const ClipNet net(dtype);
+  ClipNet net(dtype);
   const auto gradients = whole_gradients(dtype);
   Clipped result{.before = gradients};
   for (std::size_t i = 0; i < gradients.size(); ++i)
@@ -115,7 +115,7 @@ Clipped clip_ddp(c10::ScalarType dtype, const ClipGradNormOptions& options) {
 
 // Rank 1 on has no element of the last parameter.
 Clipped clip_sharded(c10::ScalarType dtype, const ClipGradNormOptions& options) {
-  const ClipNet net(dtype);
+  ClipNet net(dtype);
   const auto sharded = fully_shard(*net);
   Clipped result;
   std::size_t index = 0;
@@ -148,7 +148,7 @@ Clipped clip_tensor_parallel(c10::ScalarType dtype, const ClipGradNormOptions& o
 
 // The first stage has fc1, the last one the others.
 Clipped clip_pipeline(c10::ScalarType dtype, const ClipGradNormOptions& options) {
-  const ClipNet net(dtype);
+  ClipNet net(dtype);
   const auto gradients = whole_gradients(dtype);
   struct Stage : torch::nn::Module {
     Tensor forward(const Tensor& x) { return x; }

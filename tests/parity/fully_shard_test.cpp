@@ -147,7 +147,7 @@ FSDPModule shard(const Net& net, const Case& words, const Context& context) {
     fully_shard(*children.front(), of_children);
     for (const auto& child : net->children()) fully_shard(*child, of_children);
   }
-  return fully_shard(*net, options);
+  return fully_shard(net.ptr(), options);
 }
 
 // Python's optimizers do not take sharded and ignored parameters together.

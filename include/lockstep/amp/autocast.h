@@ -6,8 +6,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
+
+#include <lockstep/device/module_ref.h>
 
 namespace lockstep::amp {
 
@@ -72,11 +72,6 @@ namespace lockstep {
 /// shapes stay, so optimizers may be created before or after. Create a DistributedDataParallel afterwards,
 /// because its buckets take the existing layout. Throws ArgumentError for Preserve. PyTorch:
 /// `module.to(memory_format=torch.channels_last)`.
-void to_memory_format(torch::nn::Module& module, at::MemoryFormat format);
-
-template <typename Contained>
-void to_memory_format(const torch::nn::ModuleHolder<Contained>& module, at::MemoryFormat format) {
-  to_memory_format(*module.ptr(), format);
-}
+void to_memory_format(ModuleRef module, at::MemoryFormat format);
 
 }  // namespace lockstep

@@ -8,10 +8,9 @@
 #include <source_location>
 #include <vector>
 
-#include <torch/nn/module.h>
-
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/comm/process_group.h>
+#include <lockstep/device/module_ref.h>
 #include <lockstep/serialize/torch_file.h>
 
 namespace lockstep {
@@ -148,17 +147,9 @@ Value load_on_all(const std::filesystem::path& file, const LoadOptions& options 
 /// reads the file, so all must see it. Collective over `process_group` (default as in load_on_all()). All
 /// ranks throw CheckpointError with the rank and the reason if one cannot write, read or load it. PyTorch has
 /// the idiom in its DistributedDataParallel tutorial, not a function.
-void share_starting_weights(torch::nn::Module& module, const std::filesystem::path& file,
+void share_starting_weights(ModuleRef module, const std::filesystem::path& file,
                             CheckpointReading reading = CheckpointReading::broadcast,
                             const std::optional<ProcessGroup>& process_group = std::nullopt,
                             std::source_location where = std::source_location::current());
-
-template <ModulePointer Holder>
-void share_starting_weights(Holder& module, const std::filesystem::path& file,
-                            CheckpointReading reading = CheckpointReading::broadcast,
-                            const std::optional<ProcessGroup>& process_group = std::nullopt,
-                            std::source_location where = std::source_location::current()) {
-  share_starting_weights(static_cast<torch::nn::Module&>(*module), file, reading, process_group, where);
-}
 
 }  // namespace lockstep

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <iosfwd>
@@ -10,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
+#include <lockstep/device/module_ref.h>
 #include <lockstep/serialize/value.h>
 
 namespace lockstep::optim {
@@ -53,7 +52,7 @@ class VersionedModule {
 /// and share the module's data. `_metadata` is set as in Python. The names of a module inside
 /// DistributedDataParallel or DataParallel begin with "module.", as in Python. PyTorch:
 /// `Module.state_dict()`.
-Dict state_dict(const torch::nn::Module& module);
+Dict state_dict(ConstModuleRef module);
 
 /// Renames keys like Python's `re.sub(pattern, replacement, key)`. The first rule whose pattern matches
 /// applies.
@@ -102,8 +101,7 @@ std::ostream& operator<<(std::ostream& stream, const LoadReport& report);
 /// modules inside DistributedDataParallel or DataParallel is added or removed as needed, which the report
 /// states. Throws CheckpointError that lists every mismatch in Python's words; the module is then unchanged.
 /// A tensor of the module on device meta is a mismatch. PyTorch: `Module.load_state_dict()`.
-LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
-                           const LoadStateDictOptions& options = {},
+LoadReport load_state_dict(ModuleRef module, const Dict& state_dict, const LoadStateDictOptions& options = {},
                            std::source_location where = std::source_location::current());
 
 /// Loads the state dict in a file of torch.save() or save(), in a `.safetensors` file, or in several with an
@@ -113,33 +111,9 @@ LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
 /// any of them. Throws CheckpointError that names the file. Print the result to see what did not fit:
 ///
 ///     std::cout << lockstep::load_pretrained(net, "resnet34.pth", {.partial = true});
-LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& file,
+LoadReport load_pretrained(ModuleRef module, const std::filesystem::path& file,
                            const LoadStateDictOptions& options = {},
                            std::source_location where = std::source_location::current());
-
-/// A TORCH_MODULE holder, a shared_ptr of a module, a DistributedDataParallel or a DataParallel.
-template <typename Holder>
-concept ModulePointer = requires(const Holder& holder) {
-  { *holder } -> std::convertible_to<const torch::nn::Module&>;
-};
-
-template <ModulePointer Holder>
-Dict state_dict(const Holder& module) {
-  return state_dict(static_cast<const torch::nn::Module&>(*module));
-}
-
-template <ModulePointer Holder>
-LoadReport load_state_dict(Holder& module, const Dict& dict, const LoadStateDictOptions& options = {},
-                           std::source_location where = std::source_location::current()) {
-  return load_state_dict(static_cast<torch::nn::Module&>(*module), dict, options, where);
-}
-
-template <ModulePointer Holder>
-LoadReport load_pretrained(Holder& module, const std::filesystem::path& file,
-                           const LoadStateDictOptions& options = {},
-                           std::source_location where = std::source_location::current()) {
-  return load_pretrained(static_cast<torch::nn::Module&>(*module), file, options, where);
-}
 
 /// Removes `prefix` from every key that has it, in `_metadata` too. PyTorch:
 /// `consume_prefix_in_state_dict_if_present`.

@@ -17,6 +17,7 @@
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/data/loader_options.h>
+#include <lockstep/device/module_ref.h>
 #include <lockstep/serialize/value.h>
 
 namespace lockstep {
@@ -103,11 +104,7 @@ class TrainingState {
   /// Adds the gradients of a module, for checkpoints between two optimizer steps while gradients accumulate.
   /// state_dict() is then collective. Gradients that differ between ranks, as under no_sync(), are gathered
   /// on rank 0 and can only be loaded by the same number of ranks.
-  TrainingState& add_gradients(const std::string& name, const torch::nn::Module& module);
-  template <ModulePointer Holder>
-  TrainingState& add_gradients(const std::string& name, const Holder& module) {
-    return add_gradients(name, static_cast<const torch::nn::Module&>(*module));
-  }
+  TrainingState& add_gradients(const std::string& name, ModuleRef module);
 
   /// Adds any part by functions that return and restore its value.
   TrainingState& add_functions(std::string name, std::function<Value()> save,
@@ -198,26 +195,14 @@ struct EpochCheckpoint {
 /// Returns {"epoch", "arch", "state_dict", "best_acc", "optimizer"}, in this order. Tensors share the data of
 /// the module and the optimizer. Add further entries with set(). PyTorch has the layout in its ImageNet
 /// example, not a function.
-Dict make_epoch_checkpoint(const EpochCheckpoint& progress, const torch::nn::Module& module,
+Dict make_epoch_checkpoint(const EpochCheckpoint& progress, ConstModuleRef module,
                            const torch::optim::Optimizer& optimizer);
-
-template <ModulePointer Holder>
-Dict make_epoch_checkpoint(const EpochCheckpoint& progress, const Holder& module,
-                           const torch::optim::Optimizer& optimizer) {
-  return make_epoch_checkpoint(progress, static_cast<const torch::nn::Module&>(*module), optimizer);
-}
 
 /// Loads module and optimizer from such a dict, written by C++ or Python, and returns the other entries.
 /// Numbers may be tensors of one element. "best_acc1", the example's current name, replaces a missing
 /// "best_acc". Other entries are ignored. Throws CheckpointError that names the entry that is missing or does
 /// not fit, or both architectures if `arch` is given and differs; module and optimizer are then unchanged.
-EpochCheckpoint load_epoch_checkpoint(const Dict& checkpoint, torch::nn::Module& module,
+EpochCheckpoint load_epoch_checkpoint(const Dict& checkpoint, ModuleRef module,
                                       torch::optim::Optimizer& optimizer, std::string_view arch = "");
-
-template <ModulePointer Holder>
-EpochCheckpoint load_epoch_checkpoint(const Dict& checkpoint, Holder& module,
-                                      torch::optim::Optimizer& optimizer, std::string_view arch = "") {
-  return load_epoch_checkpoint(checkpoint, static_cast<torch::nn::Module&>(*module), optimizer, arch);
-}
 
 }  // namespace lockstep

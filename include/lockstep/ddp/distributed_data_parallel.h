@@ -19,6 +19,7 @@
 #include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/join.h>
 #include <lockstep/ddp/options.h>
+#include <lockstep/device/module_ref.h>
 #include <lockstep/device/pytree.h>
 #include <lockstep/nn/wrapped_module.h>
 
@@ -241,33 +242,21 @@ void trace(DistributedDataParallel<Module>& ddp, const std::string& path, int st
 /// DistributedDataParallel does, for training without it. Collective. Throws DesyncError on all ranks, before
 /// anything is sent, if their modules differ in names, device types, dtypes, shapes or strides. PyTorch: a
 /// loop of `dist.broadcast`. Default of `process_group`: the default group.
-void broadcast_module(const torch::nn::Module& module, int src = 0,
-                      std::optional<ProcessGroup> process_group = std::nullopt,
+void broadcast_module(ModuleRef module, int src = 0, std::optional<ProcessGroup> process_group = std::nullopt,
                       std::source_location where = std::source_location::current());
-
-/// The same for a TORCH_MODULE holder or a shared_ptr.
-template <typename Holder>
-  requires requires(const Holder& holder) {
-    { *holder } -> std::convertible_to<const torch::nn::Module&>;
-  }
-void broadcast_module(const Holder& module, int src = 0,
-                      std::optional<ProcessGroup> process_group = std::nullopt,
-                      std::source_location where = std::source_location::current()) {
-  broadcast_module(static_cast<const torch::nn::Module&>(*module), src, std::move(process_group), where);
-}
 
 /// Sets requires_grad to false on the parameters whose names match, and returns their names. Call it before
 /// DistributedDataParallel wraps the module. A pattern is the name of a parameter, or of a module for all of
 /// its parameters; `*` matches any characters, `?` one. Throws ArgumentError for a pattern that matches
 /// nothing.
 ///
-///     lockstep::freeze(*net, {"backbone", "layer?.*.bias"});
-std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std::string>& patterns,
+///     lockstep::freeze(net, {"backbone", "layer?.*.bias"});
+std::vector<std::string> freeze(ModuleRef module, const std::vector<std::string>& patterns,
                                 std::source_location where = std::source_location::current());
 
-/// The same for the parameters that match none of the patterns, for fine-tuning: `freeze_all_but(*net,
+/// The same for the parameters that match none of the patterns, for fine-tuning: `freeze_all_but(net,
 /// {"fc"})`.
-std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns,
+std::vector<std::string> freeze_all_but(ModuleRef module, const std::vector<std::string>& patterns,
                                         std::source_location where = std::source_location::current());
 
 /// Scales all gradients so that their total norm is at most `max_norm`, and returns the norm before scaling
@@ -285,17 +274,20 @@ double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm
 void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value,
                       std::source_location where = std::source_location::current());
 
-template <typename Module>
-double clip_grad_norm_(const DistributedDataParallel<Module>& ddp, double max_norm,
-                       const ClipGradNormOptions& options = {},
+template <ModulePointer Pointer>
+  requires std::derived_from<std::remove_cvref_t<decltype(*std::declval<Pointer>())>,
+                             DistributedDataParallelModule>
+double clip_grad_norm_(const Pointer& ddp, double max_norm, const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current()) {
-  return clip_grad_norm_(*ddp, max_norm, options, where);
+  return clip_grad_norm_(static_cast<const DistributedDataParallelModule&>(*ddp), max_norm, options, where);
 }
 
-template <typename Module>
-void clip_grad_value_(const DistributedDataParallel<Module>& ddp, double clip_value,
+template <ModulePointer Pointer>
+  requires std::derived_from<std::remove_cvref_t<decltype(*std::declval<Pointer>())>,
+                             DistributedDataParallelModule>
+void clip_grad_value_(const Pointer& ddp, double clip_value,
                       std::source_location where = std::source_location::current()) {
-  clip_grad_value_(*ddp, clip_value, where);
+  clip_grad_value_(static_cast<const DistributedDataParallelModule&>(*ddp), clip_value, where);
 }
 
 }  // namespace lockstep

@@ -15,6 +15,7 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/device/module_ref.h>
 #include <lockstep/device/pytree.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/runtime/device_mesh.h>
@@ -136,7 +137,7 @@ class FSDPModule {
   /// Calls the module's forward with the conversions of MixedPrecisionPolicy:
   ///
   ///     const MixedPrecisionPolicy policy{.param_dtype = at::kBFloat16, .output_dtype = at::kFloat};
-  ///     auto sharded = fully_shard(*net, {.mp_policy = policy});
+  ///     auto sharded = fully_shard(net, {.mp_policy = policy});
   ///     auto loss = cross_entropy(sharded.forward(net, x), target);
   ///
   /// `module` is the holder or shared_ptr of the module that was given to fully_shard(). Tensors within the
@@ -216,10 +217,10 @@ class FSDPModule {
                        std::source_location where = std::source_location::current()) const;
 
   /// That of a module which fully_shard() has sharded, or nullopt. PyTorch: `isinstance(module, FSDPModule)`.
-  static std::optional<FSDPModule> find(const torch::nn::Module& module);
+  static std::optional<FSDPModule> find(ConstModuleRef module);
 
  private:
-  friend FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
+  friend FSDPModule fully_shard(ModuleRef module, const FullyShardOptions& options,
                                 std::source_location where);
   friend fsdp::Entries;
 
@@ -252,8 +253,8 @@ class FSDPModule {
 /// Distributes the parameters of a module over the ranks of a group: each rank has 1 / size() of the
 /// parameters, gradients and optimizer states. ZeRO stage 3; PyTorch: `torch.distributed.fsdp.fully_shard`.
 ///
-///     for (auto& layer : *net->layers) fully_shard(*layer);
-///     auto sharded = fully_shard(*net);
+///     for (auto& layer : *net->layers) fully_shard(layer);
+///     auto sharded = fully_shard(net);
 ///     torch::optim::AdamW optimizer(sharded.parameters(), 1e-3);
 ///
 /// Each call forms one group of the parameters that earlier calls on child modules did not take. A group is
@@ -274,8 +275,8 @@ class FSDPModule {
 /// has rows of its parts. Experts of MixtureOfExperts that lie on several ranks are distributed over the
 /// ranks that have the same ones, in a call before that for the rest:
 ///
-///     fully_shard(*moe->experts, {.mesh = mesh["dp"]});
-///     auto sharded = fully_shard(*net);
+///     fully_shard(moe->experts, {.mesh = mesh["dp"]});
+///     auto sharded = fully_shard(net);
 ///
 /// Parameters on device meta stay there, and so do their rows, until to_empty(): no rank needs memory for the
 /// whole module.
@@ -285,7 +286,7 @@ class FSDPModule {
 /// may not write to the module's parameters. Collective. Throws ArgumentError, naming the parameter and the
 /// caller's line, and DesyncError on every rank if the ranks' parameters or options differ, naming the first
 /// difference.
-FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options = {},
+FSDPModule fully_shard(ModuleRef module, const FullyShardOptions& options = {},
                        std::source_location where = std::source_location::current());
 
 /// Records the next `steps` reduced steps of the outermost module on all ranks: forward, backward, each
@@ -314,12 +315,12 @@ struct ToEmptyOptions {
 ///     std::optional<DeviceContext> meta(at::kMeta);
 ///     Net net;
 ///     meta.reset();
-///     for (auto& layer : *net->layers) fully_shard(*layer);
-///     auto sharded = fully_shard(*net);
-///     to_empty(*net);
+///     for (auto& layer : *net->layers) fully_shard(layer);
+///     auto sharded = fully_shard(net);
+///     to_empty(net);
 ///     auto weights = get_model_state_dict(sharded);
 ///     distributed_checkpoint::load(weights, folder, default_group());
-void to_empty(torch::nn::Module& module, const ToEmptyOptions& options = {},
+void to_empty(ModuleRef module, const ToEmptyOptions& options = {},
               std::source_location where = std::source_location::current());
 
 /// Scales the gradients of all shards of the module so that their norm over all ranks is at most `max_norm`.
@@ -332,8 +333,7 @@ double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGrad
 /// Scales the gradients of any module, e.g. one that parallelize_module() changed or with MixtureOfExperts.
 /// Call it after the reduction of DistributedDataParallel. A module whose parameters are all whole needs no
 /// communication, and its norm has PyTorch's bits.
-double clip_grad_norm_(const torch::nn::Module& module, double max_norm,
-                       const ClipGradNormOptions& options = {},
+double clip_grad_norm_(ModuleRef module, double max_norm, const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());
 
 }  // namespace lockstep

@@ -8,8 +8,9 @@
 #include <source_location>
 #include <vector>
 
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
+
+#include <lockstep/device/module_ref.h>
 
 namespace lockstep {
 
@@ -45,8 +46,8 @@ struct MemoryReport {
 /// backend, of libraries and of idle blocks of allocators does not count. Collective over the default group,
 /// if there is one. Throws ArgumentError for an optimizer that state_dict() does not support.
 ///
-///     std::cout << lockstep::memory_report(*net, optimizer);
-MemoryReport memory_report(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+///     std::cout << lockstep::memory_report(net, optimizer);
+MemoryReport memory_report(ConstModuleRef module, const torch::optim::Optimizer& optimizer,
                            const MemoryReportOptions& options = {},
                            std::source_location where = std::source_location::current());
 

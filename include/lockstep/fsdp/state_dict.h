@@ -6,6 +6,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <lockstep/device/module_ref.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/value.h>
@@ -37,14 +38,14 @@ struct StateDictOptions {
 ///
 /// With full_state_dict it is collective. All functions here are called by all ranks together if one option
 /// is set. PyTorch: `torch.distributed.checkpoint.state_dict.get_model_state_dict`.
-Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options = {},
+Dict get_model_state_dict(ConstModuleRef module, const StateDictOptions& options = {},
                           std::source_location where = std::source_location::current());
 Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options = {},
                           std::source_location where = std::source_location::current());
 /// Copies whole tensors, or ShardedTensors with this rank's parts, into the parameters and buffers. Tied ones
 /// may have any of their names. Throws CheckpointError, naming the entry, for a missing one, another shape or
 /// other parts.
-void set_model_state_dict(torch::nn::Module& module, const Dict& model_state_dict,
+void set_model_state_dict(ModuleRef module, const Dict& model_state_dict,
                           const StateDictOptions& options = {},
                           std::source_location where = std::source_location::current());
 void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
@@ -54,7 +55,7 @@ void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict
 /// The whole parameter of that name, detached. It is a copy where fully_shard() or parallelize_module() has
 /// distributed the parameter, else it shares its data. Collective, of the ranks that have the parameter.
 /// Throws ArgumentError for an unknown name. PyTorch: `DTensor.full_tensor()`.
-at::Tensor full_tensor(const torch::nn::Module& module, const std::string& name,
+at::Tensor full_tensor(ConstModuleRef module, const std::string& name,
                        std::source_location where = std::source_location::current());
 
 /// Writes the whole parameters and buffers as `safetensors::save_torch_state_dict()` does. They are gathered
@@ -72,7 +73,7 @@ void load_pretrained(const FSDPModule& module, const std::filesystem::path& chec
 /// the FSDPModule's where there is one, else the module's. Tensors of a part's shape are as in
 /// get_model_state_dict(). Before the optimizer's first step, its states are created by a step with learning
 /// rate and gradients 0, as in PyTorch. PyTorch: `get_optimizer_state_dict`.
-Dict get_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+Dict get_optimizer_state_dict(ConstModuleRef module, torch::optim::Optimizer& optimizer,
                               const StateDictOptions& options = {},
                               std::source_location where = std::source_location::current());
 Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
@@ -80,7 +81,7 @@ Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer&
                               std::source_location where = std::source_location::current());
 /// Loads what get_optimizer_state_dict() returns. Throws CheckpointError as set_model_state_dict() and
 /// load_state_dict() do. PyTorch: `set_optimizer_state_dict`.
-void set_optimizer_state_dict(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+void set_optimizer_state_dict(ModuleRef module, torch::optim::Optimizer& optimizer,
                               const Dict& optim_state_dict, const StateDictOptions& options = {},
                               std::source_location where = std::source_location::current());
 void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,

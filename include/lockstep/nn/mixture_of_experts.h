@@ -15,6 +15,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/device/module_ref.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/runtime/device_mesh.h>
 
@@ -118,7 +119,7 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
 ///
 /// Gradients of experts are those of the mean of the losses of the mesh's ranks, as DistributedDataParallel
 /// makes the others; it must not reduce them: `.params_and_buffers_to_ignore = expert_names(*net)`.
-/// fully_shard() takes experts over the ranks that have the same ones: `fully_shard(*moe->experts, {.mesh =
+/// fully_shard() takes experts over the ranks that have the same ones: `fully_shard(moe->experts, {.mesh =
 /// mesh["dp"]})`, before the rest of the net. Names of parameters are `gate.weight` and `experts.<e>.<name>`,
 /// with e counted over all ranks.
 class MixtureOfExperts : public torch::nn::ModuleHolder<MixtureOfExpertsImpl> {
@@ -136,6 +137,6 @@ class MixtureOfExperts : public torch::nn::ModuleHolder<MixtureOfExpertsImpl> {
 };
 
 /// The names, within `module`, of the parameters and buffers of experts that other ranks do not have.
-std::vector<std::string> expert_names(const torch::nn::Module& module);
+std::vector<std::string> expert_names(ConstModuleRef module);
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/device/module_ref.h>
 #include <lockstep/nn/data_parallel.h>
 
 namespace lockstep {
@@ -25,7 +26,7 @@ using DeviceOfModule =
 /// Model parallel: the layers of one module on several devices of this process. The module's code stays as it
 /// is.
 ///
-///     ModelParallel parts(*net, {{"layers.[01]", 0}, {"layers.[23]", 1}, {"head", 1}});
+///     ModelParallel parts(net, {{"layers.[01]", 0}, {"layers.[23]", 1}, {"head", 1}});
 ///     torch::optim::AdamW optimizer(net->parameters());
 ///     DistributedDataParallel ddp(net);                    // or none
 ///     {
@@ -40,9 +41,9 @@ class ModelParallel {
   /// Moves parameters and buffers. Make optimizers and DistributedDataParallel afterwards, which needs
   /// devices of one type. Tied parameters are on one device. Throws ArgumentError, with the caller's line,
   /// for a name that no module has. The module must outlive this object.
-  ModelParallel(torch::nn::Module& module, const DeviceMap& device_map,
+  ModelParallel(ModuleRef module, const DeviceMap& device_map,
                 std::source_location where = std::source_location::current());
-  ModelParallel(torch::nn::Module& module, const DeviceOfModule& device_of);
+  ModelParallel(ModuleRef module, const DeviceOfModule& device_of);
 
   class Scope;
   /// While the result lives, an operator of this thread whose tensors are on several devices gets them all on

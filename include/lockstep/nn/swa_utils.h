@@ -14,6 +14,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/device/module_ref.h>
 #include <lockstep/nn/wrapped_module.h>
 
 // PyTorch: `torch.optim.swa_utils`. SWALR is in optim/lr_scheduler.h.
@@ -50,14 +51,7 @@ class AveragedModelBase : public nn::WrapperModule {
   /// Takes the parameters of `model` into the average; the first call copies them. The model has the tensors
   /// of the copied one in the same order, such as a DistributedDataParallel around it. Throws ArgumentError
   /// otherwise.
-  void update_parameters(const torch::nn::Module& model);
-  template <typename Holder>
-    requires requires(const Holder& model) {
-      { *model } -> std::convertible_to<const torch::nn::Module&>;
-    }
-  void update_parameters(const Holder& model) {
-    update_parameters(static_cast<const torch::nn::Module&>(*model));
-  }
+  void update_parameters(ConstModuleRef model);
   /// The number of calls of update_parameters().
   const at::Tensor& n_averaged() const { return n_averaged_; }
 
@@ -121,7 +115,7 @@ class AveragedModel
 /// over batches, in training mode. The destructor restores momentum and mode.
 class BatchNormUpdate {
  public:
-  explicit BatchNormUpdate(torch::nn::Module& module);
+  explicit BatchNormUpdate(ModuleRef module);
   ~BatchNormUpdate();
   BatchNormUpdate(const BatchNormUpdate&) = delete;
   BatchNormUpdate& operator=(const BatchNormUpdate&) = delete;

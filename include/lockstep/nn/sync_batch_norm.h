@@ -12,6 +12,7 @@
 
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/comm/process_group.h>
+#include <lockstep/device/module_ref.h>
 
 namespace lockstep {
 
@@ -81,16 +82,14 @@ class SyncBatchNorm : public torch::nn::ModuleHolder<SyncBatchNormImpl> {
 ///
 /// `process_group`: as for SyncBatchNorm. Throws ArgumentError if `module` is a layer outside of any
 /// shared_ptr. Not safe while another thread uses the module.
-void convert_sync_batchnorm(torch::nn::Module& module,
-                            std::optional<ProcessGroup> process_group = std::nullopt,
+void convert_sync_batchnorm(ModuleRef module, std::optional<ProcessGroup> process_group = std::nullopt,
                             std::source_location where = std::source_location::current());
 
 /// The same for a module holder or shared_ptr; returns it.
-template <typename Module>
-  requires requires(Module& module) { static_cast<torch::nn::Module&>(*module); }
+template <ModulePointer Module>
 Module convert_sync_batchnorm(Module module, std::optional<ProcessGroup> process_group = std::nullopt,
                               std::source_location where = std::source_location::current()) {
-  convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module), std::move(process_group), where);
+  convert_sync_batchnorm(ModuleRef(module), std::move(process_group), where);
   return module;
 }
 

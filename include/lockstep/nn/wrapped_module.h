@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,11 +9,13 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/module_ref.h>
 
 // Shared by what wraps or distributes a module: the module inside, the times of a step, clipping.
 namespace lockstep::nn {
 
-/// The module type and pointer behind a TORCH_MODULE holder or a shared_ptr of a module.
+/// The module type and pointer behind a TORCH_MODULE holder, a shared_ptr of a module, or a module that a
+/// shared_ptr owns. pointer() throws ArgumentError for a module that none owns.
 template <typename Module>
 struct WrappedBy {
   using type = typename Module::ContainedType;
@@ -25,6 +28,17 @@ template <typename Impl>
 struct WrappedBy<std::shared_ptr<Impl>> {
   using type = Impl;
   static std::shared_ptr<type> pointer(const std::shared_ptr<Impl>& module) { return module; }
+};
+
+/// The shared_ptr that owns `module`. Throws ArgumentError, which says what to do, if there is none.
+std::shared_ptr<torch::nn::Module> owner_of(const torch::nn::Module& module);
+
+template <std::derived_from<torch::nn::Module> Impl>
+struct WrappedBy<Impl> {
+  using type = Impl;
+  static std::shared_ptr<type> pointer(const Impl& module) {
+    return std::dynamic_pointer_cast<Impl>(owner_of(module));
+  }
 };
 
 /// The base of modules that wrap another one: DataParallel and DistributedDataParallel.
@@ -50,12 +64,12 @@ class WrapperModule : public torch::nn::Module {
 /// Throws ArgumentError unless everything in the module that communicates can continue over a default group that
 /// was formed again with as many ranks: its wrappers (WrapperModule::require_can_rejoin()), layers over the default
 /// group, and no tensors of which ranks have parts. elastic::run() calls it.
-void require_can_rejoin(const torch::nn::Module& module);
+void require_can_rejoin(ConstModuleRef module);
 
 /// Calls WrapperModule::rejoin() of the wrappers in the module, inner ones first. Collective; each rank's module
 /// has the same wrappers. Throws as they do; then the group must be formed again, or the run ends. elastic::run()
 /// calls it.
-void rejoin(torch::nn::Module& module);
+void rejoin(ModuleRef module);
 
 }  // namespace lockstep::nn
 

@@ -60,7 +60,7 @@ class PipelineStage {
   /// PyTree type, in the others a vector of tensors. It returns a value of any PyTree type, and the next
   /// stage receives its tensors. Throws ArgumentError.
   template <typename Module>
-  PipelineStage(Module submodule, int stage_index, int num_stages, PipelineStageOptions options = {})
+  PipelineStage(const Module& submodule, int stage_index, int num_stages, PipelineStageOptions options = {})
       : PipelineStage(pointer_of(submodule), forward_of(submodule), stage_index, num_stages,
                       std::move(options)) {}
 

@@ -17,6 +17,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/device/module_ref.h>
 #include <lockstep/runtime/device_mesh.h>
 
 /// Tensor parallel: layers whose parameters are cut over the ranks of a mesh. PyTorch:
@@ -72,7 +73,7 @@ using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
 /// Cuts layers of a module. PyTorch: `parallelize_module`.
 ///
-///     tp::parallelize_module(*net, mesh["tp"], {{"layers.*.fc1", tp::ColwiseParallel()},
+///     tp::parallelize_module(net, mesh["tp"], {{"layers.*.fc1", tp::ColwiseParallel()},
 ///                                               {"layers.*.fc2", tp::RowwiseParallel()}});
 ///
 /// The module's code and its parameters' names stay as they are. A parameter becomes this rank's part of it,
@@ -92,7 +93,7 @@ using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
 /// gradient, is cut in another way, or is used already by DistributedDataParallel or fully_shard(). The other
 /// ranks then throw DesyncError. All ranks throw DesyncError if plans, parameters or buffers differ, and
 /// ArgumentError for a parameter or buffer that cannot be sent. In all of these cases nothing has changed.
-void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
+void parallelize_module(ModuleRef module, const DeviceMesh& mesh, const ParallelizePlan& plan,
                         std::source_location where = std::source_location::current());
 
 /// The tensor, of which this rank has `current`, as `target`. Its gradient takes the way back. Sizes that are

@@ -22,6 +22,7 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/device/module_ref.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/training/logging.h>
@@ -36,16 +37,9 @@ class CallerPlace;
 /// after backward and before the optimizer's step, which would spoil the parameters. Collective over
 /// `process_group` (default: the default group or, without one, this process alone); waits for the device.
 /// With float16 use amp::GradScaler instead, which skips such steps.
-void finite_or_stop(const at::Tensor& loss, const torch::nn::Module& module, std::int64_t step,
+void finite_or_stop(const at::Tensor& loss, ConstModuleRef module, std::int64_t step,
                     const std::optional<ProcessGroup>& process_group = std::nullopt,
                     std::source_location where = std::source_location::current());
-template <ModulePointer Holder>
-void finite_or_stop(const at::Tensor& loss, const Holder& module, std::int64_t step,
-                    const std::optional<ProcessGroup>& process_group = std::nullopt,
-                    std::source_location where = std::source_location::current()) {
-  finite_or_stop(loss, static_cast<const torch::nn::Module&>(*module), step, process_group, where);
-}
-
 struct TrainerOptions {
   /// Epochs of the whole run, those before a resume included. Default: 1, or with max_steps any number.
   std::optional<std::int64_t> epochs = {};
@@ -115,12 +109,8 @@ class Trainer {
   /// `module`: a DistributedDataParallel, a module of fully_shard(), or any module in a run of one rank.
   /// Throws ArgumentError for another module in a run of several ranks, and for invalid options. Checkpoints
   /// of a module of fully_shard() are folders that all ranks write; they continue on as many ranks.
-  Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {},
+  Trainer(ModuleRef module, torch::optim::Optimizer& optimizer, TrainerOptions options = {},
           std::source_location where = std::source_location::current());
-  template <ModulePointer Holder>
-  Trainer(Holder& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {},
-          std::source_location where = std::source_location::current())
-      : Trainer(static_cast<torch::nn::Module&>(*module), optimizer, std::move(options), where) {}
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;

@@ -149,9 +149,8 @@ Value load_on_all(const std::filesystem::path& file, const LoadOptions& options,
   return checkpointing::share_value(group, value, options.map_location);
 }
 
-void share_starting_weights(torch::nn::Module& module, const std::filesystem::path& file,
-                            CheckpointReading reading, const std::optional<ProcessGroup>& process_group,
-                            std::source_location where) {
+void share_starting_weights(ModuleRef module, const std::filesystem::path& file, CheckpointReading reading,
+                            const std::optional<ProcessGroup>& process_group, std::source_location where) {
   const comm::CallSite site(where, "starting weights");
   const auto group = runtime::group_or_default(process_group, "share_starting_weights()");
   checkpointing::on_first(group, [&] { save(state_dict(module), file); });

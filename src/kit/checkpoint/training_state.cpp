@@ -251,14 +251,14 @@ TrainingState& TrainingState::add_generator(const std::string& name) {
   return add_part(name, std::move(all), std::move(own));
 }
 
-TrainingState& TrainingState::add_gradients(const std::string& name, const torch::nn::Module& module) {
+TrainingState& TrainingState::add_gradients(const std::string& name, ModuleRef module) {
   return add_part(
       name,
-      {.save = [&module, group = group_] { return checkpointing::gradients_of(module, group); },
-       .load = [&module,
+      {.save = [module, group = group_] { return checkpointing::gradients_of(module, group); },
+       .load = [module,
                 group = group_](const Value& value) { checkpointing::set_gradients(module, group, value); }},
-      {.save = [&module] { return Value(checkpointing::own_gradients(module)); },
-       .load = [&module](const Value& value) { checkpointing::set_gradients_to(module, value.as_dict()); }});
+      {.save = [module] { return Value(checkpointing::own_gradients(module)); },
+       .load = [module](const Value& value) { checkpointing::set_gradients_to(module, value.as_dict()); }});
 }
 
 Dict TrainingState::state_dict(std::source_location where) const {
@@ -327,7 +327,7 @@ Dict copied(const Dict& tensors) {
 
 }  // namespace
 
-Dict make_epoch_checkpoint(const EpochCheckpoint& progress, const torch::nn::Module& module,
+Dict make_epoch_checkpoint(const EpochCheckpoint& progress, ConstModuleRef module,
                            const torch::optim::Optimizer& optimizer) {
   return {{"epoch", progress.epoch},
           {"arch", progress.arch},
@@ -336,7 +336,7 @@ Dict make_epoch_checkpoint(const EpochCheckpoint& progress, const torch::nn::Mod
           {"optimizer", state_dict(optimizer)}};
 }
 
-EpochCheckpoint load_epoch_checkpoint(const Dict& checkpoint, torch::nn::Module& module,
+EpochCheckpoint load_epoch_checkpoint(const Dict& checkpoint, ModuleRef module,
                                       torch::optim::Optimizer& optimizer, std::string_view arch) {
   const auto dict = [](const Value& value) { return &value.as_dict(); };
   EpochCheckpoint progress{

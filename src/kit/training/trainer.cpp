@@ -60,7 +60,7 @@ bool is_replacement() {
 
 }  // namespace
 
-Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options,
+Trainer::Trainer(ModuleRef module, torch::optim::Optimizer& optimizer, TrainerOptions options,
                  std::source_location where)
     : Trainer(CallerPlace(where), module, optimizer, std::move(options), where) {}
 

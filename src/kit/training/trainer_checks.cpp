@@ -197,7 +197,7 @@ void check_parameters_finite(const torch::nn::Module& module, std::int64_t step,
 
 namespace lockstep {
 
-void finite_or_stop(const at::Tensor& loss, const torch::nn::Module& module, std::int64_t step,
+void finite_or_stop(const at::Tensor& loss, ConstModuleRef module, std::int64_t step,
                     const std::optional<ProcessGroup>& process_group, std::source_location where) {
   const comm::CallSite site(where);
   const auto group = runtime::group_or_default(process_group, "finite_or_stop()");

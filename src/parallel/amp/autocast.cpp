@@ -82,14 +82,14 @@ void lay_out(at::Tensor tensor, at::MemoryFormat format) {
 
 }  // namespace
 
-void to_memory_format(torch::nn::Module& module, at::MemoryFormat format) {
+void to_memory_format(ModuleRef module, at::MemoryFormat format) {
   if (format == at::MemoryFormat::Preserve) {
     throw ArgumentError(
         "to_memory_format: Preserve is not a layout; use ChannelsLast, ChannelsLast3d or Contiguous");
   }
   const c10::NoGradGuard no_grad;
-  for (const auto& parameter : module.parameters()) lay_out(parameter, format);
-  for (const auto& buffer : module.buffers()) lay_out(buffer, format);
+  for (const auto& parameter : module->parameters()) lay_out(parameter, format);
+  for (const auto& buffer : module->buffers()) lay_out(buffer, format);
 }
 
 }  // namespace lockstep

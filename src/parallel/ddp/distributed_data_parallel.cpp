@@ -297,24 +297,24 @@ void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_valu
   }
 }
 
-std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std::string>& patterns,
+std::vector<std::string> freeze(ModuleRef module, const std::vector<std::string>& patterns,
                                 std::source_location where) {
   const CallerPlace place(where);
   return freeze_where(module, patterns, true, "freeze");
 }
 
-std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns,
+std::vector<std::string> freeze_all_but(ModuleRef module, const std::vector<std::string>& patterns,
                                         std::source_location where) {
   const CallerPlace place(where);
   return freeze_where(module, patterns, false, "freeze_all_but");
 }
 
-void broadcast_module(const torch::nn::Module& module, int src, std::optional<ProcessGroup> process_group,
+void broadcast_module(ModuleRef module, int src, std::optional<ProcessGroup> process_group,
                       std::source_location where) {
   const CallerPlace place(where);
   const auto group = runtime::required_group(process_group, "broadcast_module()");
-  auto tensors = modules::distinct(module.named_parameters());
-  for (auto& buffer : modules::distinct(module.named_buffers())) tensors.push_back(std::move(buffer));
+  auto tensors = modules::distinct(module->named_parameters());
+  for (auto& buffer : modules::distinct(module->named_buffers())) tensors.push_back(std::move(buffer));
   std::string lines;
   for (const auto& item : tensors) lines += modules::describe("tensor", item) + "\n";
   modules::check_same_on_all_ranks(

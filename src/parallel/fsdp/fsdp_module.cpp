@@ -55,17 +55,17 @@ void FSDPModule::set_entries(const torch::nn::Module& module) {
   aliases_ = modules::aliases_of(module);
 }
 
-std::optional<FSDPModule> FSDPModule::find(const torch::nn::Module& module) {
+std::optional<FSDPModule> FSDPModule::find(ConstModuleRef module) {
   FSDPModule found;
   found.set_entries(module);
   const auto all = found.groups(true);
   if (all.empty()) return std::nullopt;
-  const auto own = std::ranges::find_if(all, [&](const auto& group) { return group->module() == &module; });
+  const auto own = std::ranges::find_if(all, [&](const auto& group) { return group->module() == &*module; });
   if (own != all.end()) found.own_ = *own;
   const auto policies =
       all.front()->tree()->locked([&](const fsdp::StepCalls&) { return all.front()->forward_policies; });
   const auto policy =
-      std::ranges::find_if(policies, [&](const auto& each) { return each->module == &module; });
+      std::ranges::find_if(policies, [&](const auto& each) { return each->module == &*module; });
   if (policy != policies.end()) found.forward_ = *policy;
   return found;
 }

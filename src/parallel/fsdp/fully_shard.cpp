@@ -191,14 +191,13 @@ Parts parts_of(const torch::nn::Module& module, const std::vector<at::Tensor>& i
 
 }  // namespace
 
-FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
-                       std::source_location where) {
+FSDPModule fully_shard(ModuleRef module, const FullyShardOptions& options, std::source_location where) {
   const CallerPlace place(where);
   const auto ranks = ranks_of(options.mesh);
   const auto tree = std::make_shared<Tree>();
   auto [group, parts] = modules::tell_on_failure(ranks, "fully_shard()", where, [&] {
     auto checked = group_options(options, ranks, where);
-    checked.module = &module;
+    checked.module = &*module;
     auto found = parts_of(module, options.ignored_params, checked, tree);
     return std::pair(std::move(checked), std::move(found));
   });
@@ -209,7 +208,7 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
   if (result.own_) tree->distribute_outermost(result.own_);
   result.set_entries(module);
   result.forward_ = std::make_shared<fsdp::ForwardPolicy>(
-      &module, options.mp_policy, fmt::format("{}: {}", call_text(where), module.name()));
+      &*module, options.mp_policy, fmt::format("{}: {}", call_text(where), module->name()));
   const auto all = result.groups(true);
   Tree::change(all, [&](ParameterGroup& each) { each.forward_policies.push_back(result.forward_); });
   if (!all.empty()) tree->watch(module, call_text(where), ranks);
@@ -277,10 +276,10 @@ void initialize(torch::nn::Module& module, const ToEmptyOptions& options) {
 
 }  // namespace
 
-void to_empty(torch::nn::Module& module, const ToEmptyOptions& options, std::source_location where) {
+void to_empty(ModuleRef module, const ToEmptyOptions& options, std::source_location where) {
   const CallerPlace place(where);
   initialize(module, options);
-  for (const auto& parameter : module.parameters()) {
+  for (const auto& parameter : module->parameters()) {
     const auto group = group_of(parameter);
     if (group == nullptr) continue;
     group->tree()->to_empty(*group, options.device, where);

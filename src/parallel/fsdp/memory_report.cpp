@@ -247,7 +247,7 @@ std::int64_t MemoryBytes::total() const {
   return sum;
 }
 
-MemoryReport memory_report(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+MemoryReport memory_report(ConstModuleRef module, const torch::optim::Optimizer& optimizer,
                            const MemoryReportOptions& options, std::source_location where) {
   const CallerPlace place(where);
   const auto own = count_rank(module, optimizer, options.forward);

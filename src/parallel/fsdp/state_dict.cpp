@@ -106,27 +106,27 @@ double clip(const StateEntries& entries, double max_norm, const ClipGradNormOpti
 
 using fsdp::Entries;
 
-Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options,
+Dict get_model_state_dict(ConstModuleRef module, const StateDictOptions& options,
                           std::source_location where) {
   const comm::CallSite site(where, "state dict");
-  optim::refuse_save("get_model_state_dict", module.parameters());
+  optim::refuse_save("get_model_state_dict", module->parameters());
   return fsdp::model_state_dict(fsdp::entries_of(module), options);
 }
 
-void set_model_state_dict(torch::nn::Module& module, const Dict& model_state_dict,
-                          const StateDictOptions& options, std::source_location where) {
+void set_model_state_dict(ModuleRef module, const Dict& model_state_dict, const StateDictOptions& options,
+                          std::source_location where) {
   const comm::CallSite site(where, "state dict");
   if (const auto sharded = FSDPModule::find(module)) Entries::reshard(*sharded);
   fsdp::load_model_state_dict(fsdp::entries_of(module), model_state_dict, options);
 }
 
-Dict get_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+Dict get_optimizer_state_dict(ConstModuleRef module, torch::optim::Optimizer& optimizer,
                               const StateDictOptions& options, std::source_location where) {
   const comm::CallSite site(where, "state dict of an optimizer");
   return fsdp::optimizer_state_dict(fsdp::entries_of(module), optimizer, options);
 }
 
-void set_optimizer_state_dict(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+void set_optimizer_state_dict(ModuleRef module, torch::optim::Optimizer& optimizer,
                               const Dict& optim_state_dict, const StateDictOptions& options,
                               std::source_location where) {
   const comm::CallSite site(where, "state dict of an optimizer");
@@ -146,7 +146,7 @@ void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict
   fsdp::load_model_state_dict(Entries::of(module), model_state_dict, options);
 }
 
-at::Tensor full_tensor(const torch::nn::Module& module, const std::string& name, std::source_location where) {
+at::Tensor full_tensor(ConstModuleRef module, const std::string& name, std::source_location where) {
   const comm::CallSite site(where, "full_tensor()");
   return fsdp::full_tensor(fsdp::entries_of(module), name);
 }
@@ -208,10 +208,10 @@ double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGrad
   return fsdp::clip(Entries::of(module, /*with_ignored=*/false), max_norm, options, where);
 }
 
-double clip_grad_norm_(const torch::nn::Module& module, double max_norm, const ClipGradNormOptions& options,
+double clip_grad_norm_(ModuleRef module, double max_norm, const ClipGradNormOptions& options,
                        std::source_location where) {
   const CallerPlace place(where);
-  optim::refuse_step("clip_grad_norm_", module.parameters());
+  optim::refuse_step("clip_grad_norm_", module->parameters());
   return fsdp::clip(fsdp::entries_of(module, /*with_ignored=*/false), max_norm, options, where);
 }
 

@@ -192,7 +192,7 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const Tensor& input) {
           .dropped = all - routes.choices.numel()};
 }
 
-std::vector<std::string> expert_names(const torch::nn::Module& module) {
+std::vector<std::string> expert_names(ConstModuleRef module) {
   std::vector<std::string> names;
   for (const auto& expert : modules::expert_tensors(module)) names.push_back(expert.name);
   return names;

@@ -116,8 +116,7 @@ ModelParallel::Scope::Scope(std::unique_ptr<State> state) : state_(std::move(sta
 ModelParallel::Scope::Scope(Scope&&) noexcept = default;
 ModelParallel::Scope::~Scope() = default;
 
-ModelParallel::ModelParallel(torch::nn::Module& module, const DeviceMap& device_map,
-                             std::source_location where)
+ModelParallel::ModelParallel(ModuleRef module, const DeviceMap& device_map, std::source_location where)
     : module_(module) {
   const CallerPlace place(where);
   std::vector<std::pair<torch::nn::Module*, c10::Device>> moves;
@@ -128,7 +127,7 @@ ModelParallel::ModelParallel(torch::nn::Module& module, const DeviceMap& device_
   for (const auto& [layer, device] : moves) layer->to(device);
 }
 
-ModelParallel::ModelParallel(torch::nn::Module& module, const DeviceOfModule& device_of) : module_(module) {
+ModelParallel::ModelParallel(ModuleRef module, const DeviceOfModule& device_of) : module_(module) {
   place(module, "", device_of);
 }
 

@@ -185,7 +185,7 @@ std::shared_ptr<torch::nn::Module> AveragedModelBase::copy_of(
   return copy_;
 }
 
-void AveragedModelBase::update_parameters(const torch::nn::Module& model) {
+void AveragedModelBase::update_parameters(ConstModuleRef model) {
   const c10::NoGradGuard no_grad;
   const auto pairs = pairs_of(parameters_and_buffers(*copy_, options_.use_buffers),
                               parameters_and_buffers(model, options_.use_buffers));
@@ -194,13 +194,12 @@ void AveragedModelBase::update_parameters(const torch::nn::Module& model) {
   } else {
     average(pairs, options_, n_averaged_);
   }
-  if (!options_.use_buffers) copy_all(pairs_of(copy_->named_buffers(), model.named_buffers()));
+  if (!options_.use_buffers) copy_all(pairs_of(copy_->named_buffers(), model->named_buffers()));
   n_averaged_ += 1;
 }
 
-BatchNormUpdate::BatchNormUpdate(torch::nn::Module& module)
-    : module_(module), was_training_(module.is_training()) {
-  module.apply([this](torch::nn::Module& each) {
+BatchNormUpdate::BatchNormUpdate(ModuleRef module) : module_(module), was_training_(module->is_training()) {
+  module->apply([this](torch::nn::Module& each) {
     with_batch_norm(each, [this](auto& layer) {
       layer.reset_running_stats();
       restore_.emplace_back(
@@ -208,7 +207,7 @@ BatchNormUpdate::BatchNormUpdate(torch::nn::Module& module)
       layer.options.momentum(std::nullopt);
     });
   });
-  if (has_layers()) module.train();
+  if (has_layers()) module->train();
 }
 
 BatchNormUpdate::~BatchNormUpdate() {

@@ -246,11 +246,11 @@ void convert_copy(const torch::nn::Module& module, const std::shared_ptr<torch::
 
 namespace lockstep {
 
-void convert_sync_batchnorm(torch::nn::Module& module, std::optional<ProcessGroup> process_group,
+void convert_sync_batchnorm(ModuleRef module, std::optional<ProcessGroup> process_group,
                             std::source_location where) {
   const CallerPlace place(where);
-  auto layers = module.modules(/*include_self=*/false);
-  if (const auto self = module.weak_from_this().lock()) {
+  auto layers = module->modules(/*include_self=*/false);
+  if (const auto self = module->weak_from_this().lock()) {
     layers.push_back(self);
   } else if (layers.empty()) {
     throw ArgumentError("convert_sync_batchnorm: the layer must be in a shared_ptr or a holder");

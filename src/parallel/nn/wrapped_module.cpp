@@ -40,17 +40,27 @@ void refuse_other_groups(const torch::nn::Module& module) {
 
 }  // namespace
 
-void require_can_rejoin(const torch::nn::Module& module) {
-  module.apply([](const torch::nn::Module& each) {
+std::shared_ptr<torch::nn::Module> owner_of(const torch::nn::Module& module) {
+  const auto owner = module.weak_from_this().lock();
+  if (owner == nullptr)
+    throw_error<ArgumentError>(
+        "no shared_ptr owns the module {}; construct it as a TORCH_MODULE holder or by std::make_shared()",
+        module.name());
+  // A wrapper shares and trains the module, as with a const holder, which points to a module that is not const.
+  return std::const_pointer_cast<torch::nn::Module>(owner);
+}
+
+void require_can_rejoin(ConstModuleRef module) {
+  module->apply([](const torch::nn::Module& each) {
     if (const auto* const wrapper = dynamic_cast<const WrapperModule*>(&each)) wrapper->require_can_rejoin();
   });
   refuse_parts(module);
   refuse_other_groups(module);
 }
 
-void rejoin(torch::nn::Module& module) {
+void rejoin(ModuleRef module) {
   std::unordered_set<const torch::nn::Module*> done;  // a module may have several names
-  module.apply([&](torch::nn::Module& each) {
+  module->apply([&](torch::nn::Module& each) {
     auto* const wrapper = dynamic_cast<WrapperModule*>(&each);
     if (wrapper != nullptr && done.insert(wrapper).second) wrapper->rejoin();
   });

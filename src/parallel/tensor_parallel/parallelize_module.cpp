@@ -184,7 +184,7 @@ void broadcast_generator(at::Generator generator, const Ranks& ranks) {
 
 }  // namespace
 
-void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
+void parallelize_module(ModuleRef module, const DeviceMesh& mesh, const ParallelizePlan& plan,
                         std::source_location where) {
   const CallerPlace place(where);
   Cuts cuts(ranks_of(mesh, "parallelize_module()", where), "parallelize_module()");
@@ -192,14 +192,14 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   const c10::NoGradGuard no_gradients;
   cuts.make([&] {
     plan_cuts(module, plan, cuts);
-    cuts.send("parameter", modules::distinct(module.named_parameters()));
-    cuts.send("buffer", modules::distinct(module.named_buffers()));
+    cuts.send("parameter", modules::distinct(module->named_parameters()));
+    cuts.send("buffer", modules::distinct(module->named_buffers()));
     return text_of(plan);
   });
   watch_module(module, where);
   broadcast_rest(module, ranks);
   broadcast_generator(default_generator(), ranks);
-  const auto parameters = module.parameters();
+  const auto parameters = module->parameters();
   if (!parameters.empty() && !parameters[0].device().is_cpu())
     broadcast_generator(at::globalContext().defaultGenerator(parameters[0].device()), ranks);
 }

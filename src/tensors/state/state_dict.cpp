@@ -321,12 +321,12 @@ void add_tied_names(Dict& dict, const torch::nn::Module& module) {
 
 }  // namespace
 
-Dict state_dict(const torch::nn::Module& module) {
-  optim::refuse_save("state_dict", module.parameters());
+Dict state_dict(ConstModuleRef module) {
+  optim::refuse_save("state_dict", module->parameters());
   auto dict = ordered_dict();
   for (auto& entry : module_tensors(module)) dict.set(std::move(entry.name), entry.tensor.detach());
   auto versions = ordered_dict();
-  module.apply([&](const std::string& name, const torch::nn::Module& each) {
+  module->apply([&](const std::string& name, const torch::nn::Module& each) {
     versions.set(name, Dict{{"version", version_of(each)}});
   });
   dict.set_attributes(Dict{{"_metadata", std::move(versions)}});
@@ -358,8 +358,8 @@ Dict without_prefix(const Dict& state_dict, const std::string& prefix) {
   return stripped;
 }
 
-LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
-                           const LoadStateDictOptions& options, std::source_location where) {
+LoadReport load_state_dict(ModuleRef module, const Dict& state_dict, const LoadStateDictOptions& options,
+                           std::source_location where) {
   const CallerPlace place(where);
   const auto own = module_tensors(module);
   const auto dict = with_keys(state_dict, options);
@@ -376,7 +376,7 @@ LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
   return std::move(plan.report);
 }
 
-LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& file,
+LoadReport load_pretrained(ModuleRef module, const std::filesystem::path& file,
                            const LoadStateDictOptions& options, std::source_location where) {
   const CallerPlace place(where);
   const auto value = has_safetensors(file) ? Value(safetensors::load_torch_state_dict(file)) : load(file);
