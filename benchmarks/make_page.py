@@ -21,7 +21,7 @@ class Range:
     topic: str
     columns: tuple
     factor: object
-    rows: object = lambda row: row.get("size") in LARGE
+    rows: object = lambda row: row.get("size", "").startswith(LARGE)
 
 
 OPEN_MPI = "Open MPI 4.1.4"
@@ -54,11 +54,14 @@ def factor_text(factor):
 
 def range_lines(runs):
     """The README has the same rows."""
-    yield "| benchmark, two ranks on one host | compared with | times as fast |"
-    yield "|---|---|---|"
+    yield "| benchmark | compared with | times as fast | least favourable run |"
+    yield "|---|---|---|---|"
     for each in RANGES:
-        found = [factor for run in runs.values() if run["topic"] == each.topic for factor in factors(each, run)]
-        yield f"| {each.benchmark} | {each.compared_with} | {factor_text(min(found))} to {factor_text(max(found))} |"
+        found = [(factor, run) for run in runs.values() if run["topic"] == each.topic for factor in factors(each, run)]
+        lowest, run = min(found, key=lambda pair: pair[0])
+        highest = max(factor for factor, _ in found)
+        least = f"{run['date']}, {run['processor']}"
+        yield f"| {each.benchmark} | {each.compared_with} | {factor_text(lowest)} to {factor_text(highest)} | {least} |"
 
 
 @dataclasses.dataclass

@@ -187,8 +187,8 @@ class OneBit {
 };
 
 /// Reduces the gradients of a host's ranks uncompressed, and applies `hook` to what crosses the network: each
-/// rank owns a shard of the bucket, whose parameters are rows of the module's, and passes it to `hook` with
-/// the group of its number's ranks on all hosts, one a host. Only as many ranks as the smallest host has own
+/// rank owns one shard of the bucket, made of whole parameter rows, and runs `hook` on it with its
+/// counterparts, one rank per host. Only as many ranks as the smallest host has own
 /// a shard; on hosts of different sizes `hook` takes as many steps for each bucket of an iteration. Without
 /// other hosts the result is allreduce_hook.
 ///

@@ -28,7 +28,7 @@ struct MixtureOfExpertsOptions {
   std::int64_t top_k = 2;
   /// An expert takes at most ceil(capacity_factor * top_k * tokens / num_experts) tokens of each rank, where
   /// `tokens` is their number on that rank. The others are dropped: first the later choices of a token, then
-  /// the later tokens; an expert adds nothing to those. Default: no token is dropped.
+  /// the later tokens; a dropped token gets zero from that expert. Default: no token is dropped.
   std::optional<double> capacity_factor = std::nullopt;
   /// Divides the probabilities of a token's experts by their sum, as GShard and Mixtral do. Default: with a
   /// top_k of more than 1; with 1 it is not possible, since the gate would have no gradient. transformers:

@@ -49,8 +49,8 @@ struct RowwiseParallel {
 
 /// A module with whole parameters and a part of the sequence, e.g. LayerNorm. Backward sums the parameters'
 /// gradients over the ranks, so that they are equal on all. A Dropout draws from another random stream on
-/// each rank, also where it is given other shards, such as a rank's attention heads; to be known again, its
-/// `options.p()` changes by less than 1e-9.
+/// each rank, also where it is given other shards, such as a rank's attention heads. The Dropout is marked by a
+/// change of its `options.p()` by less than 1e-9.
 struct SequenceParallel {};
 
 /// Converts the input of a module once for its ColwiseParallel Linear layers, such as that of an attention

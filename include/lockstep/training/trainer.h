@@ -45,8 +45,8 @@ struct TrainerOptions {
   std::optional<std::int64_t> epochs = {};
   /// The step after which training ends, also within an epoch.
   std::optional<std::int64_t> max_steps = {};
-  /// Batches per step of the optimizer; their losses are averaged and their gradients are reduced once. They
-  /// are counted across epochs; those after the last step of the run are not used. A resume between two steps
+  /// Batches per step of the optimizer; their losses are averaged and their gradients are reduced once. A step's
+  /// batches may span an epoch boundary; batches after the last step of the run are not used. A resume between two steps
   /// needs the number of the run before.
   std::int64_t accumulation_steps = 1;
   /// Clips the norm of all gradients.
@@ -86,8 +86,8 @@ struct TrainerOptions {
   /// too. Before each checkpoint the parameters must be finite.
   std::int64_t agree_interval = 1;
   /// While fit() runs, these signals make all ranks save a checkpoint after a step and leave fit();
-  /// interrupted() is then true. The first one counts; a second of the same kind has its former effect, as a
-  /// first one has that is too late for this. Not in threads of spawn_threads().
+  /// interrupted() is then true. A second signal of the same kind, or one that arrives too late, has its original
+  /// effect. Not in threads of spawn_threads().
   std::vector<int> stop_signals = {SIGTERM};
 };
 
@@ -97,7 +97,7 @@ struct TrainerOptions {
 ///     lockstep::Trainer trainer(ddp, optimizer, {.epochs = 3, .checkpoints = "run", .resume = true});
 ///     trainer.on_validate([&] { return lockstep::Scalars{{"accuracy", accuracy_of(test_set)}}; });
 ///     trainer.fit(loader, [&](auto& batch) {
-///       return torch::nn::functional::cross_entropy(ddp->forward(batch.images), batch.targets);
+///       return torch::nn::functional::cross_entropy(ddp->forward(batch.data), batch.target);
 ///     });
 ///
 /// fit() is a short loop over the public functions begin_fit(), begin_epoch(), train_batch() and end_epoch();
