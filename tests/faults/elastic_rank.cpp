@@ -65,7 +65,7 @@ void train_by_trainer(std::int64_t steps, const std::filesystem::path& folder,
   lockstep::DistributedDataParallel ddp(net);
   torch::optim::AdamW optimizer(ddp->parameters(), 1e-3);
   torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
-  auto loader = lockstep::data::make_loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
+  lockstep::data::DataLoader loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
   lockstep::Trainer trainer(ddp, optimizer,
                             {.max_steps = steps,
                              .accumulation_steps = 2,
