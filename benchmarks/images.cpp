@@ -46,10 +46,10 @@ nlohmann::json run(const Flags& flags) {
                      .scaled_decoding = flags.scaled,
                      .index_cache = flags.index});
   const std::chrono::duration<double> opened = Clock::now() - opening;
-  auto loader = lockstep::data::make_loader(dataset, {.batch_size = flags.batch_size,
-                                                      .shuffle = true,
-                                                      .num_workers = flags.workers,
-                                                      .persistent_workers = flags.workers > 0});
+  lockstep::data::DataLoader loader(dataset, {.batch_size = flags.batch_size,
+                                              .shuffle = true,
+                                              .num_workers = flags.workers,
+                                              .persistent_workers = flags.workers > 0});
   std::vector<double> rates;
   std::vector<double> resident;
   for (int pass = 0; pass < flags.passes; ++pass) {

@@ -59,7 +59,7 @@ class Augmented {
 
 template <typename Dataset>
 nlohmann::json measure(const Dataset& dataset, const Flags& flags) {
-  auto loader = lockstep::data::make_loader(
+  lockstep::data::DataLoader loader(
       dataset, {.batch_size = flags.batch_size, .shuffle = true, .num_workers = flags.workers});
   std::vector<double> rates;
   for (int pass = 0; pass < flags.passes; ++pass) {

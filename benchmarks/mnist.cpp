@@ -115,7 +115,7 @@ EpochResult train_epoch(Model& model, MnistNet net, Loader& loader, torch::optim
 double accuracy(MnistNet net, const lockstep::data::MNIST& dataset, const lockstep::Context& context) {
   const torch::NoGradGuard no_grad;
   net->eval();
-  auto loader = lockstep::data::make_loader(
+  lockstep::data::DataLoader loader(
       dataset, {.batch_size = 500,
                 .sampler = std::make_shared<lockstep::data::DistributedEvalSampler>(dataset.size())});
   auto counts = torch::zeros({2}, torch::kLong);  // right, all
@@ -134,8 +134,8 @@ void train(Model& model, MnistNet net, const lockstep::Context& context, const F
   const lockstep::data::Normalize normalize{.mean = {0.5}, .std = {0.5}};
   const MNIST train_set(flags.data_dir, {.train = true, .download = true, .normalize = normalize});
   const MNIST test_set(flags.data_dir, {.train = false, .download = true, .normalize = normalize});
-  auto loader = lockstep::data::make_loader(
-      train_set, {.batch_size = flags.batch_size, .shuffle = true, .seed = flags.seed});
+  lockstep::data::DataLoader loader(train_set,
+                                    {.batch_size = flags.batch_size, .shuffle = true, .seed = flags.seed});
   torch::optim::SGD optimizer(model->parameters(), flags.lr);
   lockstep::amp::GradScaler scaler(context.device(), {.enabled = flags.amp == "fp16"});
   for (int epoch = 1; epoch <= flags.epochs; ++epoch) {

@@ -13,7 +13,7 @@
 
 #include <lockstep/lockstep.h>
 
-using lockstep::data::make_loader;
+using lockstep::data::DataLoader;
 using lockstep::data::MNIST;
 
 // [batch, 1, 28, 28] -> [batch, 10]
@@ -42,7 +42,7 @@ double accuracy(torch::nn::Sequential net, const MNIST& dataset, const lockstep:
   const torch::NoGradGuard no_grad;
   net->eval();
   auto sampler = std::make_shared<lockstep::data::DistributedEvalSampler>(dataset);
-  auto loader = make_loader(dataset, {.batch_size = 500, .sampler = sampler, .device = context.device()});
+  DataLoader loader(dataset, {.batch_size = 500, .sampler = sampler, .device = context.device()});
   auto counts = torch::zeros({2}, torch::dtype(torch::kLong).device(context.device()));  // correct, all
   for (auto& [images, labels] : loader) {
     counts[0] += net->forward(images).argmax(1).eq(labels).sum();
@@ -64,7 +64,7 @@ void train(const Flags& flags) {
   const lockstep::data::Normalize normalize{.mean = {0.5}, .std = {0.5}};
   const MNIST train_set(flags.data_dir, {.train = true, .download = true, .normalize = normalize});
   const MNIST test_set(flags.data_dir, {.train = false, .download = true, .normalize = normalize});
-  auto loader = make_loader(  // shards over the ranks, and copies the batches to the device
+  DataLoader loader(  // shards over the ranks, and copies the batches to the device
       train_set, {.batch_size = flags.batch_size, .shuffle = true, .seed = 0, .device = context.device()});
 
   // The parts of a checkpoint: a resumed run continues at the next step with the same bits.

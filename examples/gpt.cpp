@@ -73,11 +73,11 @@ void train(const Flags& flags) {
   const auto split = text.tokens.size(0) * 9 / 10;
   const auto train_set = windows(text.tokens.slice(0, 0, split), flags.context, 1);
   const auto val_set = windows(text.tokens.slice(0, split), flags.context, flags.context);
-  auto train_loader = data::make_loader(
+  data::DataLoader train_loader(
       train_set,
       {.batch_size = flags.batch_size, .shuffle = true, .seed = flags.seed, .device = context.device()});
   const auto sampler = std::make_shared<data::DistributedEvalSampler>(val_set);
-  auto val_loader = data::make_loader(
+  data::DataLoader val_loader(
       val_set, {.batch_size = flags.batch_size, .sampler = sampler, .device = context.device()});
 
   models::GPT2 net(models::GPT2Options{.vocab_size = static_cast<std::int64_t>(text.vocabulary.size()),

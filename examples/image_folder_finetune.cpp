@@ -66,14 +66,14 @@ void train(const Flags& flags) {
   const data::ImageFolder val_images(flags.folder, {.transform = resize});
   const auto parts = data::train_val_split_indices(train_images.targets(), {.seed = flags.seed});
   const data::Subset train_set(train_images, parts.train), val_set(val_images, parts.val);
-  auto train_loader = data::make_loader(  // shards over the ranks
+  data::DataLoader train_loader(  // shards over the ranks
       train_set, {.batch_size = flags.batch_size,
                   .shuffle = true,
                   .num_workers = flags.workers,
                   .seed = flags.seed,
                   .device = context.device(),
                   .augmentation_seed = flags.seed});
-  auto val_loader = data::make_loader(  // every picture on one rank
+  data::DataLoader val_loader(  // every picture on one rank
       val_set, {.batch_size = flags.batch_size,
                 .sampler = std::make_shared<data::DistributedEvalSampler>(val_set),
                 .num_workers = flags.workers,

@@ -45,8 +45,8 @@ models::DGCNN make_net(const Flags& flags) {
 template <typename Dataset>
 Scalars evaluate(models::DGCNN& net, const Dataset& test_set, const Flags& flags, const Context& context) {
   const auto sampler = std::make_shared<data::DistributedEvalSampler>(test_set);
-  auto loader = data::make_loader(
-      test_set, {.batch_size = flags.batch_size, .sampler = sampler, .device = context.device()});
+  data::DataLoader loader(test_set,
+                          {.batch_size = flags.batch_size, .sampler = sampler, .device = context.device()});
   metrics::ConfusionMatrix confusion(flags.root.empty() ? 3 : 40);
   const torch::NoGradGuard no_grad;
   net->eval();
@@ -58,12 +58,12 @@ Scalars evaluate(models::DGCNN& net, const Dataset& test_set, const Flags& flags
 
 template <typename Dataset>
 void train(const Dataset& train_set, const Dataset& test_set, const Flags& flags, const Context& context) {
-  auto loader = data::make_loader(train_set, {.batch_size = flags.batch_size,
-                                              .shuffle = true,
-                                              .drop_last = true,
-                                              .seed = flags.seed,
-                                              .device = context.device(),
-                                              .augmentation_seed = flags.seed});
+  data::DataLoader loader(train_set, {.batch_size = flags.batch_size,
+                                      .shuffle = true,
+                                      .drop_last = true,
+                                      .seed = flags.seed,
+                                      .device = context.device(),
+                                      .augmentation_seed = flags.seed});
   auto net = make_net(flags);
   convert_sync_batchnorm(net);  // statistics over the clouds of all ranks
   DistributedDataParallel ddp(net, {.device = context.device()});

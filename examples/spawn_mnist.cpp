@@ -28,12 +28,11 @@ torch::nn::Sequential make_net() {
 template <typename Dataset>
 void train_on(const Dataset& train_set, const Dataset& test_set, const Flags& flags, const Context& context) {
   torch::manual_seed(0);
-  auto loader = data::make_loader(
+  data::DataLoader loader(
       train_set, {.batch_size = flags.batch_size, .shuffle = true, .seed = 0, .device = context.device()});
-  auto test_loader =
-      data::make_loader(test_set, {.batch_size = 500,
-                                   .sampler = std::make_shared<data::DistributedEvalSampler>(test_set),
-                                   .device = context.device()});
+  data::DataLoader test_loader(test_set, {.batch_size = 500,
+                                          .sampler = std::make_shared<data::DistributedEvalSampler>(test_set),
+                                          .device = context.device()});
   auto net = make_net();
   DistributedDataParallel ddp(net, {.device = context.device()});
   torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));

@@ -51,8 +51,8 @@ void train(int /*rank*/, const Flags& flags, const std::string& file) {
   DistributedDataParallel ddp(net, {.device = context.device()});
   torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   const auto batch_size = flags.batch_size / context.world_size();
-  auto loader = data::make_loader(
-      train_set, {.batch_size = batch_size, .shuffle = true, .seed = 0, .device = context.device()});
+  data::DataLoader loader(train_set,
+                          {.batch_size = batch_size, .shuffle = true, .seed = 0, .device = context.device()});
   Trainer trainer(ddp, optimizer, {.epochs = flags.epochs});
   context.barrier();
   const auto start = std::chrono::steady_clock::now();
@@ -62,8 +62,8 @@ void train(int /*rank*/, const Flags& flags, const std::string& file) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
 
   const auto sampler = std::make_shared<data::DistributedEvalSampler>(test_set);
-  auto test_loader =
-      data::make_loader(test_set, {.batch_size = batch_size, .sampler = sampler, .device = context.device()});
+  data::DataLoader test_loader(test_set,
+                               {.batch_size = batch_size, .sampler = sampler, .device = context.device()});
   const torch::NoGradGuard no_grad;
   metrics::Accuracy accuracy;
   for (auto& [pictures, classes] : test_loader) accuracy.update(net->forward(pictures), classes);

@@ -65,7 +65,7 @@ void train_by_trainer(std::int64_t steps, const std::filesystem::path& folder,
   lockstep::DistributedDataParallel ddp(net);
   torch::optim::AdamW optimizer(ddp->parameters(), 1e-3);
   torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
-  auto loader = lockstep::data::make_loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
+  lockstep::data::DataLoader loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
   lockstep::Trainer trainer(ddp, optimizer,
                             {.max_steps = steps,
                              .accumulation_steps = 2,
@@ -116,7 +116,7 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
   if (mode == "sharded") lockstep::fully_shard(*unsupported);
   std::optional<lockstep::ZeroRedundancyOptimizer<torch::optim::AdamW>> zero;
   torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
-  auto loader = lockstep::data::make_loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
+  lockstep::data::DataLoader loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
   std::int64_t step = 0;
   std::int64_t epoch = 0;
   lockstep::TrainingState state;

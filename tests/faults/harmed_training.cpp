@@ -81,8 +81,8 @@ class Trainee {
       : context_(context), orders_(std::move(orders)), net_(orders_, context.rank()), ddp_(net_) {}
 
   void train() {
-    auto loader = data::make_loader(Samples(orders_, rank()),
-                                    {.batch_size = 4, .num_workers = 1, .prefetch_factor = 1});
+    data::DataLoader loader(Samples(orders_, rank()),
+                            {.batch_size = 4, .num_workers = 1, .prefetch_factor = 1});
     torch::optim::SGD optimizer(ddp_->parameters(), 0.001);
     while (true) {
       for (const auto& batch : loader) {

@@ -106,14 +106,14 @@ Times time_loader(const lockstep::Context& context, const Flags& flags, lockstep
   const lockstep::data::ImageDataset images(torch::randint(256, {60'000, 28, 28}, at::kByte),
                                             torch::randint(10, {60'000}, at::kLong),
                                             {.normalize = lockstep::data::Normalize{{0.1307}, {0.3081}}});
-  auto loader = lockstep::data::make_loader(images, {.batch_size = flags.batch_size,
-                                                     .shuffle = true,
-                                                     .num_workers = 4,
-                                                     .pin_memory = true,
-                                                     .drop_last = true,
-                                                     .prefetch_factor = 4,
-                                                     .persistent_workers = true,
-                                                     .device = context.device()});
+  lockstep::data::DataLoader loader(images, {.batch_size = flags.batch_size,
+                                             .shuffle = true,
+                                             .num_workers = 4,
+                                             .pin_memory = true,
+                                             .drop_last = true,
+                                             .prefetch_factor = 4,
+                                             .persistent_workers = true,
+                                             .device = context.device()});
   Times times;
   for (int epoch = -1; epoch < flags.chunks; ++epoch) {
     const auto begin = Clock::now();

@@ -18,8 +18,9 @@ data::ImageDataset make_images(const c10::Device& device) {
           {.normalize = data::Normalize{{0.1307}, {0.3081}}}};
 }
 
-std::vector<data::Batch> batches_of(const data::ImageDataset& images, const data::LoaderOptions& options) {
-  auto loader = data::make_loader(images, options);
+std::vector<data::Batch> batches_of(const data::ImageDataset& images,
+                                    const data::DataLoaderOptions& options) {
+  data::DataLoader loader(images, options);
   std::vector<data::Batch> batches;
   for (auto& batch : loader) batches.push_back({batch.data.cpu(), batch.target.cpu()});
   return batches;
@@ -37,7 +38,7 @@ void require_same(const std::vector<data::Batch>& actual, const std::vector<data
 
 void ways_to_the_gpu() {
   const auto images = make_images(c10::kCPU);
-  const data::LoaderOptions plain{.batch_size = 64, .shuffle = true, .seed = 3};
+  const data::DataLoaderOptions plain{.batch_size = 64, .shuffle = true, .seed = 3};
   const auto expected = batches_of(images, plain);
   auto moved = plain;
   moved.device = kGpu;
@@ -49,7 +50,7 @@ void ways_to_the_gpu() {
   require_same(batches_of(make_images(kGpu), plain), expected, "a data set on the GPU");
   auto pinned = plain;
   pinned.pin_memory = true;
-  for (auto& batch : data::make_loader(images, pinned)) {
+  for (auto& batch : data::DataLoader(images, pinned)) {
     require(batch.data.is_pinned() && batch.target.is_pinned(), "batches are pinned");
     break;
   }
@@ -59,8 +60,7 @@ void ways_to_the_gpu() {
 void batches_are_kept() {
   const auto images = make_images(c10::kCPU);
   const auto expected = batches_of(images, {.batch_size = 64});
-  auto loader =
-      data::make_loader(images, {.batch_size = 64, .num_workers = 2, .pin_memory = true, .device = kGpu});
+  data::DataLoader loader(images, {.batch_size = 64, .num_workers = 2, .pin_memory = true, .device = kGpu});
   std::vector<at::Tensor> sums;
   for (auto& batch : loader) {
     at::cuda::sleep(4'000'000);

@@ -218,7 +218,7 @@ void trainer(const InitOptions& options) {
     optim::FusedAdamW optimizer(ddp->parameters(), 1e-3);
     torch::manual_seed(3);
     const data::TensorDataset rows(torch::randn({64, kWidth}), torch::randn({64, kWidth}));
-    auto loader = data::make_loader(
+    data::DataLoader loader(
         rows,
         {.batch_size = 4, .shuffle = true, .num_workers = 2, .pin_memory = true, .device = context.device()});
     Trainer trainer(ddp, optimizer,

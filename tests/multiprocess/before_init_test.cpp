@@ -74,9 +74,9 @@ std::vector<ImplicitUse> implicit_uses() {
          data::ShardSampler(std::vector<std::int64_t>{2, 2});
        }},
       {"DistributedEvalSampler", [](auto&) { data::DistributedEvalSampler(4); }},
-      {"make_loader", [](auto&) { data::make_loader(Numbers(), {.batch_size = 2}); }},
-      {"make_loader", [](auto&) { data::make_loader(NumberStream(), {.batch_size = 2}); }},
-      {"make_loader", [](auto&) { data::make_batch_source(4, {.batch_size = 2}); }},
+      {"DataLoader", [](auto&) { data::DataLoader(Numbers(), {.batch_size = 2}); }},
+      {"DataLoader", [](auto&) { data::DataLoader(NumberStream(), {.batch_size = 2}); }},
+      {"DataLoader", [](auto&) { data::make_batch_source(4, {.batch_size = 2}); }},
       {"reduce_value()", [=](auto&) { reduce_value(one()); }},
       {"reduce_value()", [](auto&) { reduce_value(1.0); }},
       {"reduce_value()",
@@ -166,14 +166,14 @@ const Scenario before_init("before init()", [] {
   // What names its ranks, or does not share, needs no run.
   data::DistributedSampler mine(4, {.num_replicas = 2, .rank = 1, .shuffle = false});
   EXPECT_THAT(all_of(mine), ElementsAre(1, 3));
-  auto whole = data::make_loader(Numbers(), {.batch_size = 4, .distributed = false});
+  data::DataLoader whole(Numbers(), {.batch_size = 4, .distributed = false});
   for (auto& batch : whole) EXPECT_EQ(batch.numel(), 4);
-  auto given = data::make_loader(Numbers(),
-                                 {.batch_size = 4, .sampler = std::make_shared<data::SequentialSampler>(4)});
+  data::DataLoader given(Numbers(),
+                         {.batch_size = 4, .sampler = std::make_shared<data::SequentialSampler>(4)});
   for (auto& batch : given) EXPECT_EQ(batch.numel(), 4);
   // Threads that were ranks are not this process.
   spawn_threads(2, [](Context&) { EXPECT_EQ(data::DistributedSampler(4).size(), 2); });
-  EXPECT_THAT(error_of<ArgumentError>([] { data::make_loader(Numbers(), {.batch_size = 2}); }),
+  EXPECT_THAT(error_of<ArgumentError>([] { data::DataLoader(Numbers(), {.batch_size = 2}); }),
               HasSubstr("call lockstep::init() first"));
   metrics::AverageMeter meter;
   meter.update(std::stod(rank), 1);
@@ -238,7 +238,7 @@ const Scenario made_early("made before init(), used after it", [] {
   const auto rank = std::stoi(*Env().get("OWN_RANK"));
   data::DistributedSampler sampler(4);
   data::DistributedEvalSampler eval_sampler(4);
-  auto loader = data::make_loader(Numbers(), {.batch_size = 2});
+  data::DataLoader loader(Numbers(), {.batch_size = 2});
   CheckpointManager manager(folder.path() / "runs");
   TrainingState state;
   Profiler profiler({.path = folder.path() / "trace.json"});
@@ -247,7 +247,7 @@ const Scenario made_early("made before init(), used after it", [] {
   const std::map<std::string, std::function<void()>> uses{
       {"DistributedSampler", [&] { sampler.iter(); }},
       {"DistributedEvalSampler", [&] { eval_sampler.iter(); }},
-      {"make_loader", [&] { loader.begin(); }},
+      {"DataLoader", [&] { loader.begin(); }},
       {"CheckpointManager", [&] { manager.save(1, Dict{}); }},
       {"CheckpointManager", [&] { manager.load_latest(); }},
       {"Profiler", [&] { profiler.step(); }},

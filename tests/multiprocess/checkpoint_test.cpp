@@ -239,8 +239,8 @@ TEST_P(Checkpoints, HundredStepsEqualFiftyPlusFiftyIfEveryRankWrites) {
 const testing::Scenario hands_out("hand out samples", [] {
   const auto context = init({.backend = "gloo"});
   const auto samples = torch::arange(203);
-  auto loader =
-      data::make_loader(data::TensorDataset(samples, samples), {.batch_size = 4, .shuffle = true, .seed = 3});
+  data::DataLoader loader(data::TensorDataset(samples, samples),
+                          {.batch_size = 4, .shuffle = true, .seed = 3});
   TrainingState training;
   training.add("loader", loader);
   const fs::path folder = variable("FOLDER");

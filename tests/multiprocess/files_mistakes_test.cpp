@@ -52,19 +52,19 @@ const Mistake no_checkpoint("FileIsNoCheckpoint", {.on_all = {"notes.txt"}}, [] 
 const Mistake pinned("PinnedMemoryWithoutAnAccelerator", {.once = {"pin_memory"}, .ending = Ending::well},
                      [] {
                        const auto context = init({.timeout = 20s});
-                       auto loader = data::make_loader(Numbers(), {.batch_size = 2, .pin_memory = true});
+                       data::DataLoader loader(Numbers(), {.batch_size = 2, .pin_memory = true});
                        for (auto& batch : loader) (void)batch;
                      });
 
 const Mistake no_batch("BatchSizeOfZero", {.on_all = {"batch_size", "0"}}, [] {
   const auto context = init({.timeout = 20s});
-  (void)data::make_loader(Numbers(), {.batch_size = 0});
+  (void)data::DataLoader(Numbers(), {.batch_size = 0});
 });
 
 const Mistake shuffle_twice("ShuffleBesideASampler", {.on_all = {"shuffle", "sampler"}}, [] {
   const auto context = init({.timeout = 20s});
   const auto sampler = std::make_shared<data::DistributedSampler>(8);
-  (void)data::make_loader(Numbers(), {.batch_size = 2, .shuffle = true, .sampler = sampler});
+  (void)data::DataLoader(Numbers(), {.batch_size = 2, .shuffle = true, .sampler = sampler});
 });
 
 const Mistake no_images("FolderOfImagesIsMissing", {.on_all = {"/nowhere/train"}}, [] {
@@ -116,7 +116,7 @@ const Mistake damaged("DamagedPictureInALoader", {.on_all = {"cat.jpg"}}, [] {
   const TempFolder folder;
   std::filesystem::create_directory(folder / "cats");
   std::ofstream(folder / "cats/cat.jpg") << "no picture";
-  auto loader = data::make_loader(data::ImageFolder(folder.path()), {.num_workers = 1, .distributed = false});
+  data::DataLoader loader(data::ImageFolder(folder.path()), {.num_workers = 1, .distributed = false});
   for (auto& batch : loader) (void)batch;
 });
 
@@ -128,7 +128,7 @@ const Mistake own_dataset("ErrorOfTheProgramsOwnDataset",
                               }
                             };
                             const auto context = init({.timeout = 20s});
-                            auto loader = data::make_loader(Unlabelled());
+                            data::DataLoader loader(Unlabelled{});
                             for (auto& batch : loader) (void)batch;
                           });
 

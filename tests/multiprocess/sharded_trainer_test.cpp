@@ -27,7 +27,7 @@ struct ShardedProgram {
       : sharded(fully_shard(*net, {.share_memory = shared})),
         optimizer(sharded.parameters(), torch::optim::SGDOptions(0.5).momentum(0.9)),
         trainer(net, optimizer, std::move(options)),
-        loader(data::make_loader(Points(), {.batch_size = 4, .shuffle = true, .seed = 5})) {
+        loader(data::DataLoader(Points(), {.batch_size = 4, .shuffle = true, .seed = 5})) {
     torch::manual_seed(static_cast<std::uint64_t>(get_rank()));
   }
   void fit() {
@@ -40,7 +40,7 @@ struct ShardedProgram {
   FSDPModule sharded;
   torch::optim::SGD optimizer;
   Trainer trainer;
-  decltype(data::make_loader(Points(), {})) loader;
+  data::DataLoader<Points> loader;
 };
 
 Dict weights_of_ddp(const TrainerOptions& options) {
@@ -48,7 +48,7 @@ Dict weights_of_ddp(const TrainerOptions& options) {
   DistributedDataParallel ddp(net);
   torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
   Trainer trainer(ddp, optimizer, options);
-  auto loader = data::make_loader(Points(), {.batch_size = 4, .shuffle = true, .seed = 5});
+  data::DataLoader loader(Points(), {.batch_size = 4, .shuffle = true, .seed = 5});
   torch::manual_seed(static_cast<std::uint64_t>(get_rank()));
   trainer.fit(loader, [&](auto& batch) { return cross_entropy(ddp->forward(batch.inputs), batch.targets); });
   return state_dict(net);

@@ -129,8 +129,8 @@ TEST(ThreadRanks, ReportTheCauseNotItsConsequence) { expect_passes_alone(first_e
 const testing::Scenario loaders("threads: loaders", [] {
   std::vector<std::vector<std::int64_t>> seen(2);
   spawn_threads(2, [&](Context& context) {
-    auto loader = data::make_loader(data::TensorDataset(torch::arange(10), torch::arange(10)),
-                                    {.batch_size = 3, .shuffle = true});
+    data::DataLoader loader(data::TensorDataset(torch::arange(10), torch::arange(10)),
+                            {.batch_size = 3, .shuffle = true});
     loader.set_epoch(1);
     for (auto& [values, labels] : loader) {
       for (std::int64_t i = 0; i < values.numel(); ++i) {

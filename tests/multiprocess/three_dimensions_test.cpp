@@ -162,7 +162,7 @@ class Rank {
         kSamples, data::DistributedSamplerOptions{.num_replicas = mesh_["dp"].size(),
                                                   .rank = mesh_.get_local_rank("dp")});
     sampler->set_epoch(step);
-    const auto rows = data::BatchSampler(sampler, {.batch_size = kSamples}).iter()->next();
+    const auto rows = data::BatchSampler(sampler, kSamples).iter()->next();
     optimizer_->zero_grad();
     pipelining::Tensors losses;
     schedule_->step({x.index_select(0, rows)}, target.index_select(0, rows), &losses);

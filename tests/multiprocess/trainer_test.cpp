@@ -23,7 +23,7 @@ using ::testing::SizeIs;
 using torch::nn::functional::cross_entropy;
 
 auto make_points_loader() {
-  return data::make_loader(Points(), {.batch_size = 4, .shuffle = true, .seed = 5});
+  return data::DataLoader(Points(), {.batch_size = 4, .shuffle = true, .seed = 5});
 }
 
 // What a training program has.

@@ -219,7 +219,7 @@ const Mistake no_set_epoch("NoSetEpoch",
                            [] {
                              const auto context = init({.timeout = 20s});
                              const TensorSet points{torch::arange(16)};
-                             auto loader = data::make_loader(points, {.batch_size = 4, .shuffle = true});
+                             data::DataLoader loader(points, {.batch_size = 4, .shuffle = true});
                              for (int epoch = 0; epoch < 3; ++epoch) {
                                for (auto& batch : loader) (void)batch;
                              }

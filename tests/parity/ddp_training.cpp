@@ -63,7 +63,7 @@ class Training {
     const auto labels = at::randint(10, {403}, source, at::kLong);
     const data::ImageDataset dataset(images, labels,
                                      {.normalize = data::Normalize{.mean = {0.5}, .std = {0.5}}});
-    auto loader = data::make_loader(dataset, {.batch_size = case_.batch_size, .shuffle = true, .seed = 3});
+    data::DataLoader loader(dataset, {.batch_size = case_.batch_size, .shuffle = true, .seed = 3});
     for (int epoch = 0; epoch < 2; ++epoch) {
       loader.set_epoch(epoch);
       for (auto& [batch, targets] : loader) {

@@ -85,7 +85,7 @@ TEST(ImageFolder, SeededBatchesEqualThoseOfTorchvision) {
   const auto expected = load(folder.file("batches.pt"));
   for (const std::string kind : {"train", "crop", "evaluate", "center"}) {
     const data::ImageFolder dataset(folder / "pictures", {.transform = transform_of(kind)});
-    auto loader = data::make_loader(dataset, {.batch_size = 7, .num_workers = 1, .augmentation_seed = kSeed});
+    data::DataLoader loader(dataset, {.batch_size = 7, .num_workers = 1, .augmentation_seed = kSeed});
     for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
       loader.set_epoch(epoch);
       std::vector<at::Tensor> batches;

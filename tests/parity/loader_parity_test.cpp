@@ -44,8 +44,8 @@ std::shared_ptr<Sampler> sampler_of(const SamplerCase& each) {
   }
 }
 
-LoaderOptions options_of(const SamplerCase& each) {
-  LoaderOptions options{
+DataLoaderOptions options_of(const SamplerCase& each) {
+  DataLoaderOptions options{
       .batch_size = each["batch_size"], .sampler = sampler_of(each), .drop_last = each["drop_last"] != 0};
   options.shuffle = each["shuffle"] != 0 && !options.sampler;
   options.num_workers = static_cast<int>(each["workers"]);
@@ -54,7 +54,7 @@ LoaderOptions options_of(const SamplerCase& each) {
   return options;
 }
 
-Numbers train(Loader<TensorDataset>& loader, std::int64_t stop_after) {
+Numbers train(DataLoader<TensorDataset>& loader, std::int64_t stop_after) {
   Numbers numbers;
   for (int epoch = 0; epoch < 3; ++epoch) {
     loader.set_epoch(epoch);
@@ -85,7 +85,7 @@ TEST(LoaderParity, BatchesAndInterleavedDropoutMasks) {
   for (const auto& each : cases) {
     torch::manual_seed(static_cast<std::uint64_t>(each["manual_seed"]));
     const auto values = at::arange(each["n"]);
-    auto loader = make_loader(TensorDataset(values, values * 10), options_of(each));
+    DataLoader loader(TensorDataset(values, values * 10), options_of(each));
     ASSERT_EQ(loader.size(), each["length"]) << each.line;
     ASSERT_EQ(train(loader, each["stop_after"]), each.numbers) << each.line;
   }

@@ -66,9 +66,9 @@ class ResumeTraining {
     optimizer_ =
         std::make_unique<torch::optim::SGD>(net_->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
     scheduler_ = std::make_unique<optim::StepLR>(*optimizer_, 3, 0.7);
-    loader_.emplace(
-        ResumeData{.samples = resume_data(kSamples), .noisy = loader_threads() > 0},
-        data::LoaderOptions{.batch_size = 4, .shuffle = true, .num_workers = loader_threads(), .seed = 3});
+    loader_.emplace(ResumeData{.samples = resume_data(kSamples), .noisy = loader_threads() > 0},
+                    data::DataLoaderOptions{
+                        .batch_size = 4, .shuffle = true, .num_workers = loader_threads(), .seed = 3});
     if (is_initialized()) lockstep::manual_seed(static_cast<std::uint64_t>(100 + get_rank()));
     state_.add("model", net_)
         .add("optimizer", *optimizer_)
@@ -122,7 +122,7 @@ class ResumeTraining {
   std::optional<DistributedDataParallel<ResumeNet>> ddp_;
   std::unique_ptr<torch::optim::SGD> optimizer_;
   std::unique_ptr<optim::StepLR> scheduler_;
-  std::optional<data::Loader<ResumeData>> loader_;
+  std::optional<data::DataLoader<ResumeData>> loader_;
   std::int64_t epoch_ = 0;
   std::int64_t step_ = 0;
   std::int64_t batches_ = 0;

@@ -142,8 +142,7 @@ TEST_F(SamplerParity, BatchSamplerBatchForBatch) {
     torch::manual_seed(static_cast<std::uint64_t>(each["default_seed"]));
     std::shared_ptr<Sampler> inner = std::make_shared<SequentialSampler>(each["n"]);
     if (each["shuffle"] != 0) inner = std::make_shared<RandomSampler>(each["n"]);
-    const BatchSampler sampler(inner,
-                               {.batch_size = each["batch_size"], .drop_last = each["drop_last"] != 0});
+    const BatchSampler sampler(inner, each["batch_size"], each["drop_last"] != 0);
     Numbers found;
     const auto pass = sampler.iter();
     for (auto batch = pass->next(); batch.defined(); batch = pass->next()) {

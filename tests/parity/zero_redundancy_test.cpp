@@ -329,7 +329,7 @@ struct Program {
   Optimizer optimizer{ddp->parameters(), typename Optimizer::Settings(0.01)};
   optim::StepLR scheduler{optimizer, 3, 0.5};
   Trainer trainer;
-  decltype(data::make_loader(Numbers(), {})) loader = data::make_loader(Numbers(), {.batch_size = 4});
+  data::DataLoader<Numbers> loader = data::DataLoader(Numbers(), {.batch_size = 4});
 };
 
 template <typename Base, typename Options>

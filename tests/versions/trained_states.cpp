@@ -63,7 +63,7 @@ Run::Run()
       plateau_(optimizer_, {.factor = 0.5, .patience = 1}),
       scaler_(at::kCPU, {.init_scale = 8, .growth_interval = 2}),
       average_(net_, {.multi_avg_fn = optim::get_ema_multi_avg_fn(0.9)}),
-      loader_(data::make_loader(Samples(), {.batch_size = 2, .shuffle = true, .generator = generator_of(5)})),
+      loader_(data::DataLoader(Samples(), {.batch_size = 2, .shuffle = true, .generator = generator_of(5)})),
       confusion_(2) {
   state_.add("model", net_)
       .add("optimizer", optimizer_)

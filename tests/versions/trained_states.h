@@ -43,7 +43,7 @@ class Run {
   optim::ReduceLROnPlateau plateau_;
   amp::GradScaler scaler_;
   optim::AveragedModel<torch::nn::Sequential> average_;
-  data::Loader<Samples> loader_;
+  data::DataLoader<Samples> loader_;
   EarlyStopping stopping_;
   metrics::AverageMeter meter_;
   metrics::Accuracy accuracy_;

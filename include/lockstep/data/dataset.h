@@ -56,7 +56,7 @@ BatchOf<Dataset> get_batch_at(const Dataset& dataset, const at::Tensor& indices,
 
 /// The part of an iterable dataset that one pass on one rank reads.
 struct StreamShare {
-  int rank = 0;          ///< of the current world; 0 with LoaderOptions::distributed = false
+  int rank = 0;          ///< of the current world; 0 with DataLoaderOptions::distributed = false
   int num_replicas = 1;  ///< ranks that share the data
   std::int64_t epoch = 0;
 };

@@ -17,7 +17,8 @@
 namespace lockstep::data {
 
 template <typename Dataset>
-class Loader;
+  requires BatchDataset<Dataset> || IterableDataset<Dataset>
+class DataLoader;
 
 /// The channels of a decoded image. torchvision: io.ImageReadMode.
 enum class ImageReadMode {
@@ -140,12 +141,12 @@ BatchOf<Dataset> save_samples(const Dataset& dataset, const std::filesystem::pat
 }
 
 /// Draws and returns the next batch of a loader:
-/// `save_samples(make_loader(train, {.batch_size = 64, .shuffle = true}), "grid.png")`. A copy of the loader
+/// `save_samples(DataLoader(train, {.batch_size = 64, .shuffle = true}), "grid.png")`. A copy of the loader
 /// reads it, so the loader keeps its position; its generator, or LibTorch's default one, advances as in
 /// begin(). Do not call it during a pass. With several ranks, call it on one. Throws what the loader throws,
 /// and ArgumentError when there is no batch.
 template <typename Dataset>
-auto save_samples(Loader<Dataset> loader, const std::filesystem::path& file,
+auto save_samples(DataLoader<Dataset> loader, const std::filesystem::path& file,
                   const GridOptions& options = {}) {
   auto next = loader.begin();
   if (next == loader.end()) throw ArgumentError("save_samples: the loader yields no batch");

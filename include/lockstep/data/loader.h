@@ -25,9 +25,9 @@ namespace lockstep::data {
 /// The part of a loader that does not depend on the dataset's type.
 class LoaderBase {
  public:
-  /// Throws ArgumentError as make_loader() does. `dataset_size`: nullopt for an iterable dataset.
+  /// Throws ArgumentError as DataLoader does. `dataset_size`: nullopt for an iterable dataset.
   /// `is_pytree`: whether `batch_type` is a PyTree.
-  LoaderBase(std::optional<std::int64_t> dataset_size, const LoaderOptions& options,
+  LoaderBase(std::optional<std::int64_t> dataset_size, const DataLoaderOptions& options,
              const std::type_info& batch_type, bool is_pytree,
              std::source_location where = std::source_location::current());
 
@@ -60,10 +60,10 @@ class LoaderBase {
                                          const std::type_info& type);
 
  private:
-  LoaderBase(const CallerPlace& place, std::optional<std::int64_t> dataset_size, const LoaderOptions& options,
-             const std::type_info& batch_type, bool is_pytree);
+  LoaderBase(const CallerPlace& place, std::optional<std::int64_t> dataset_size,
+             const DataLoaderOptions& options, const std::type_info& batch_type, bool is_pytree);
 
-  LoaderOptions options_;
+  DataLoaderOptions options_;
   std::source_location where_;  // of the constructor: errors of passes name it
   std::shared_ptr<BatchSource> batch_sampler_;
   std::optional<World> made_in_;  // whose ranks share the samples
@@ -73,21 +73,29 @@ class LoaderBase {
   std::shared_ptr<LoaderWorkers> persistent_workers_{};
 };
 
-/// Yields a dataset's batches: `for (auto& [images, labels] : loader)`. Each begin() starts a pass; do not
-/// move the loader during a pass. For one thread. PyTorch: DataLoader; the workers are threads instead of
-/// processes.
+/// Yields a dataset's batches:
+///
+///     DataLoader loader(dataset, {.batch_size = 128, .shuffle = true, .num_workers = 2});
+///     for (auto& [images, labels] : loader) ...
+///
+/// Each begin() starts a pass; do not move the loader during a pass. For one thread. PyTorch:
+/// `torch.utils.data.DataLoader`; the workers are threads instead of processes.
 ///
 /// With workers, random operators on CPU tensors in get_batch() use a seed derived from the base seed of the
 /// pass and the batch number, so the results do not depend on the number of workers or on timing. An
 /// exception of get_batch() is rethrown at its batch, with its type, and names the worker.
 template <typename Dataset>
-class Loader : public LoaderBase {
+  requires BatchDataset<Dataset> || IterableDataset<Dataset>
+class DataLoader : public LoaderBase {
  public:
   using BatchType = typename DatasetPass<Dataset>::BatchType;
   class Iterator;
 
-  Loader(Dataset dataset, const LoaderOptions& options,
-         std::source_location where = std::source_location::current())
+  /// Throws ArgumentError as make_batch_source() does, for options that need workers without workers, for a
+  /// device that does not exist, and for pinning batches of a type that is not a PyTree. An iterable dataset
+  /// excludes shuffle, sampler, batch_sampler and seed.
+  explicit DataLoader(Dataset dataset, const DataLoaderOptions& options = {},
+                      std::source_location where = std::source_location::current())
       : LoaderBase(size_of(dataset), options, typeid(BatchType), PyTree<BatchType>, where),
         dataset_(std::make_shared<const Dataset>(std::move(dataset))) {}
 
@@ -121,7 +129,8 @@ class Loader : public LoaderBase {
 /// One pass; a move-only input iterator. It owns the batch until it advances. Each batch is new, so tensors
 /// copied out of it stay valid.
 template <typename Dataset>
-class Loader<Dataset>::Iterator {
+  requires BatchDataset<Dataset> || IterableDataset<Dataset>
+class DataLoader<Dataset>::Iterator {
  public:
   using iterator_concept = std::input_iterator_tag;
   using value_type = BatchType;
@@ -137,25 +146,14 @@ class Loader<Dataset>::Iterator {
   bool operator==(std::default_sentinel_t) const { return !iteration_->batch(); }
 
  private:
-  friend class Loader;
-  explicit Iterator(Loader& loader)
+  friend class DataLoader;
+  explicit Iterator(DataLoader& loader)
       : loader_(&loader), iteration_(new LoaderIteration<Dataset>(loader.start_iteration())) {
     ++*this;
   }
 
-  Loader* loader_;
+  DataLoader* loader_;
   std::unique_ptr<LoaderIteration<Dataset>> iteration_;
 };
-
-/// Makes a loader: `make_loader(dataset, {.batch_size = 128, .shuffle = true, .num_workers = 2})`. Throws
-/// ArgumentError as make_batch_source() does, for options that need workers without workers, for a device
-/// that does not exist, and for pinning batches of a type that is not a PyTree. An iterable dataset excludes
-/// shuffle, sampler, batch_sampler and seed. PyTorch: DataLoader.
-template <typename Dataset>
-  requires BatchDataset<Dataset> || IterableDataset<Dataset>
-Loader<Dataset> make_loader(Dataset dataset, const LoaderOptions& options = {},
-                            std::source_location where = std::source_location::current()) {
-  return Loader<Dataset>(std::move(dataset), options, where);
-}
 
 }  // namespace lockstep::data

@@ -40,16 +40,19 @@ struct WorkerInfo {
 /// Information about the calling thread if it is a worker, otherwise nullopt.
 std::optional<WorkerInfo> get_worker_info();
 
-/// The arguments of make_loader(). PyTorch: the arguments of DataLoader, in its order.
-struct LoaderOptions {
+/// The options of a DataLoader: PyTorch's in PyTorch's order, then Lockstep's. In place of `collate_fn` a dataset
+/// makes its batches itself, see BatchDataset.
+struct DataLoaderOptions {
   /// Samples per batch on this rank. Default: 1.
   std::optional<std::int64_t> batch_size = {};
   /// Uses a new order in each epoch. Default: false.
   std::optional<bool> shuffle = {};
-  /// The samples and their order. Excludes shuffle and seed, and turns off sharding over ranks.
-  std::shared_ptr<Sampler> sampler = {};
-  /// The batches of indices. Excludes batch_size, shuffle, sampler, seed and drop_last.
-  std::shared_ptr<BatchSource> batch_sampler = {};
+  /// The samples and their order: a sampler or a shared_ptr of one. Excludes shuffle and seed, and turns off
+  /// sharding over ranks.
+  SamplerPtr<Sampler> sampler = {};
+  /// The batches of indices: a BatchSource or a shared_ptr of one. Excludes batch_size, shuffle, sampler, seed
+  /// and drop_last.
+  SamplerPtr<BatchSource> batch_sampler = {};
   /// Number of threads that load batches ahead of the loop; they call get_batch() concurrently. 0: the loop's
   /// thread loads each batch. The number does not change the batches or their order.
   int num_workers = 0;
@@ -62,9 +65,6 @@ struct LoaderOptions {
   std::optional<Timeout> timeout = {};
   /// Each worker calls it with its number, 0 .. num_workers-1, before it loads batches.
   std::function<void(int)> worker_init_fn = {};
-  /// The order of epoch e is a function of seed + e, as in DistributedSampler. Used with shuffle. Default: 0
-  /// with several ranks; with one rank each epoch's order comes from `generator`.
-  std::optional<std::int64_t> seed = {};
   /// The generator for a shuffle on one rank and for each epoch's base seed. Default: LibTorch's default CPU
   /// generator.
   std::optional<at::Generator> generator = {};
@@ -75,6 +75,9 @@ struct LoaderOptions {
   bool persistent_workers = false;
   /// False: yields batches as soon as they are loaded, so their order may differ between runs.
   bool in_order = true;
+  /// The order of epoch e is a function of seed + e, as in DistributedSampler. Used with shuffle. Default: 0
+  /// with several ranks; with one rank each epoch's order comes from `generator`.
+  std::optional<std::int64_t> seed = {};
   /// Copies batches to this device through pinned memory; with workers, the next batch is copied during the
   /// step. Default: batches stay where the dataset makes them. PyTorch: `batch.to(device, non_blocking=True)`
   /// in the loop.
@@ -91,11 +94,11 @@ struct LoaderOptions {
 /// The batch sampler of a loader over `dataset_size` samples with `options`. It orders the samples, shards
 /// them over the ranks of the current world and groups them into batches. Throws ArgumentError when the
 /// dataset is empty, when batch_size is not positive, or when options contradict each other.
-std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const LoaderOptions& options);
+std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const DataLoaderOptions& options);
 
-/// Seeds for the random transforms of single samples: see LoaderOptions::augmentation_seed.
+/// Seeds for the random transforms of single samples: see DataLoaderOptions::augmentation_seed.
 struct SampleSeeds {
-  std::uint64_t base = 0;   ///< LoaderOptions::augmentation_seed
+  std::uint64_t base = 0;   ///< DataLoaderOptions::augmentation_seed
   std::int64_t epoch = 0;   ///< of set_epoch()
   std::int64_t passes = 0;  ///< passes started in this epoch before this one
 
@@ -127,7 +130,7 @@ struct LoaderPosition {
   std::int64_t samples = 0;  ///< yielded in this pass, on all ranks that share the data
   at::Tensor
       pass_generator{};  ///< the generator's state at the start of the pass: uint8, undefined between passes
-  at::Tensor own_generator{};  ///< the current state of LoaderOptions::generator; undefined without one
+  at::Tensor own_generator{};  ///< the current state of DataLoaderOptions::generator; undefined without one
   std::int64_t passes = 0;     ///< passes started in this epoch before the current or next one
   /// The base seed that persistent workers keep from an earlier pass.
   std::optional<std::int64_t> base_seed{};

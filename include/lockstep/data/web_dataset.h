@@ -61,7 +61,7 @@ class ShardSet;
 /// order of the shards, so that samplers, workers and checkpoints of positions work as for any dataset:
 ///
 ///     WebDataset train("train-{000000..000146}.tar", {.transform = Compose(RandomResizedCrop(224), ...)});
-///     auto loader = make_loader(train, {.batch_size = 64, .sampler =
+///     DataLoader loader(train, {.batch_size = 64, .sampler =
 ///     std::make_shared<ShardSampler>(train)});
 ///
 /// Files are grouped and skipped as webdataset does. The formats are ustar, GNU and pax. The shards are local

@@ -17,30 +17,30 @@
 namespace lockstep::data {
 namespace {
 
-void check_options(const LoaderOptions& options) {
+void check_options(const DataLoaderOptions& options) {
   const bool shuffle = options.shuffle.value_or(false);
   if (options.batch_sampler && (options.batch_size || shuffle || options.sampler || options.seed ||
                                 options.drop_last.value_or(false))) {
     throw ArgumentError(
-        "make_loader: batch_sampler excludes batch_size, shuffle, sampler, seed and drop_last; it already "
+        "DataLoader: batch_sampler excludes batch_size, shuffle, sampler, seed and drop_last; it already "
         "determines the batches");
   }
   if (options.sampler && shuffle) {
-    throw ArgumentError("make_loader: sampler excludes shuffle; the sampler already decides the order");
+    throw ArgumentError("DataLoader: sampler excludes shuffle; the sampler already decides the order");
   }
   if (options.sampler && options.seed) {
-    throw ArgumentError("make_loader: sampler excludes seed; give the seed to the sampler");
+    throw ArgumentError("DataLoader: sampler excludes seed; give the seed to the sampler");
   }
 }
 
-void check_worker_options(const LoaderOptions& options) {
+void check_worker_options(const DataLoaderOptions& options) {
   if (options.num_workers < 0) {
     throw_error<ArgumentError>(
-        "make_loader: num_workers should be non-negative, but it is {}; 0 loads batches without workers",
+        "DataLoader: num_workers should be non-negative, but it is {}; 0 loads batches without workers",
         options.num_workers);
   }
   if (options.prefetch_factor && *options.prefetch_factor <= 0) {
-    throw_error<ArgumentError>("make_loader: prefetch_factor should be positive, but it is {}",
+    throw_error<ArgumentError>("DataLoader: prefetch_factor should be positive, but it is {}",
                                *options.prefetch_factor);
   }
   if (options.num_workers > 0) return;
@@ -49,14 +49,14 @@ void check_worker_options(const LoaderOptions& options) {
                              : options.timeout            ? "timeout"
                                                           : nullptr;
   if (option != nullptr) {
-    throw_error<ArgumentError>("make_loader: {} needs num_workers > 0", option);
+    throw_error<ArgumentError>("DataLoader: {} needs num_workers > 0", option);
   }
 }
 
 void warn_about_many_workers(int num_workers) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   if (cores == 0 || num_workers <= cores) return;
-  log(LogLevel::warning, fmt::format("make_loader: {} workers, but this process may use {} cores; more "
+  log(LogLevel::warning, fmt::format("DataLoader: {} workers, but this process may use {} cores; more "
                                      "workers than cores slow loading down",
                                      num_workers, cores));
 }
@@ -66,25 +66,24 @@ std::shared_ptr<const TransferStream> make_transfer(const std::optional<c10::Dev
   return std::make_shared<const TransferStream>(*device);
 }
 
-bool checked_pin_memory(const LoaderOptions& options) {
+bool checked_pin_memory(const DataLoaderOptions& options) {
   if (!options.pin_memory || can_pin_memory()) return options.pin_memory;
   if (current_world().local_rank == 0) {
-    log(LogLevel::warning,
-        "make_loader: pin_memory is on, but no accelerator is found; memory is not pinned");
+    log(LogLevel::warning, "DataLoader: pin_memory is on, but no accelerator is found; memory is not pinned");
   }
   return false;
 }
 
-World world_of(const LoaderOptions& options) {
-  return options.distributed ? shared_world("make_loader") : World{};
+World world_of(const DataLoaderOptions& options) {
+  return options.distributed ? shared_world("DataLoader") : World{};
 }
 
 // Whether the loader shares the samples itself.
-bool is_shared(const LoaderOptions& options) {
+bool is_shared(const DataLoaderOptions& options) {
   return options.distributed && !options.sampler && !options.batch_sampler;
 }
 
-std::shared_ptr<Sampler> default_sampler(std::int64_t dataset_size, const LoaderOptions& options) {
+std::shared_ptr<Sampler> default_sampler(std::int64_t dataset_size, const DataLoaderOptions& options) {
   const bool shuffle = options.shuffle.value_or(false);
   const World world = world_of(options);
   if (world.size > 1 || (shuffle && options.seed)) {
@@ -116,7 +115,7 @@ class StreamBatches : public BatchSource {
  public:
   StreamBatches(std::int64_t batch_size, int shares) : batch_size_(batch_size), shares_(shares) {
     if (batch_size > 0) return;
-    throw_error<ArgumentError>("make_loader: batch_size should be positive, but it is {}", batch_size);
+    throw_error<ArgumentError>("DataLoader: batch_size should be positive, but it is {}", batch_size);
   }
   std::unique_ptr<BatchStream> iter() const override { return iter_from(0, 0); }
   std::unique_ptr<BatchStream> iter_from(std::int64_t batches, std::int64_t samples) const override {
@@ -139,14 +138,14 @@ class StreamBatches : public BatchSource {
   int shares_;
 };
 
-std::shared_ptr<BatchSource> make_stream_source(const LoaderOptions& options) {
+std::shared_ptr<BatchSource> make_stream_source(const DataLoaderOptions& options) {
   const char* const option = options.shuffle.value_or(false) ? "shuffle"
                              : options.sampler               ? "sampler"
                              : options.batch_sampler         ? "batch_sampler"
                              : options.seed                  ? "seed"
                                                              : nullptr;
   if (option != nullptr) {
-    throw_error<ArgumentError>("make_loader: an iterable dataset determines its own order, which excludes {}",
+    throw_error<ArgumentError>("DataLoader: an iterable dataset determines its own order, which excludes {}",
                                option);
   }
   return std::make_shared<StreamBatches>(options.batch_size.value_or(1), world_of(options).size);
@@ -182,24 +181,24 @@ std::uint64_t mix_seed(std::uint64_t base, std::initializer_list<std::int64_t> p
 
 }  // namespace
 
-std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const LoaderOptions& options) {
+std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const DataLoaderOptions& options) {
   check_options(options);
-  if (dataset_size <= 0) throw ArgumentError("make_loader: the dataset is empty; there is nothing to load");
+  if (dataset_size <= 0) throw ArgumentError("DataLoader: the dataset is empty; there is nothing to load");
   if (options.batch_sampler) return options.batch_sampler;
-  auto sampler = options.sampler ? options.sampler : default_sampler(dataset_size, options);
-  return std::make_shared<BatchSampler>(std::move(sampler),
-                                        BatchSamplerOptions{.batch_size = options.batch_size.value_or(1),
-                                                            .drop_last = options.drop_last.value_or(false)});
+  std::shared_ptr<Sampler> sampler = options.sampler;
+  if (!sampler) sampler = default_sampler(dataset_size, options);
+  return std::make_shared<BatchSampler>(std::move(sampler), options.batch_size.value_or(1),
+                                        options.drop_last.value_or(false));
 }
 
-LoaderBase::LoaderBase(std::optional<std::int64_t> dataset_size, const LoaderOptions& options,
+LoaderBase::LoaderBase(std::optional<std::int64_t> dataset_size, const DataLoaderOptions& options,
                        const std::type_info& batch_type, bool is_pytree, std::source_location where)
     : LoaderBase(CallerPlace(where), dataset_size, options, batch_type, is_pytree) {
   where_ = where;
 }
 
 LoaderBase::LoaderBase(const CallerPlace& /*place*/, std::optional<std::int64_t> dataset_size,
-                       const LoaderOptions& options, const std::type_info& batch_type, bool is_pytree)
+                       const DataLoaderOptions& options, const std::type_info& batch_type, bool is_pytree)
     : options_((check_worker_options(options), options)),
       batch_sampler_(dataset_size ? make_batch_source(*dataset_size, options) : make_stream_source(options)),
       made_in_(is_shared(options) ? std::optional(current_world()) : std::nullopt),
@@ -209,7 +208,7 @@ LoaderBase::LoaderBase(const CallerPlace& /*place*/, std::optional<std::int64_t>
   pin_memory_ = pin_memory_ || transfer_;
   if (pin_memory_ && !is_pytree) {
     throw_error<ArgumentError>(
-        "make_loader: pin_memory and device cannot find the tensors in a batch of type {}; add a "
+        "DataLoader: pin_memory and device cannot find the tensors in a batch of type {}; add a "
         "visit_tensors() member or specialize lockstep::TensorVisitor",
         type_name(batch_type));
   }
@@ -250,7 +249,7 @@ BatchLoading LoaderBase::loading(const BatchSeeds& pass) const {
 PassStart LoaderBase::pass_start(const LoaderProgress::Start& start) const {
   const CallerPlace place(where_);
   const auto world = made_in_ ? current_world() : World{};
-  if (made_in_) require_same_world("make_loader", *made_in_);
+  if (made_in_) require_same_world("DataLoader", *made_in_);
   return {.share = {.rank = world.rank, .num_replicas = world.size, .epoch = start.seeds.epoch},
           .skip = start.first_batch * options_.batch_size.value_or(1),
           .drop_last = options_.drop_last.value_or(false),

@@ -56,7 +56,7 @@ void BatchWait::count(std::int64_t samples) const noexcept {
   if (progress_ != nullptr) progress_->samples.fetch_add(static_cast<std::uint64_t>(samples));
 }
 
-LoaderWorkers::LoaderWorkers(const LoaderOptions& options, const WorkerInfo& info)
+LoaderWorkers::LoaderWorkers(const DataLoaderOptions& options, const WorkerInfo& info)
     : pool_(std::make_shared<WorkerPool>()) {
   intercept::ThreadGenerator::register_kernels();
   pool_->options = options;

@@ -95,23 +95,24 @@ std::unique_ptr<IndexStream> draw_once(Draw draw) {
 
 class BatchedStream : public BatchStream {
  public:
-  BatchedStream(std::unique_ptr<IndexStream> indices, BatchSamplerOptions options)
-      : indices_(std::move(indices)), options_(options) {}
+  BatchedStream(std::unique_ptr<IndexStream> indices, std::int64_t batch_size, bool drop_last)
+      : indices_(std::move(indices)), batch_size_(batch_size), drop_last_(drop_last) {}
 
   at::Tensor next() override {
     if (ended_) return {};
-    auto batch = at::empty({options_.batch_size}, at::kLong);
-    const auto count = indices_->read(
-        {batch.mutable_data_ptr<std::int64_t>(), static_cast<std::size_t>(options_.batch_size)});
-    ended_ = count < options_.batch_size;
+    auto batch = at::empty({batch_size_}, at::kLong);
+    const auto count =
+        indices_->read({batch.mutable_data_ptr<std::int64_t>(), static_cast<std::size_t>(batch_size_)});
+    ended_ = count < batch_size_;
     if (!ended_) return batch;
-    if (count == 0 || options_.drop_last) return {};
+    if (count == 0 || drop_last_) return {};
     return batch.narrow(0, 0, count);
   }
 
  private:
   std::unique_ptr<IndexStream> indices_;
-  BatchSamplerOptions options_;
+  std::int64_t batch_size_;
+  bool drop_last_;
   bool ended_ = false;
 };
 
@@ -279,32 +280,33 @@ std::unique_ptr<BatchStream> BatchSource::iter_from(std::int64_t batches, std::i
   return stream;
 }
 
-BatchSampler::BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions options,
+BatchSampler::BatchSampler(SamplerPtr<Sampler> sampler, std::int64_t batch_size, bool drop_last,
                            std::source_location where)
-    : sampler_(std::move(sampler)), options_(options) {
+    : sampler_(std::move(sampler)), batch_size_(batch_size), drop_last_(drop_last) {
   const CallerPlace place(where);
   if (!sampler_) throw ArgumentError("BatchSampler: no sampler was given (null pointer)");
-  if (options_.batch_size <= 0) {
+  if (batch_size_ <= 0) {
     throw_error<ArgumentError>("BatchSampler: batch_size should be a positive number, but it is {}",
-                               options_.batch_size);
+                               batch_size_);
   }
 }
 
 std::unique_ptr<BatchStream> BatchSampler::iter() const {
-  return std::make_unique<BatchedStream>(sampler_->iter(), options_);
+  return std::make_unique<BatchedStream>(sampler_->iter(), batch_size_, drop_last_);
 }
 
 std::unique_ptr<BatchStream> BatchSampler::iter_from(std::int64_t /*batches*/, std::int64_t samples) const {
-  return std::make_unique<BatchedStream>(sampler_->iter_from(samples), options_);
+  return std::make_unique<BatchedStream>(sampler_->iter_from(samples), batch_size_, drop_last_);
 }
 
 std::int64_t BatchSampler::size() const {
   const auto samples = sampler_->size();
-  return (options_.drop_last ? samples : samples + options_.batch_size - 1) / options_.batch_size;
+  return (drop_last_ ? samples : samples + batch_size_ - 1) / batch_size_;
 }
 
-// For the warning about passes in one order. Streams, which may outlive the sampler, share it.
+// The epoch, and the warning about passes in one order. Copies share it, and streams, which may outlive them.
 struct DistributedSampler::Passes {
+  std::int64_t epoch = 0;
   bool epoch_is_set = false;
   bool is_complete = false;  // one has been read to its end
   bool is_said = false;
@@ -337,7 +339,7 @@ DistributedSampler::DistributedSampler(const CallerPlace& /*place*/, SampleCount
 }
 
 void DistributedSampler::set_epoch(std::int64_t epoch) {
-  epoch_ = epoch;
+  passes_->epoch = epoch;
   passes_->epoch_is_set = true;
 }
 
@@ -353,7 +355,7 @@ std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples)
   if (options_.shuffle) {
     if (rank_ == 0 && current_world().rank == 0) passes_->begin();
     // Unsigned, because seed + epoch may overflow, as in Python.
-    const auto seed = static_cast<std::uint64_t>(options_.seed) + static_cast<std::uint64_t>(epoch_);
+    const auto seed = static_cast<std::uint64_t>(options_.seed) + static_cast<std::uint64_t>(passes_->epoch);
     share = order(seed).index_select(0, share);
   }
   return std::make_unique<DrawnStream>([share = std::move(share), passes = passes_]() mutable {

@@ -62,7 +62,7 @@ struct WorkerStatus {
 // change once the workers run. A worker that hangs in get_batch() keeps the pool alive. For the order of
 // batches see note [Order of samples] in loader_iteration.cpp.
 struct WorkerPool {
-  LoaderOptions options{};
+  DataLoaderOptions options{};
   WorkerInfo info{};
   std::optional<World> world{};  // when the owner is a thread rank
 

@@ -207,7 +207,8 @@ TEST_P(Manager, UnfinishedFoldersAreRemovedOnceTheirWriterIsDead) {
 void train_as_documented(const fs::path& folder, const CheckpointManagerOptions& options, std::int64_t until,
                          std::vector<float>& seen) {
   const auto samples = torch::arange(10, torch::kFloat);
-  data::Loader<data::TensorDataset> loader({samples, samples}, {.batch_size = 2, .shuffle = true, .seed = 3});
+  data::DataLoader<data::TensorDataset> loader({samples, samples},
+                                               {.batch_size = 2, .shuffle = true, .seed = 3});
   std::int64_t epoch = 0;
   std::int64_t step = 0;
   TrainingState training;

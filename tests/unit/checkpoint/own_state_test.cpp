@@ -103,8 +103,8 @@ struct Training {
   torch::nn::Sequential net;
   std::optional<torch::optim::AdamW> optimizer;
   std::optional<optim::StepLR> schedule;
-  decltype(data::make_loader(samples(), data::LoaderOptions())) loader =
-      data::make_loader(samples(), {.batch_size = 4, .shuffle = true, .seed = 3});
+  decltype(data::DataLoader(samples(), data::DataLoaderOptions())) loader =
+      data::DataLoader(samples(), {.batch_size = 4, .shuffle = true, .seed = 3});
   amp::GradScaler scaler{at::kCPU, {.init_scale = 1024, .growth_interval = 3}};
   metrics::AverageMeter loss;
   metrics::Auroc auroc;

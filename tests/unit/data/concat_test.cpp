@@ -49,7 +49,7 @@ TEST(ConcatDataset, KeepsTheOrderOfTheIndices) {
 TEST(ConcatDataset, JoinsDatasetsOfSeveralTypes) {
   ConcatDataset data(numbers_from(0, 5), Subset(numbers_from(10, 5), {4, 3}));
   EXPECT_EQ(data.get_batch(at::tensor({5}, at::kLong)).target.item<int>(), 14);
-  auto loader = make_loader(std::move(data), {.batch_size = 4});
+  DataLoader loader(std::move(data), {.batch_size = 4});
   std::vector<at::Tensor> targets;
   for (auto& batch : loader) targets.push_back(batch.target);
   EXPECT_TRUE(at::equal(at::cat(targets), at::tensor({0, 1, 2, 3, 4, 14, 13}, at::kLong)));

@@ -265,7 +265,7 @@ at::Tensor add_noise(const at::Tensor& image, const std::optional<at::Generator>
 
 std::vector<at::Tensor> batches_of(const fs::path& root, int workers, std::int64_t epoch,
                                    std::optional<data::LoaderPosition> from = {}) {
-  auto loader = data::make_loader(
+  data::DataLoader loader(
       data::ImageFolder(root, {.transform = add_noise}),
       {.batch_size = 2, .shuffle = true, .num_workers = workers, .seed = 3, .augmentation_seed = 5});
   loader.set_epoch(epoch);
@@ -293,7 +293,7 @@ TEST_F(ImageFolderTest, AnAugmentationSeedMakesBatchesIndependentOfTheWorkers) {
 TEST_F(ImageFolderTest, ASecondPassOfAnEpochDrawsOtherNumbers) {
   write_pictures(root(), 1);
   const data::ImageFolder dataset(root(), {.transform = add_noise});
-  auto loader = data::make_loader(dataset, {.batch_size = 2, .augmentation_seed = 5});
+  data::DataLoader loader(dataset, {.batch_size = 2, .augmentation_seed = 5});
   for (const std::int64_t passes : {0, 1}) {
     const data::SampleSeedsScope scope(data::SampleSeeds{.base = 5, .epoch = 0, .passes = passes});
     const auto expected = dataset.get_batch(at::arange(2, at::kLong)).data;

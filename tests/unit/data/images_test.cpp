@@ -204,7 +204,7 @@ TEST(SaveSamples, ASmallDatasetIsDrawnWhole) {
 TEST(SaveSamples, ALoaderGivesItsNextBatchAndKeepsItsPosition) {
   const TempFolder folder;
   const auto file = folder.file("grid.png");
-  auto loader = data::make_loader(shades(), {.batch_size = 4, .num_workers = 1});
+  data::DataLoader loader(shades(), {.batch_size = 4, .num_workers = 1});
   EXPECT_TRUE(at::equal(data::save_samples(loader, file).target, at::arange(4)));
   EXPECT_TRUE(at::equal(drawn_shades(file), at::arange(4)));
   EXPECT_EQ(loader.position().passes, 0);
@@ -230,7 +230,7 @@ TEST(SaveSamples, WhatCannotBeDrawnIsRefused) {
   const auto refusal = [&](auto samples) {
     return error_of<ArgumentError>([&] { data::save_samples(samples, folder.file("grid.png")); });
   };
-  EXPECT_THAT(refusal(data::make_loader(NoSamples())), HasSubstr("the loader yields no batch"));
+  EXPECT_THAT(refusal(data::DataLoader(NoSamples())), HasSubstr("the loader yields no batch"));
   EXPECT_THAT(refusal(at::zeros({8, 3})), HasSubstr("[n, channels, height, width], not Float [8, 3]"));
   EXPECT_THAT(refusal(at::zeros({1, 3, 4, 4}, at::kLong)), HasSubstr("not Long [1, 3, 4, 4]"));
   EXPECT_THAT(refusal(std::vector<at::Tensor>()), HasSubstr("not undefined"));

@@ -83,7 +83,7 @@ class IterableTest : public ::testing::Test {
 
 TEST_F(IterableTest, StacksSamplesInOrderForAnyNumberOfWorkers) {
   for (const int workers : {0, 1, 4}) {
-    auto loader = make_loader(Counting{7}, {.batch_size = 3, .num_workers = workers});
+    DataLoader loader(Counting{7}, {.batch_size = 3, .num_workers = workers});
     for (int epoch = 0; epoch < 2; ++epoch) {
       EXPECT_THAT(batches_of(loader), ElementsAre(Numbers{0, 1, 2}, Numbers{3, 4, 5}, Numbers{6}));
     }
@@ -93,15 +93,15 @@ TEST_F(IterableTest, StacksSamplesInOrderForAnyNumberOfWorkers) {
 
 TEST_F(IterableTest, AStreamThatEndsWithABatchHasNoEmptyBatch) {
   for (const int workers : {0, 2}) {
-    auto loader = make_loader(Counting{6}, {.batch_size = 3, .num_workers = workers});
+    DataLoader loader(Counting{6}, {.batch_size = 3, .num_workers = workers});
     EXPECT_THAT(batches_of(loader), SizeIs(2));
-    auto empty = make_loader(Counting{0}, {.batch_size = 3, .num_workers = workers});
+    DataLoader empty(Counting{0}, {.batch_size = 3, .num_workers = workers});
     EXPECT_THAT(batches_of(empty), SizeIs(0));
   }
 }
 
 TEST_F(IterableTest, DropsASmallerLastBatchOnRequest) {
-  auto loader = make_loader(Counting{7}, {.batch_size = 3, .num_workers = 2, .drop_last = true});
+  DataLoader loader(Counting{7}, {.batch_size = 3, .num_workers = 2, .drop_last = true});
   EXPECT_THAT(batches_of(loader), ElementsAre(Numbers{0, 1, 2}, Numbers{3, 4, 5}));
 }
 
@@ -115,11 +115,11 @@ TEST_F(IterableTest, EachRankReadsItsShareInEachEpoch) {
   };
   set_current_world({.rank = 1, .size = 3});
   const Shares shares;
-  auto loader = make_loader(shares, {.batch_size = 2, .num_workers = 2});
+  DataLoader loader(shares, {.batch_size = 2, .num_workers = 2});
   loader.set_epoch(5);
   EXPECT_THAT(batches_of(loader), ElementsAre(Numbers{1, 4}));
   EXPECT_EQ(shares.seen->back().epoch, 5);
-  auto whole = make_loader(shares, {.batch_size = 9, .distributed = false});
+  DataLoader whole(shares, {.batch_size = 9, .distributed = false});
   EXPECT_THAT(batches_of(whole), ElementsAre(Numbers{0, 1, 2, 3, 4, 5, 6}));
 }
 
@@ -133,7 +133,7 @@ TEST_F(IterableTest, WorkersCollateInParallel) {
       return at::tensor(static_cast<std::int64_t>(samples.size()), at::kLong);
     }
   };
-  auto loader = make_loader(Together{{8}}, {.batch_size = 4, .num_workers = 2});
+  DataLoader loader(Together{{8}}, {.batch_size = 4, .num_workers = 2});
   Numbers sizes;
   for (auto& batch : loader) sizes.push_back(batch.item<std::int64_t>());
   EXPECT_THAT(sizes, ElementsAre(4, 4));
@@ -141,11 +141,11 @@ TEST_F(IterableTest, WorkersCollateInParallel) {
 
 TEST_F(IterableTest, APassContinuesInTheMiddle) {
   for (const int workers : {0, 3}) {
-    auto loader = make_loader(Counting{20}, {.batch_size = 3, .num_workers = workers});
+    DataLoader loader(Counting{20}, {.batch_size = 3, .num_workers = workers});
     const auto whole = batches_of(loader);
     auto pass = loader.begin();
     for (int i = 0; i < 2; ++i) ++pass;
-    auto resumed = make_loader(Counting{20}, {.batch_size = 3, .num_workers = 3 - workers});
+    DataLoader resumed(Counting{20}, {.batch_size = 3, .num_workers = 3 - workers});
     resumed.seek(loader.position());
     EXPECT_EQ(batches_of(resumed), std::vector<Numbers>(whole.begin() + 3, whole.end()));
     EXPECT_EQ(batches_of(resumed), whole);
@@ -165,19 +165,19 @@ TEST_F(IterableTest, AStreamCanSkipByItself) {
       return std::make_unique<Stream>(limit, share);
     }
   };
-  auto loader = make_loader(Skipping{{9}}, {.batch_size = 4});
+  DataLoader loader(Skipping{{9}}, {.batch_size = 4});
   auto pass = loader.begin();
-  auto resumed = make_loader(Skipping{{9}}, {.batch_size = 4});
+  DataLoader resumed(Skipping{{9}}, {.batch_size = 4});
   resumed.seek(loader.position());
   EXPECT_THAT(batches_of(resumed), ElementsAre(Numbers{4, 5, 6, 7}, Numbers{8}));
 }
 
 TEST_F(IterableTest, AnotherNumberOfRanksCannotContinue) {
-  auto loader = make_loader(Counting{20}, {.batch_size = 3});
+  DataLoader loader(Counting{20}, {.batch_size = 3});
   auto pass = loader.begin();
   const auto position = loader.position();
   set_current_world({.rank = 0, .size = 2});
-  auto other = make_loader(Counting{20}, {.batch_size = 3});
+  DataLoader other(Counting{20}, {.batch_size = 3});
   other.seek(position);
   for (int attempt = 0; attempt < 2; ++attempt) {
     EXPECT_THAT([&] { other.begin(); }, ThrowsMessage<ArgumentError>(HasSubstr("the 2 ranks")));
@@ -186,11 +186,11 @@ TEST_F(IterableTest, AnotherNumberOfRanksCannotContinue) {
 
 TEST_F(IterableTest, AnErrorOfTheStreamArrivesAtItsBatchAndEndsThePass) {
   for (const int workers : {0, 3}) {
-    auto loader = make_loader(stream_of([next = std::int64_t{0}]() mutable -> std::optional<at::Tensor> {
-                                if (next == 5) throw DataError("line 5 is damaged");
-                                return at::tensor(next++, at::kLong);
-                              }),
-                              {.batch_size = 2, .num_workers = workers});
+    DataLoader loader(stream_of([next = std::int64_t{0}]() mutable -> std::optional<at::Tensor> {
+                        if (next == 5) throw DataError("line 5 is damaged");
+                        return at::tensor(next++, at::kLong);
+                      }),
+                      {.batch_size = 2, .num_workers = workers});
     std::vector<Numbers> seen;
     const auto pass = [&] {
       for (auto& batch : loader) seen.push_back(numbers_in(batch));
@@ -201,9 +201,9 @@ TEST_F(IterableTest, AnErrorOfTheStreamArrivesAtItsBatchAndEndsThePass) {
 }
 
 TEST_F(IterableTest, AnErrorOfOneWorkersInitDoesNotStopTheOthers) {
-  auto loader = make_loader(Counting{100}, {.batch_size = 2, .num_workers = 3, .worker_init_fn = [](int id) {
-                                              if (id == 1) throw DataError("no licence");
-                                            }});
+  DataLoader loader(Counting{100}, {.batch_size = 2, .num_workers = 3, .worker_init_fn = [](int id) {
+                                      if (id == 1) throw DataError("no licence");
+                                    }});
   const auto pass = [&] {
     for ([[maybe_unused]] auto& batch : loader) continue;
   };
@@ -218,7 +218,7 @@ TEST_F(IterableTest, AnErrorOfOneWorkersInitDoesNotStopTheOthers) {
 
 TEST_F(IterableTest, OutOfOrderBatchesAreAllYielded) {
   for (int round = 0; round < 10; ++round) {
-    auto loader = make_loader(Counting{101}, {.batch_size = 2, .num_workers = 4, .in_order = false});
+    DataLoader loader(Counting{101}, {.batch_size = 2, .num_workers = 4, .in_order = false});
     std::multiset<std::int64_t> seen;
     for (const auto& batch : batches_of(loader)) seen.insert(batch.begin(), batch.end());
     EXPECT_THAT(seen, SizeIs(101));
@@ -228,7 +228,7 @@ TEST_F(IterableTest, OutOfOrderBatchesAreAllYielded) {
 
 TEST_F(IterableTest, LeavingAPassEarlyEndsItsWorkers) {
   auto endless = stream_of([next = std::int64_t{0}]() mutable { return std::optional(at::tensor(next++)); });
-  auto loader = make_loader(endless, {.batch_size = 2, .num_workers = 2, .persistent_workers = true});
+  DataLoader loader(endless, {.batch_size = 2, .num_workers = 2, .persistent_workers = true});
   for (int pass = 0; pass < 3; ++pass) {
     for (auto& batch : loader) {
       if (batch[0].item<std::int64_t>() > 10) break;
@@ -237,21 +237,21 @@ TEST_F(IterableTest, LeavingAPassEarlyEndsItsWorkers) {
 }
 
 TEST_F(IterableTest, SamplesOfDifferentShapesAreRefused) {
-  auto loader = make_loader(
+  DataLoader loader(
       stream_of([next = std::int64_t{1}]() mutable { return std::optional(at::zeros({next++})); }),
       {.batch_size = 2});
   EXPECT_THAT([&] { loader.begin(); }, ThrowsMessage<ArgumentError>(HasSubstr("[1] and [2]")));
 }
 
 TEST_F(IterableTest, OptionsThatNeedRandomAccessAreRefused) {
-  const auto refused = [](const LoaderOptions& options, const char* why) {
-    EXPECT_THAT([&] { make_loader(Counting{4}, options); }, ThrowsMessage<ArgumentError>(HasSubstr(why)));
+  const auto refused = [](const DataLoaderOptions& options, const char* why) {
+    EXPECT_THAT([&] { DataLoader(Counting{4}, options); }, ThrowsMessage<ArgumentError>(HasSubstr(why)));
   };
   refused({.shuffle = true}, "excludes shuffle");
   refused({.sampler = std::make_shared<SequentialSampler>(4)}, "excludes sampler");
   refused({.seed = 3}, "excludes seed");
   refused({.batch_size = 0}, "batch_size should be positive");
-  auto loader = make_loader(Counting{4});
+  DataLoader loader(Counting{4});
   EXPECT_THAT([&] { loader.size(); }, ThrowsMessage<ArgumentError>(HasSubstr("not known")));
 }
 

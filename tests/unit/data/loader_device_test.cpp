@@ -32,7 +32,7 @@ TensorDataset twelve() { return {at::arange(12), at::arange(12) * 10}; }
 
 TEST_F(LoaderDevice, PinsBatchesAndCopiesOnlyOnRequest) {
   for (const int workers : {0, 2}) {
-    auto loader = make_loader(twelve(), {.batch_size = 4, .num_workers = workers, .pin_memory = true});
+    DataLoader loader(twelve(), {.batch_size = 4, .num_workers = workers, .pin_memory = true});
     for (auto& [data, target] : loader) {
       EXPECT_TRUE(data.is_pinned());
       EXPECT_TRUE(target.is_pinned());
@@ -42,7 +42,7 @@ TEST_F(LoaderDevice, PinsBatchesAndCopiesOnlyOnRequest) {
 }
 
 TEST_F(LoaderDevice, CopiesFromPinnedMemoryOnASideStream) {
-  auto loader = make_loader(twelve(), {.batch_size = 12, .device = testing::fake_device()});
+  DataLoader loader(twelve(), {.batch_size = 12, .device = testing::fake_device()});
   auto batch = loader.begin();
   EXPECT_EQ(batch->data.device(), testing::fake_device());
   EXPECT_THAT(
@@ -53,8 +53,8 @@ TEST_F(LoaderDevice, CopiesFromPinnedMemoryOnASideStream) {
 }
 
 TEST_F(LoaderDevice, CopiesTheNextBatchBeforeTheLoopAsksForIt) {
-  auto loader = make_loader(TensorDataset(at::arange(400), at::arange(400)),
-                            {.num_workers = 1, .device = testing::fake_device()});
+  DataLoader loader(TensorDataset(at::arange(400), at::arange(400)),
+                    {.num_workers = 1, .device = testing::fake_device()});
   std::int64_t given = 0;
   std::int64_t copies = 0;
   std::int64_t ahead = 0;
@@ -71,9 +71,9 @@ TEST_F(LoaderDevice, CopiesTheNextBatchBeforeTheLoopAsksForIt) {
 }
 
 TEST_F(LoaderDevice, AcceptsADeviceWithoutAnIndex) {
-  auto loader = make_loader(twelve(), {.device = c10::Device(c10::DeviceType::PrivateUse1)});
+  DataLoader loader(twelve(), {.device = c10::Device(c10::DeviceType::PrivateUse1)});
   EXPECT_EQ(loader.begin()->data.device(), testing::fake_device());
-  EXPECT_THAT([] { make_loader(twelve(), {.device = c10::Device(c10::DeviceType::PrivateUse1, 3)}); },
+  EXPECT_THAT([] { DataLoader(twelve(), {.device = c10::Device(c10::DeviceType::PrivateUse1, 3)}); },
               ThrowsMessage<ArgumentError>(HasSubstr("there is no fake:3")));
 }
 
@@ -96,7 +96,7 @@ struct NestedData {
 };
 
 TEST_F(LoaderDevice, FindsTensorsInNestedBatches) {
-  auto loader = make_loader(NestedData(), {.num_workers = 1, .device = testing::fake_device()});
+  DataLoader loader(NestedData(), {.num_workers = 1, .device = testing::fake_device()});
   for (auto& [map, sentences, number] : loader) {
     EXPECT_EQ(map.at("ids").device(), testing::fake_device());
     for (const auto& sentence : sentences) EXPECT_EQ(sentence.words.device(), testing::fake_device());
@@ -113,11 +113,11 @@ struct OpaqueData {
 };
 
 TEST_F(LoaderDevice, RejectsBatchesThatAreNotAPyTree) {
-  EXPECT_NO_THROW(make_loader(OpaqueData(), {.num_workers = 1}));
+  EXPECT_NO_THROW(DataLoader(OpaqueData(), {.num_workers = 1}));
   for (const bool pin : {false, true}) {
-    LoaderOptions options{.pin_memory = pin};
+    DataLoaderOptions options{.pin_memory = pin};
     if (!pin) options.device = testing::fake_device();
-    EXPECT_THAT([&] { make_loader(OpaqueData(), options); },
+    EXPECT_THAT([&] { DataLoader(OpaqueData(), options); },
                 ThrowsMessage<ArgumentError>(HasSubstr("Opaque; add a visit_tensors() member")));
   }
 }
@@ -129,10 +129,10 @@ TEST_F(LoaderDevice, DatasetsOnTheDeviceYieldTheSameBits) {
     const auto there = here.to(testing::fake_device());
     EXPECT_EQ(there.images().device(), testing::fake_device());
     for (const int workers : {0, 2}) {
-      const LoaderOptions options{
+      const DataLoaderOptions options{
           .batch_size = 6, .num_workers = workers, .seed = 3, .device = testing::fake_device()};
-      auto expected = make_loader(here, {.batch_size = 6, .seed = 3});
-      auto loader = make_loader(there, options);
+      DataLoader expected(here, {.batch_size = 6, .seed = 3});
+      DataLoader loader(there, options);
       auto found = loader.begin();
       for (auto& batch : expected) {
         EXPECT_EQ(found->data.device(), testing::fake_device());
@@ -153,7 +153,7 @@ TEST_F(LoaderDevice, SendsOnlyIndicesToADatasetOnTheDevice) {
 }
 
 TEST_F(LoaderDevice, WaitsForWorkQueuedByWorkers) {
-  auto loader = make_loader(twelve().to(testing::fake_device()), {.batch_size = 12, .num_workers = 1});
+  DataLoader loader(twelve().to(testing::fake_device()), {.batch_size = 12, .num_workers = 1});
   testing::take_fake_log();
   auto batch = loader.begin();
   const auto log = testing::take_fake_log();

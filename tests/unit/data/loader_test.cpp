@@ -32,12 +32,12 @@ class LoaderTest : public ::testing::Test {
   void TearDown() override { set_current_world({}); }
 };
 
-void expect_refused(const LoaderOptions& options, const std::string& why) {
-  EXPECT_THAT([&] { make_loader(counting(4), options); }, ThrowsMessage<ArgumentError>(HasSubstr(why)));
+void expect_refused(const DataLoaderOptions& options, const std::string& why) {
+  EXPECT_THAT([&] { DataLoader(counting(4), options); }, ThrowsMessage<ArgumentError>(HasSubstr(why)));
 }
 
 TEST_F(LoaderTest, YieldsBatchesInOrder) {
-  auto loader = make_loader(counting(5), {.batch_size = 2});
+  DataLoader loader(counting(5), {.batch_size = 2});
   EXPECT_EQ(loader.size(), 3);
   std::vector<std::int64_t> sizes;
   for (auto& batch : loader) sizes.push_back(batch.data.size(0));
@@ -46,18 +46,18 @@ TEST_F(LoaderTest, YieldsBatchesInOrder) {
 }
 
 TEST_F(LoaderTest, BatchSizeIsOneUnlessGiven) {
-  auto loader = make_loader(counting(3));
+  DataLoader loader(counting(3));
   EXPECT_EQ(loader.size(), 3);
 }
 
 TEST_F(LoaderTest, DropsASmallerLastBatchOnRequest) {
-  auto loader = make_loader(counting(5), {.batch_size = 2, .drop_last = true});
+  DataLoader loader(counting(5), {.batch_size = 2, .drop_last = true});
   EXPECT_EQ(loader.size(), 2);
   EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3));
 }
 
 TEST_F(LoaderTest, KeptBatchesStayUnchanged) {
-  auto loader = make_loader(counting(4), {.batch_size = 2});
+  DataLoader loader(counting(4), {.batch_size = 2});
   std::vector<at::Tensor> kept;
   for (auto& [data, target] : loader) kept.push_back(data);
   EXPECT_TRUE(at::equal(at::cat(kept), at::arange(4)));
@@ -65,10 +65,10 @@ TEST_F(LoaderTest, KeptBatchesStayUnchanged) {
 
 TEST_F(LoaderTest, IsDistributedByDefault) {
   set_current_world({.rank = 1, .size = 2});
-  auto loader = make_loader(counting(5), {.batch_size = 2});
+  DataLoader loader(counting(5), {.batch_size = 2});
   EXPECT_EQ(loader.size(), 2);
   EXPECT_THAT(one_pass(loader), ElementsAre(1, 3, 0));
-  auto shuffled = make_loader(counting(50), {.shuffle = true});
+  DataLoader shuffled(counting(50), {.shuffle = true});
   DistributedSampler sampler(50, {.num_replicas = 2, .rank = 1});
   EXPECT_TRUE(at::equal(at::tensor(one_pass(shuffled), at::kLong), sampler.indices()));
   shuffled.set_epoch(3);
@@ -78,33 +78,31 @@ TEST_F(LoaderTest, IsDistributedByDefault) {
 
 TEST_F(LoaderTest, LoadsAllSamplesIfNotDistributed) {
   set_current_world({.rank = 1, .size = 2});
-  auto loader = make_loader(counting(5), {.batch_size = 2, .distributed = false});
+  DataLoader loader(counting(5), {.batch_size = 2, .distributed = false});
   EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3, 4));
 }
 
 TEST_F(LoaderTest, DoesNotShardAGivenSampler) {
   set_current_world({.rank = 1, .size = 2});
-  auto loader =
-      make_loader(counting(5), {.batch_size = 2, .sampler = std::make_shared<DistributedEvalSampler>(5)});
+  DataLoader loader(counting(5), {.batch_size = 2, .sampler = std::make_shared<DistributedEvalSampler>(5)});
   EXPECT_THAT(one_pass(loader), ElementsAre(1, 3));
 }
 
 TEST_F(LoaderTest, ASeedDecidesTheOrderAtAnyWorldSize) {
-  auto loader = make_loader(counting(50), {.shuffle = true, .seed = 9});
+  DataLoader loader(counting(50), {.shuffle = true, .seed = 9});
   DistributedSampler sampler(50, {.num_replicas = 1, .rank = 0, .seed = 9});
   EXPECT_TRUE(at::equal(at::tensor(one_pass(loader), at::kLong), sampler.indices()));
 }
 
 TEST_F(LoaderTest, AcceptsCustomBatches) {
-  auto batches = std::make_shared<BatchSampler>(std::make_shared<SequentialSampler>(4),
-                                                BatchSamplerOptions{.batch_size = 3});
-  auto loader = make_loader(counting(4), {.batch_sampler = batches});
+  auto batches = std::make_shared<BatchSampler>(SequentialSampler(4), 3);
+  DataLoader loader(counting(4), {.batch_sampler = batches});
   EXPECT_EQ(loader.size(), 2);
   EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3));
 }
 
 TEST_F(LoaderTest, ConcurrentPassesAreIndependent) {
-  auto loader = make_loader(counting(4), {.batch_size = 2});
+  DataLoader loader(counting(4), {.batch_size = 2});
   auto outer = loader.begin();
   EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3));
   ++outer;
@@ -120,7 +118,7 @@ struct Squares {
 };
 
 TEST_F(LoaderTest, YieldsAnyBatchType) {
-  auto loader = make_loader(Squares(), {.batch_size = 4});
+  DataLoader loader(Squares(), {.batch_size = 4});
   for (const Numbers& batch : loader) EXPECT_THAT(batch, ElementsAre(0, 1, 4, 9));
 }
 
@@ -128,7 +126,7 @@ TEST_F(LoaderTest, RejectsContradictoryOptions) {
   const auto sampler = std::make_shared<SequentialSampler>(4);
   expect_refused({.shuffle = true, .sampler = sampler}, "sampler excludes shuffle");
   expect_refused({.sampler = sampler, .seed = 1}, "sampler excludes seed");
-  const auto batches = std::make_shared<BatchSampler>(sampler, BatchSamplerOptions{});
+  const auto batches = std::make_shared<BatchSampler>(sampler, 1);
   const std::string why = "batch_sampler excludes";
   expect_refused({.batch_size = 1, .batch_sampler = batches}, why);
   expect_refused({.shuffle = true, .batch_sampler = batches}, why);
@@ -139,17 +137,17 @@ TEST_F(LoaderTest, RejectsContradictoryOptions) {
 
 TEST_F(LoaderTest, AcceptsThePatternsOfPythonPrograms) {
   const auto sampler = std::make_shared<SequentialSampler>(4);
-  EXPECT_NO_THROW(make_loader(counting(4), {.shuffle = sampler == nullptr, .sampler = sampler}));
+  EXPECT_NO_THROW(DataLoader(counting(4), {.shuffle = sampler == nullptr, .sampler = sampler}));
 }
 
 TEST_F(LoaderTest, RejectsInvalidArguments) {
   expect_refused({.batch_size = 0}, "batch_size should be a positive number, but it is 0");
   expect_refused({.batch_size = -2}, "batch_size should be a positive number, but it is -2");
-  EXPECT_THAT([] { make_loader(counting(0)); }, ThrowsMessage<ArgumentError>(HasSubstr("dataset is empty")));
+  EXPECT_THAT([] { DataLoader(counting(0)); }, ThrowsMessage<ArgumentError>(HasSubstr("dataset is empty")));
 }
 
 TEST_F(LoaderTest, ASamplerForAnotherDatasetIsRejected) {
-  auto loader = make_loader(counting(4), {.sampler = std::make_shared<SequentialSampler>(5)});
+  DataLoader loader(counting(4), {.sampler = std::make_shared<SequentialSampler>(5)});
   EXPECT_THAT([&] { one_pass(loader); }, ThrowsMessage<ArgumentError>(HasSubstr("index 4 is out of range")));
 }
 

@@ -70,23 +70,23 @@ auto noisy() {
 
 TEST(LoaderWorkers, GiveTheSameBatchesInTheSameOrder) {
   torch::manual_seed(5);
-  auto plain = make_loader(hundred(), {.batch_size = 7, .shuffle = true});
+  DataLoader plain(hundred(), {.batch_size = 7, .shuffle = true});
   std::vector<std::vector<at::Tensor>> expected;
   for (int epoch = 0; epoch < 3; ++epoch) expected.push_back(one_pass(plain));
   for (const int workers : {1, 2, 5}) {
     torch::manual_seed(5);
-    auto loader = make_loader(hundred(), {.batch_size = 7, .shuffle = true, .num_workers = workers});
+    DataLoader loader(hundred(), {.batch_size = 7, .shuffle = true, .num_workers = workers});
     for (const auto& batches : expected) expect_same(one_pass(loader), batches);
   }
 }
 
 TEST(LoaderWorkers, UseTheDefaultGeneratorLikeALoaderWithoutWorkers) {
   torch::manual_seed(5);
-  auto plain = make_loader(hundred(), {.batch_size = 7, .shuffle = true});
+  DataLoader plain(hundred(), {.batch_size = 7, .shuffle = true});
   one_pass(plain);
   const auto expected = at::rand({4});
   torch::manual_seed(5);
-  auto loader = make_loader(hundred(), {.batch_size = 7, .shuffle = true, .num_workers = 2});
+  DataLoader loader(hundred(), {.batch_size = 7, .shuffle = true, .num_workers = 2});
   one_pass(loader);
   EXPECT_TRUE(at::equal(at::rand({4}), expected));
 }
@@ -95,7 +95,7 @@ TEST(LoaderWorkers, DrawTheSameNumbersForAnyNumberOfWorkers) {
   std::vector<std::vector<at::Tensor>> first;
   for (const int workers : {1, 2, 4}) {
     torch::manual_seed(3);
-    auto loader = make_loader(noisy(), {.batch_size = 4, .shuffle = true, .num_workers = workers});
+    DataLoader loader(noisy(), {.batch_size = 4, .shuffle = true, .num_workers = workers});
     const auto one = one_pass(loader);
     const auto two = one_pass(loader);
     if (first.empty()) first = {one, two};
@@ -111,7 +111,7 @@ TEST(LoaderWorkers, DrawDifferentNumbersForEachBatchPassEpochAndRank) {
   std::size_t count = 0;
   for (const int rank : {0, 1}) {
     set_current_world({.rank = rank, .size = 2});
-    auto loader = make_loader(draws, {.num_workers = 1});
+    DataLoader loader(draws, {.num_workers = 1});
     for (const int epoch : {0, 0, 1}) {
       loader.set_epoch(epoch);
       for (const auto& batch : loader) {
@@ -127,12 +127,12 @@ TEST(LoaderWorkers, DrawDifferentNumbersForEachBatchPassEpochAndRank) {
 
 TEST(LoaderWorkers, NeverExceedThePrefetchLimit) {
   std::atomic<int> made = 0;
-  auto loader = make_loader(dataset_of(50,
-                                       [&](const at::Tensor& indices) {
-                                         ++made;
-                                         return indices.clone();
-                                       }),
-                            {.num_workers = 2, .prefetch_factor = 3});
+  DataLoader loader(dataset_of(50,
+                               [&](const at::Tensor& indices) {
+                                 ++made;
+                                 return indices.clone();
+                               }),
+                    {.num_workers = 2, .prefetch_factor = 3});
   int given = 0;
   for (auto& batch : loader) {
     static_cast<void>(batch);
@@ -143,14 +143,14 @@ TEST(LoaderWorkers, NeverExceedThePrefetchLimit) {
 }
 
 TEST(LoaderWorkers, RethrowExceptionsOfGetBatchAtTheirBatch) {
-  auto loader = make_loader(dataset_of(6,
-                                       [](const at::Tensor& indices) {
-                                         const auto index = indices.item<std::int64_t>();
-                                         if (index == 2) throw DataError("sample 2 is damaged");
-                                         if (index == 4) indices.select(0, 9);
-                                         return indices.clone();
-                                       }),
-                            {.num_workers = 2});
+  DataLoader loader(dataset_of(6,
+                               [](const at::Tensor& indices) {
+                                 const auto index = indices.item<std::int64_t>();
+                                 if (index == 2) throw DataError("sample 2 is damaged");
+                                 if (index == 4) indices.select(0, 9);
+                                 return indices.clone();
+                               }),
+                    {.num_workers = 2});
   auto batch = loader.begin();
   ++batch;
   EXPECT_THAT([&] { ++batch; }, ThrowsMessage<DataError>(AllOf(
@@ -169,12 +169,12 @@ struct Odd {
 };
 
 TEST(LoaderWorkers, RethrowOtherObjectsUnchanged) {
-  auto loader = make_loader(dataset_of(1,
-                                       [](const at::Tensor& indices) {
-                                         if (indices.numel() == 1) throw Odd{7};
-                                         return indices;
-                                       }),
-                            {.num_workers = 1});
+  DataLoader loader(dataset_of(1,
+                               [](const at::Tensor& indices) {
+                                 if (indices.numel() == 1) throw Odd{7};
+                                 return indices;
+                               }),
+                    {.num_workers = 1});
   try {
     loader.begin();
     FAIL();
@@ -196,7 +196,7 @@ struct BrokenSource : BatchSource {
 };
 
 TEST(LoaderWorkers, RethrowSamplerErrorsAfterEarlierBatches) {
-  auto loader = make_loader(hundred(), {.batch_sampler = std::make_shared<BrokenSource>(), .num_workers = 2});
+  DataLoader loader(hundred(), {.batch_sampler = std::make_shared<BrokenSource>(), .num_workers = 2});
   auto batch = loader.begin();
   ++batch;
   ++batch;
@@ -206,15 +206,15 @@ TEST(LoaderWorkers, RethrowSamplerErrorsAfterEarlierBatches) {
 TEST(LoaderWorkers, EndWithAnAbandonedPass) {
   std::atomic<int> made = 0;
   std::atomic<int> now = 0;
-  auto loader = make_loader(dataset_of(1000,
-                                       [&](const at::Tensor& indices) {
-                                         ++now;
-                                         ++made;
-                                         auto batch = indices.clone();
-                                         --now;
-                                         return batch;
-                                       }),
-                            {.num_workers = 3});
+  DataLoader loader(dataset_of(1000,
+                               [&](const at::Tensor& indices) {
+                                 ++now;
+                                 ++made;
+                                 auto batch = indices.clone();
+                                 --now;
+                                 return batch;
+                               }),
+                    {.num_workers = 3});
   for (auto& batch : loader) {
     if (batch.item<std::int64_t>() == 4) break;
   }
@@ -243,8 +243,8 @@ TEST(LoaderWorkers, NameAndAbandonHungWorkersAfterTheTimeout) {
   std::binary_semaphore go_on(0);
   std::latch ended(1);
   {
-    auto loader = make_loader(Hanging{2, go_on, ended},
-                              {.batch_size = 2, .num_workers = 2, .timeout = milliseconds(1000)});
+    DataLoader loader(Hanging{2, go_on, ended},
+                      {.batch_size = 2, .num_workers = 2, .timeout = milliseconds(1000)});
     auto batch = loader.begin();
     EXPECT_THAT([&] { ++batch; },
                 ThrowsMessage<TimeoutError>(
@@ -260,15 +260,15 @@ TEST(LoaderWorkers, ReplacePersistentWorkersWhenOneHangs) {
   std::binary_semaphore go_on(0);
   std::latch ended(1);
   std::atomic<bool> hung = false;
-  auto loader = make_loader(dataset_of(8,
-                                       [&](const at::Tensor& indices) {
-                                         if (!hung.exchange(true)) {
-                                           go_on.acquire();
-                                           ended.count_down();
-                                         }
-                                         return indices.clone();
-                                       }),
-                            {.num_workers = 1, .timeout = milliseconds(1000), .persistent_workers = true});
+  DataLoader loader(dataset_of(8,
+                               [&](const at::Tensor& indices) {
+                                 if (!hung.exchange(true)) {
+                                   go_on.acquire();
+                                   ended.count_down();
+                                 }
+                                 return indices.clone();
+                               }),
+                    {.num_workers = 1, .timeout = milliseconds(1000), .persistent_workers = true});
   EXPECT_THROW(loader.begin(), TimeoutError);
   EXPECT_EQ(one_pass(loader).size(), 8U);
   go_on.release();
@@ -285,8 +285,8 @@ TEST(LoaderWorkers, CallTheirInitFunctionFirst) {
       EXPECT_EQ(get_worker_info()->id, id);
     };
     {
-      auto loader = make_loader(hundred(),
-                                {.num_workers = 3, .worker_init_fn = note, .persistent_workers = persistent});
+      DataLoader loader(hundred(),
+                        {.num_workers = 3, .worker_init_fn = note, .persistent_workers = persistent});
       one_pass(loader);
       one_pass(loader);
     }
@@ -299,8 +299,8 @@ TEST(LoaderWorkers, CallTheirInitFunctionFirst) {
 }
 
 TEST(LoaderWorkers, ReportErrorsOfTheInitFunction) {
-  auto loader = make_loader(
-      hundred(), {.num_workers = 1, .worker_init_fn = [](int) { throw DataError("no shard for me"); }});
+  DataLoader loader(hundred(),
+                    {.num_workers = 1, .worker_init_fn = [](int) { throw DataError("no shard for me"); }});
   EXPECT_THAT([&] { loader.begin(); },
               ThrowsMessage<DataError>(HasSubstr("in worker_init_fn of worker 0: no shard for me")));
 }
@@ -319,9 +319,8 @@ struct Informed {
 
 TEST(LoaderWorkers, HaveWorkerInfo) {
   EXPECT_FALSE(get_worker_info());
-  auto loader = make_loader(
-      Informed(),
-      {.num_workers = 2, .generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{4})});
+  DataLoader loader(Informed(), {.num_workers = 2,
+                                 .generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{4})});
   auto generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{4});
   const auto base = at::empty({}, at::kLong).random_(generator).item<std::int64_t>();
   std::set<std::uint64_t> seeds;
@@ -334,12 +333,12 @@ TEST(LoaderWorkers, HaveWorkerInfo) {
 
 TEST(LoaderWorkers, OutOfOrderYieldReadyBatches) {
   std::binary_semaphore second_is_there(0);
-  auto loader = make_loader(dataset_of(4,
-                                       [&](const at::Tensor& indices) {
-                                         if (indices.item<std::int64_t>() == 0) second_is_there.acquire();
-                                         return indices.clone();
-                                       }),
-                            {.num_workers = 2, .in_order = false});
+  DataLoader loader(dataset_of(4,
+                               [&](const at::Tensor& indices) {
+                                 if (indices.item<std::int64_t>() == 0) second_is_there.acquire();
+                                 return indices.clone();
+                               }),
+                    {.num_workers = 2, .in_order = false});
   Numbers order;
   for (auto& batch : loader) {
     order.push_back(batch.item<std::int64_t>());
@@ -355,19 +354,19 @@ TEST(LoaderWorkers, OutOfOrderYieldReadyBatches) {
 
 TEST(LoaderWorkers, ResumeInAPassBitForBit) {
   const auto options = [](int workers, bool persistent) {
-    return LoaderOptions{.batch_size = 4,
-                         .shuffle = true,
-                         .num_workers = workers,
-                         .generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{6}),
-                         .persistent_workers = persistent};
+    return DataLoaderOptions{.batch_size = 4,
+                             .shuffle = true,
+                             .num_workers = workers,
+                             .generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{6}),
+                             .persistent_workers = persistent};
   };
   for (const bool persistent : {false, true}) {
-    auto whole = make_loader(noisy(), options(2, persistent));
+    DataLoader whole(noisy(), options(2, persistent));
     one_pass(whole);
     const auto second = one_pass(whole);
     const auto third = one_pass(whole);
 
-    auto left = make_loader(noisy(), options(2, persistent));
+    DataLoader left(noisy(), options(2, persistent));
     one_pass(left);
     LoaderPosition position;
     std::vector<at::Tensor> batches;
@@ -379,7 +378,7 @@ TEST(LoaderWorkers, ResumeInAPassBitForBit) {
     EXPECT_EQ(position.batches, 5);
     EXPECT_EQ(position.samples, 20);
 
-    auto resumed = make_loader(noisy(), options(3, persistent));
+    DataLoader resumed(noisy(), options(3, persistent));
     resumed.seek(position);
     for (auto& batch : resumed) batches.push_back(batch);
     expect_same(batches, second);
@@ -389,8 +388,7 @@ TEST(LoaderWorkers, ResumeInAPassBitForBit) {
 
 TEST(LoaderWorkers, ServeSeveralPassesAtOnce) {
   for (const bool persistent : {false, true}) {
-    auto loader =
-        make_loader(hundred(), {.batch_size = 50, .num_workers = 2, .persistent_workers = persistent});
+    DataLoader loader(hundred(), {.batch_size = 50, .num_workers = 2, .persistent_workers = persistent});
     auto outer = loader.begin();
     EXPECT_EQ(one_pass(loader).size(), 2U);
     ++outer;
@@ -401,16 +399,16 @@ TEST(LoaderWorkers, ServeSeveralPassesAtOnce) {
 TEST(LoaderWorkers, UseOneThreadEach) {
   const int before = at::get_num_threads();
   at::set_num_threads(4);
-  auto loader =
-      make_loader(dataset_of(2, [](const at::Tensor&) { return at::get_num_threads(); }), {.num_workers = 1});
+  DataLoader loader(dataset_of(2, [](const at::Tensor&) { return at::get_num_threads(); }),
+                    {.num_workers = 1});
   for (const int threads : loader) EXPECT_EQ(threads, 1);
   EXPECT_EQ(at::get_num_threads(), 4);
   std::thread([] { EXPECT_EQ(at::get_num_threads(), 4); }).join();
   at::set_num_threads(before);
 }
 
-void expect_refused(const LoaderOptions& options, const std::string& why) {
-  EXPECT_THAT([&] { make_loader(hundred(), options); }, ThrowsMessage<ArgumentError>(HasSubstr(why)));
+void expect_refused(const DataLoaderOptions& options, const std::string& why) {
+  EXPECT_THAT([&] { DataLoader(hundred(), options); }, ThrowsMessage<ArgumentError>(HasSubstr(why)));
 }
 
 TEST(LoaderWorkers, RejectWorkerOptionsWithoutWorkers) {
@@ -423,7 +421,7 @@ TEST(LoaderWorkers, RejectWorkerOptionsWithoutWorkers) {
 
 TEST(LoaderWorkers, WarnOfPinningWithoutAnAccelerator) {
   ::testing::internal::CaptureStderr();
-  auto loader = make_loader(hundred(), {.batch_size = 50, .pin_memory = true, .device = at::kCPU});
+  DataLoader loader(hundred(), {.batch_size = 50, .pin_memory = true, .device = at::kCPU});
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("no accelerator is found"));
   EXPECT_EQ(one_pass(loader).size(), 2U);
 }

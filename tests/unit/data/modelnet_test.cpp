@@ -146,7 +146,7 @@ TEST_F(ModelNetTest, BatchesAreEqualForAnyNumberOfWorkers) {
                                   .target_transform = [](std::int64_t target) { return target + 10; }});
   std::vector<Batch> expected;
   for (const int workers : {0, 1, 4}) {
-    auto loader = make_loader(train, {.batch_size = 3, .num_workers = workers, .augmentation_seed = 7});
+    DataLoader loader(train, {.batch_size = 3, .num_workers = workers, .augmentation_seed = 7});
     std::size_t i = 0;
     for (auto& batch : loader) {
       if (workers == 0) expected.push_back(batch);

@@ -77,7 +77,7 @@ TEST(SampleTransforms, DrawFromTheGeneratorOfTheSample) {
   const ImageDataset dataset(images, at::arange(40), {.transform = Compose(RandomCrop(5), ToTensor())});
   std::vector<at::Tensor> passes;
   for (const int workers : {0, 1, 4}) {
-    auto loader = make_loader(dataset, {.batch_size = 7, .num_workers = workers, .augmentation_seed = 11});
+    DataLoader loader(dataset, {.batch_size = 7, .num_workers = workers, .augmentation_seed = 11});
     std::vector<at::Tensor> batches;
     for (auto& batch : loader) batches.push_back(batch.data);
     passes.push_back(at::cat(batches));

@@ -82,13 +82,13 @@ TEST(WeightedRandomSampler, RejectsInvalidArguments) {
 }
 
 TEST(BatchSampler, RejectsInvalidArguments) {
-  EXPECT_THROW(BatchSampler(nullptr, {.batch_size = 2}), ArgumentError);
-  EXPECT_THROW(BatchSampler(std::make_shared<SequentialSampler>(3), {.batch_size = 0}), ArgumentError);
-  EXPECT_THROW(BatchSampler(std::make_shared<SequentialSampler>(3), {.batch_size = -4}), ArgumentError);
+  EXPECT_THROW(BatchSampler(nullptr, 2), ArgumentError);
+  EXPECT_THROW(BatchSampler(std::make_shared<SequentialSampler>(3), 0), ArgumentError);
+  EXPECT_THROW(BatchSampler(std::make_shared<SequentialSampler>(3), -4), ArgumentError);
 }
 
 TEST(BatchSampler, StaysAtItsEnd) {
-  const auto pass = BatchSampler(std::make_shared<SequentialSampler>(4), {.batch_size = 4}).iter();
+  const auto pass = BatchSampler(std::make_shared<SequentialSampler>(4), 4).iter();
   EXPECT_TRUE(at::equal(pass->next(), at::arange(4)));
   EXPECT_FALSE(pass->next().defined());
   EXPECT_FALSE(pass->next().defined());

@@ -32,7 +32,7 @@ TEST(Subset, SelectsSamplesInItsOrder) {
 }
 
 TEST(Subset, IsADatasetOfALoader) {
-  auto loader = make_loader(Subset(numbered(10), {9, 8, 7}), {.batch_size = 2, .num_workers = 1});
+  DataLoader loader(Subset(numbered(10), {9, 8, 7}), {.batch_size = 2, .num_workers = 1});
   std::vector<at::Tensor> targets;
   for (auto& batch : loader) targets.push_back(batch.target);
   EXPECT_TRUE(at::equal(at::cat(targets), at::tensor({90, 80, 70}, at::kLong)));

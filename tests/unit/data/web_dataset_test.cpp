@@ -250,7 +250,7 @@ class WebDatasetLoading : public WebDatasetTest {
 
   Loaded load(const RankLoader& how) const {
     const WebDataset dataset(all(), {.transform = with_noise});
-    auto loader = make_loader(
+    DataLoader loader(
         dataset,
         {.batch_size = 2,
          .sampler = std::make_shared<ShardSampler>(

@@ -286,8 +286,7 @@ TEST(Progress, TakesARangeOfUnknownSize) {
 
 TEST(Progress, TakesALoader) {
   const PacketPipe pipe;
-  auto loader =
-      data::make_loader(data::TensorDataset(torch::arange(10), torch::arange(10)), {.batch_size = 4});
+  data::DataLoader loader(data::TensorDataset(torch::arange(10), torch::arange(10)), {.batch_size = 4});
   std::int64_t sum = 0;
   for (auto& [numbers, target] :
        Progress(loader, {.desc = "load", .file = pipe.fd(), .clock = FakeClock()})) {

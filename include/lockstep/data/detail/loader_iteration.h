@@ -195,12 +195,12 @@ class BatchStorage {
 struct WorkerPool;
 struct IterationState;
 
-/// The threads that load batches for a loader. The destructor joins them. With LoaderOptions::timeout, it
+/// The threads that load batches for a loader. The destructor joins them. With DataLoaderOptions::timeout, it
 /// abandons a thread whose get_batch() exceeds the timeout, and logs a warning.
 class LoaderWorkers {
  public:
   /// `info`: the information about worker 0.
-  LoaderWorkers(const LoaderOptions& options, const WorkerInfo& info);
+  LoaderWorkers(const DataLoaderOptions& options, const WorkerInfo& info);
   ~LoaderWorkers();
   LoaderWorkers(const LoaderWorkers&) = delete;
   LoaderWorkers& operator=(const LoaderWorkers&) = delete;
@@ -265,7 +265,7 @@ struct LoadedBatch {
 /// How a pass loads its batches.
 struct BatchLoading {
   bool pin = false;
-  std::optional<SampleSeeds> seeds{};  ///< with LoaderOptions::augmentation_seed
+  std::optional<SampleSeeds> seeds{};  ///< with DataLoaderOptions::augmentation_seed
 };
 
 /// Reads a batch, then pins it if asked; nullopt at the end of an iterable dataset.
