@@ -79,11 +79,12 @@ TEST(LauncherFiles, FilterTheOutput) {
 
   const TempFolder folder;
   LauncherProcess duplicated(
-      shell_ranks(2, "echo loss 1; echo chatter; echo 'a,b'",
+      shell_ranks(2, "echo loss 1; echo chatter; echo 'a,b'; echo [lockstep rank $RANK] loss 2",
                   {"--log-dir", folder.path(), "--duplicate-stdout-filters", "loss,a,,b"}));
   ASSERT_EQ(duplicated.finish(), 0);
   EXPECT_THAT(text_of(run_folder(folder.path()) / "attempt_0" / "filtered_stdout.log"),
-              AllOf(HasSubstr("[rank 0] loss 1\n"), HasSubstr("[rank 1] a,b\n"), Not(HasSubstr("chatter"))));
+              AllOf(HasSubstr("[rank 0] loss 1\n"), HasSubstr("[rank 1] a,b\n"), Not(HasSubstr("chatter")),
+                    HasSubstr("[rank 1] [lockstep] loss 2\n")));
 }
 
 TEST(LauncherFiles, UseTorchrunsTemplateForPrefixes) {

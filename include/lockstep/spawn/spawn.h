@@ -41,19 +41,19 @@ struct SpawnOptions {
 /// The first rank of spawn() that failed. PyTorch: `torch.multiprocessing.ProcessException`.
 class RankFailed : public LaunchError {
  public:
-  RankFailed(const std::string& message, int rank, int pid) : LaunchError(message), rank_(rank), pid_(pid) {}
-  int rank() const { return rank_; }
-  int pid() const { return pid_; }
+  explicit RankFailed(const std::string& message, int rank, int pid)
+      : LaunchError(message, {.ranks = {rank}}), pid_(pid) {}
+  int rank() const { return ranks().front(); }  ///< the rank that failed
+  int pid() const { return pid_; }              ///< the process that it was
 
  private:
-  int rank_;
   int pid_;
 };
 
 /// The rank's function threw an exception. PyTorch: `ProcessRaisedException`.
 class RankRaised : public RankFailed {
  public:
-  RankRaised(const std::string& message, int rank, int pid, std::string type, std::string text)
+  explicit RankRaised(const std::string& message, int rank, int pid, std::string type, std::string text)
       : RankFailed(message, rank, pid), type_(std::move(type)), text_(std::move(text)) {}
   /// The type of the exception, as in "std::runtime_error".
   const std::string& type() const { return type_; }
@@ -68,7 +68,7 @@ class RankRaised : public RankFailed {
 /// The process of the rank ended before its function returned. PyTorch: `ProcessExitedException`.
 class RankExited : public RankFailed {
  public:
-  RankExited(const std::string& message, int rank, int pid, int exit_code, int signal)
+  explicit RankExited(const std::string& message, int rank, int pid, int exit_code, int signal)
       : RankFailed(message, rank, pid), exit_code_(exit_code), signal_(signal) {}
   int exit_code() const { return exit_code_; }  ///< as in a shell: 128 + the signal if there is one
   int signal() const { return signal_; }        ///< the signal that killed it, or 0

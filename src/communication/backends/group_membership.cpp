@@ -158,7 +158,7 @@ class GroupMembership final : public comm::Membership {
     request.find_lost = [watch = forming.watch] { return watch->find_lost(); };
     request.key = fmt::format("{}/reconfigure/{}", request_.key, options.uuid);
     stores_.push_back(forming.store);
-    if (used_.contains(options.uuid)) give_up(request, forming, was_used(options.uuid));
+    if (used_.contains(options.uuid)) give_up(request, forming, {was_used(options.uuid)});
     leave();
     used_.insert(options.uuid);
     auto group = connect(request, forming, deadline);
@@ -209,27 +209,33 @@ class GroupMembership final : public comm::Membership {
     return request;
   }
 
-  static RendezvousError failure(const BackendRequest& request, const std::string& reason) {
-    return RendezvousError(
-        fmt::format("rank {} of {}: reconfigure of group {}: {}. Try again with a new uuid, the same on all "
-                    "members, and without the handles of lost processes",
-                    request.rank, request.size, request.group_name, reason));
+  // Why a group cannot be formed, and members that have not come.
+  struct Complaint {
+    std::string text = {};
+    std::vector<int> missing = {};
+  };
+
+  [[noreturn]] static void fail(const BackendRequest& request, const Complaint& complaint) {
+    throw_error<RendezvousError>(request.reporter(), request.about(complaint.missing),
+                                 "reconfigure of group {}: {}. Try again with a new uuid, the same on all "
+                                 "members, and without the handles of lost processes",
+                                 request.group_name, complaint.text);
   }
 
   // Tells the others, too.
   [[noreturn]] static void give_up(const BackendRequest& request, const Forming& forming,
-                                   const std::string& reason) {
-    forming.watch->report(fmt::format("rank {} has given up: {}", request.rank, reason));
-    throw failure(request, reason);
+                                   const Complaint& complaint) {
+    forming.watch->report(fmt::format("rank {} has given up: {}", request.rank, complaint.text));
+    fail(request, complaint);
   }
 
   // Returns when all members are there, or what keeps them from being there. The first one claims the uuid
   // for this list of them.
-  static std::string meet(const BackendRequest& request, const Forming& forming, const Deadline& deadline) {
+  static Complaint meet(const BackendRequest& request, const Forming& forming, const Deadline& deadline) {
     auto& store = *request.store;
     const auto own = fmt::format("{}", fmt::join(forming.handles, "\n"));
     if (const auto theirs = store.compareSet("members", "", own); theirs != own)
-      return difference(forming.handles, theirs, forming.uuid);
+      return {difference(forming.handles, theirs, forming.uuid)};
     store.set(member_key(request.rank), "");
     std::vector<std::string> keys;
     for (int rank = 0; rank < request.size; ++rank) keys.push_back(member_key(rank));
@@ -243,8 +249,10 @@ class GroupMembership final : public comm::Membership {
     for (int rank = 0; rank < request.size; ++rank)
       if (!store.check({member_key(rank)})) missing.push_back(rank);
     if (missing.empty()) return {};
-    return fmt::format("timed out: rank{} {} did not call it within {} ms", missing.size() == 1 ? "" : "s",
-                       fmt::join(missing, ", "), deadline.timeout().count());
+    auto text =
+        fmt::format("timed out: rank{} {} did not call it within {} ms", missing.size() == 1 ? "" : "s",
+                    fmt::join(missing, ", "), deadline.timeout().count());
+    return {std::move(text), std::move(missing)};
   }
 
   BackendHandle connect(BackendRequest request, const Forming& forming, const Deadline& deadline) const {
@@ -254,29 +262,28 @@ class GroupMembership final : public comm::Membership {
       const auto failed = [] { return std::string("the group could not be formed"); };
       forming.store->watch(formed ? std::function<std::string()>() : failed);
     });
-    std::string complaint, error;
+    Complaint complaint, error;
     try {
       complaint = meet(request, forming, deadline);
-      if (complaint.empty()) {
+      if (complaint.text.empty()) {
         request.timeout = std::max<milliseconds>(deadline.remaining(), milliseconds(1));
         auto group = connect_(request);
         formed = true;
         return group;
       }
     } catch (const Error& failed) {
-      error = failed.what();
+      error = {failed.what(), failed.ranks()};
     } catch (const c10::Error& failed) {
-      error = fmt::format("the members could not be connected, or the store is gone: {}",
-                          first_line_of(failed.what_without_backtrace()));
+      error.text = fmt::format("the members could not be connected, or the store is gone: {}",
+                               first_line_of(failed.what_without_backtrace()));
     } catch (...) {  // a signal handler's
       forming.watch->report(fmt::format("rank {} has been interrupted", request.rank));
       throw;
     }
-    if (complaint.empty()) {
-      const auto lost = forming.watch->find_cause();
-      if (!lost.empty()) throw failure(request, lost);
+    if (complaint.text.empty()) {
+      if (const auto lost = forming.watch->find_cause(); !lost.empty()) fail(request, {lost});
     }
-    give_up(request, forming, complaint.empty() ? error : complaint);
+    give_up(request, forming, complaint.text.empty() ? error : complaint);
   }
 
   Factory connect_;

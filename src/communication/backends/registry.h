@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -14,6 +15,7 @@
 
 #include "backends/backend_spec.h"
 #include "base/env.h"
+#include "base/throw_error.h"
 #include "comm/membership.h"
 
 namespace lockstep::node {
@@ -47,6 +49,12 @@ struct PythonRequest {
 
 // What a backend needs to connect this rank with the others.
 struct BackendRequest {
+  // For errors.
+  Reporter reporter() const { return {rank, size}; }
+  ErrorDetails about(std::vector<int> ranks = {}) const {
+    return {.ranks = std::move(ranks), .group = group_name};
+  }
+
   c10::intrusive_ptr<c10d::Store> store = {};  // private to the group, after store_barrier()
   int rank = 0;
   int size = 1;

@@ -77,7 +77,8 @@ Announcement await_announcement(const ProcessGroup& group, c10::Device device) {
   const auto highest = host[0].item<std::int64_t>();
   const auto lowest = -host[1].item<std::int64_t>();
   if (highest != lowest) {
-    throw_error<DesyncError>("{}: Join: the ranks that have data make different calls: {} and {}",
+    throw_error<DesyncError>(about(group),
+                             "{}: Join: the ranks that have data make different calls: {} and {}",
                              state_of(group).whoami(), text_of(decoded(lowest)), text_of(decoded(highest)));
   }
   return decoded(highest);

@@ -104,25 +104,29 @@ std::string describe_sparse(const std::int64_t* numbers) {
 
 // What one rank cannot reduce is an error on all.
 void check_sparse_shapes(const std::vector<at::Tensor>& shapes, int rank) {
+  const Reporter by{rank, static_cast<int>(shapes.size())};
+  const auto about = [](std::size_t other) { return ErrorDetails{.ranks = {static_cast<int>(other)}}; };
   std::string expected;
   for (std::size_t other = 0; other < shapes.size(); ++other) {
     const auto* const numbers = shapes[other].const_data_ptr<std::int64_t>();
     if (numbers[1] == 0) {
-      throw_error<ArgumentError>("rank {} of {}: a sparse tensor can be all-reduced with SUM only (rank {})",
-                                 rank, shapes.size(), other);
+      throw_error<ArgumentError>(by, about(other),
+                                 "a sparse tensor can be all-reduced with SUM only (rank {})", other);
     }
     if (numbers[4] > kSparseDims) {
       throw_error<ArgumentError>(
-          "rank {} of {}: a sparse tensor of {} dimensions cannot be all-reduced; {} are the most (rank {})",
-          rank, shapes.size(), numbers[4], kSparseDims, other);
+          by, about(other),
+          "a sparse tensor of {} dimensions cannot be all-reduced; {} are the most (rank {})", numbers[4],
+          kSparseDims, other);
     }
     const auto found = describe_sparse(numbers);
     if (other == 0) expected = found;
     if (found == expected) continue;
     throw_error<DesyncError>(
-        "rank {} of {}: all_reduce of a sparse tensor: rank 0 has {}, rank {} has {}; give tensors of one "
+        by, about(other),
+        "all_reduce of a sparse tensor: rank 0 has {}, rank {} has {}; give tensors of one "
         "shape and type on all ranks",
-        rank, shapes.size(), expected, other, found);
+        expected, other, found);
   }
 }
 

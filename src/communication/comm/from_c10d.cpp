@@ -75,7 +75,7 @@ Call call_of(CallKind kind, at::TensorList inputs, at::TensorList outputs, const
 }
 
 // The words of PyTorch's own errors, which programs look for.
-std::string missing_text(const MissingRanks& error, bool all) {
+std::string missing_text(const TimeoutError& error, bool all) {
   const auto& ranks = error.ranks();
   const auto named = all && ranks.size() > 1 ? fmt::format("Ranks {}", fmt::join(ranks, ", "))
                                              : fmt::format("Rank {}", ranks.front());
@@ -368,11 +368,10 @@ void FromC10d::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_a
   try {
     const auto operation = recorded(call, [&] { return start(call, [](CallStage) {}); });
     if (operation) operation->wait(call.timeout);
-  } catch (const MissingRanks& error) {
-    if (rank == 0) throw TimeoutError(missing_text(error, wait_all_ranks));
-    throw TimeoutError(reached_text(rank, error));
   } catch (const TimeoutError& error) {
-    throw TimeoutError(reached_text(rank, error));
+    const bool has_waited = rank == 0 && !error.ranks().empty();
+    throw TimeoutError(has_waited ? missing_text(error, wait_all_ranks) : reached_text(rank, error),
+                       error.details());
   }
 }
 

@@ -7,11 +7,15 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/mutex.h>
 #include <lockstep/comm/backend.h>
 #include <lockstep/comm/process_group.h>
 
+#include "base/throw_error.h"
 #include "comm/call.h"
 #include "comm/call_rules.h"
 #include "comm/stream_watch.h"
@@ -136,6 +140,12 @@ inline const std::shared_ptr<GroupState>& present_state(const ProcessGroup& grou
   return GroupState::present(group);
 }
 inline GroupState& state_of(const ProcessGroup& group) { return *present_state(group); }
+
+// Of an error about these ranks of the group.
+inline ErrorDetails about(const ProcessGroup& group, std::vector<int> ranks = {}) {
+  return {.ranks = std::move(ranks), .group = state_of(group).info().name};
+}
+inline Reporter reporter_of(const ProcessGroup& group) { return {group.rank(), group.size()}; }
 
 // From now on every copy of `former`, and of the groups that it has replaced, refers to `formed`. Closes the
 // state of `former`: its calls have ended, and no other thread uses the group meanwhile.

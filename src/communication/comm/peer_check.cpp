@@ -31,10 +31,10 @@ using namespace std::chrono_literals;
 
 constexpr auto kTimeToDie = 100ms;  // of the rank because of which SIGTERM was sent
 
-std::string reason_of_termination(const node::NodeGroup* others) {
+[[noreturn]] void throw_terminated(const node::NodeGroup* others) {
   const int dead = find_dead_soon(others, kTimeToDie);
-  return dead >= 0 ? others->name_of(dead) + " died"
-                   : "SIGTERM came, which mpirun sends to all ranks when one of them fails";
+  if (dead >= 0) throw PeerLost(others->name_of(dead) + " died", others->details_of({dead}));
+  throw PeerLost("SIGTERM came, which mpirun sends to all ranks when one of them fails");
 }
 
 }  // namespace
@@ -47,11 +47,11 @@ void NodeWait::check() const {
   const auto [fault, rank] = check_peers(*this);
   switch (fault) {
     case PeerFault::refused:
-      throw DesyncError("another rank refuses it");
+      throw DesyncError("another rank refuses it", others->details_of(others->refusing_ranks()));
     case PeerFault::dead:
-      throw PeerLost(others->name_of(rank) + " died");
+      throw PeerLost(others->name_of(rank) + " died", others->details_of({rank}));
     case PeerFault::left:
-      throw PeerLost(reason_of_termination(others));
+      throw_terminated(others);
     case PeerFault::late:
       std::rethrow_exception(late);
     case PeerFault::none:
@@ -80,8 +80,7 @@ bool has_lost_rank(const ProcessGroup& group, std::chrono::milliseconds limit) {
   if (others == nullptr) return false;
   const Deadline deadline(limit);
   while (true) {
-    for (int rank = 0; rank < others->size(); ++rank)
-      if (rank != others->rank() && others->is_lost(rank)) return true;
+    if (!others->lost_ranks().empty()) return true;
     if (deadline.expired()) return false;
     std::this_thread::sleep_for(1ms);
   }
@@ -116,7 +115,31 @@ bool mentions(std::string_view text, const auto& signs) {
 struct FailedCall {
   const GroupState& group;
   const CallRecord& call;
+  ErrorDetails about = {};
 
+  // The ranks are those that the cause names, or else these.
+  ErrorDetails about_ranks(const std::vector<int>& ranks = {}) const {
+    auto details = about;
+    const auto others = group.node_group();
+    if (details.ranks.empty() && others != nullptr) {
+      auto found = others->details_of(ranks);
+      details.ranks = std::move(found.ranks);
+      details.host = std::move(found.host);
+    }
+    details.group = group.info().name;
+    details.call = call.describe();
+    return details;
+  }
+  // The rank that the cause names, then all others that are lost: which one was first is not known.
+  ErrorDetails about_lost() const {
+    const auto others = group.node_group();
+    const auto lost = others ? others->details_of(others->lost_ranks()) : ErrorDetails();
+    auto details = about_ranks();
+    if (details.ranks.empty()) details.host = lost.host;
+    for (const int rank : lost.ranks)
+      if (std::ranges::find(details.ranks, rank) == details.ranks.end()) details.ranks.push_back(rank);
+    return details;
+  }
   std::string begin() const { return group.whoami() + ": " + call.describe(); }
   std::string end() const {
     const auto others = group.node_group();
@@ -124,6 +147,12 @@ struct FailedCall {
            dead_in_job();
   }
 
+  // Ranks that have not made this call, as far as the numbers of calls show it.
+  std::vector<int> missing() const {
+    const auto others = group.node_group();
+    const bool is_message = call.kind == CallKind::send || call.kind == CallKind::recv;
+    return others == nullptr || is_message ? std::vector<int>() : others->ranks_without(call.number);
+  }
   // The first error may be that of a rank outside of the group. All are named: which one died first is not known.
   std::string dead_in_job() const {
     const auto job = group.job();
@@ -133,7 +162,7 @@ struct FailedCall {
 };
 
 // The ranks of the group, or of the job, that have left without an exception, if all run on this host.
-std::string finished_ranks(const GroupState& group) {
+std::string describe_finished(const GroupState& group) {
   for (const auto& others : {group.node_group(), group.job()}) {
     if (auto finished = others ? others->describe_finished() : ""; !finished.empty()) return finished;
   }
@@ -173,14 +202,17 @@ void write_recorder_files(const FailedCall& failed) noexcept {
 
 [[noreturn]] void throw_lost(const FailedCall& failed, const std::string& reason) {
   write_recorder_files(failed);
-  if (const auto finished = finished_ranks(failed.group); !finished.empty()) {
+  const auto others = failed.group.node_group();
+  if (const auto finished = describe_finished(failed.group); !finished.empty()) {
     throw_error<PeerLost>(
+        failed.about_ranks(others ? others->finished_ranks() : std::vector<int>()),
         "{} failed because another rank is gone: {}. Unless it reports an error, this looks like uneven data: "
         "give every rank the same number of batches, as DistributedSampler does, or run the loop inside "
         "DistributedDataParallel::join(){}",
         failed.begin(), finished, failed.end());
   }
   throw_error<PeerLost>(
+      failed.about_lost(),
       "{} failed because another rank is gone: {}. Look for the first error among the other ranks; "
       "this one is its consequence{}",
       failed.begin(), reason, failed.end());
@@ -189,6 +221,7 @@ void write_recorder_files(const FailedCall& failed) noexcept {
 [[noreturn]] void throw_late(const FailedCall& failed, const std::string& reason) {
   write_recorder_files(failed);
   throw_error<TimeoutError>(
+      failed.about_ranks(failed.missing()),
       "{} did not finish in time: {}. Some rank did not make the matching call; compare what "
       "each rank was doing, or raise InitOptions::timeout{}",
       failed.begin(), reason, failed.end());
@@ -211,7 +244,12 @@ void await_notes(const FailedCall& failed) {
     throw_lost(failed, dead < 0 ? reason : fmt::format("{} died ({})", others->name_of(dead), reason));
   }
   if (mentions(reason, kTimeoutSigns)) throw_late(failed, reason);
-  throw_error<Error>("{} failed: {}", failed.begin(), reason);
+  throw_error<Error>(failed.about_ranks(), "{} failed: {}", failed.begin(), reason);
+}
+
+// By the backend, or by a function of LibTorch that it has called.
+[[noreturn]] void throw_refused(const FailedCall& failed, std::string_view text) {
+  throw_error<ArgumentError>(failed.about_ranks(), "{}: {}", failed.begin(), first_line_of(text));
 }
 
 void throw_if_refused(const GroupState& group, const CallRecord& call) {
@@ -219,7 +257,8 @@ void throw_if_refused(const GroupState& group, const CallRecord& call) {
   const auto reasons = others ? others->refusals() : std::string();
   if (!reasons.empty()) {
     write_recorder_files({group, call});
-    throw_error<DesyncError>("{}: other ranks aborted {}:{}", group.whoami(), call.describe(), reasons);
+    throw_error<DesyncError>(FailedCall{group, call}.about_ranks(others->refusing_ranks()),
+                             "{}: other ranks aborted {}:{}", group.whoami(), call.describe(), reasons);
   }
 }
 
@@ -227,28 +266,33 @@ void throw_if_refused(const GroupState& group, const CallRecord& call) {
 
 void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group, const CallRecord& call) {
   throw_if_refused(group, call);
-  const FailedCall failed{group, call};
+  FailedCall failed{group, call};
   try {
     std::rethrow_exception(cause);
   } catch (const ArgumentError& error) {
-    throw_error<ArgumentError>("{}: {}", failed.begin(), error.what());
+    throw_error<ArgumentError>(failed.about_ranks(), "{}: {}", failed.begin(), error.what());
   } catch (const PeerLost& error) {
+    failed.about = error.details();
     throw_lost(failed, error.what());
   } catch (const TimeoutError& error) {
+    failed.about = error.details();
     throw_late(failed, error.what());
   } catch (const DesyncError& error) {
+    failed.about = error.details();
     await_notes(failed);
     write_recorder_files(failed);
-    throw_error<DesyncError>("{}: {}. Every rank has to make the same calls in the same order{}",
+    throw_error<DesyncError>(failed.about_ranks(),
+                             "{}: {}. Every rank has to make the same calls in the same order{}",
                              failed.begin(), error.what(), failed.end());
   } catch (const Error& error) {
-    throw_error<Error>("{} failed: {}", failed.begin(), error.what());
+    failed.about = error.details();
+    throw_error<Error>(failed.about_ranks(), "{} failed: {}", failed.begin(), error.what());
   } catch (const c10::NotImplementedError& error) {
-    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line_of(error.what_without_backtrace()));
+    throw_refused(failed, error.what_without_backtrace());
   } catch (const c10::ValueError& error) {
-    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line_of(error.what_without_backtrace()));
+    throw_refused(failed, error.what_without_backtrace());
   } catch (const std::invalid_argument& error) {
-    throw_error<ArgumentError>("{}: {}", failed.begin(), first_line_of(error.what()));
+    throw_refused(failed, error.what());
   } catch (const c10::Error& error) {
     throw_by_text(failed, first_line_of(error.what_without_backtrace()));
   } catch (const std::exception& error) {

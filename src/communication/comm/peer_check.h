@@ -106,21 +106,10 @@ int find_dead_soon(const node::NodeGroup* others, std::chrono::milliseconds limi
 // collective. False for a closed group, and for ranks on several hosts.
 bool has_lost_rank(const ProcessGroup& group, std::chrono::milliseconds limit);
 
-// A timeout whose culprits the backend knows.
-class MissingRanks : public TimeoutError {
- public:
-  MissingRanks(const std::string& text, std::vector<int> ranks)
-      : TimeoutError(text), ranks_(std::move(ranks)) {}
-
-  const std::vector<int>& ranks() const { return ranks_; }
-
- private:
-  std::vector<int> ranks_;
-};
-
 // Rethrows the failure of one call as the matching type: TimeoutError, PeerLost, DesyncError, ArgumentError
 // or Error; as DesyncError with their reasons if other ranks refuse the call. The message names the rank, the
-// call and the event and, if all ranks run on one host, what each other rank is doing.
+// call and the event and, if all ranks run on one host, what each other rank is doing. Its details are those of
+// the cause, with group and call, and the ranks that are lost or late as far as this host shows them.
 [[noreturn]] void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group,
                                   const CallRecord& call);
 

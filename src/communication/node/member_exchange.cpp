@@ -96,9 +96,10 @@ void collect_at_zero(std::vector<NodeMember>& members, const ExchangePoint& poin
     auto connection = accept_rank(listener, point, deadline);
     if (!connection) {
       const auto missing = ranks_missing(members);
-      throw_error<RendezvousError>("rank 0 of {}: {} {} did not arrive to share memory within {} ms",
-                                   members.size(), missing.size() == 1 ? "rank" : "ranks",
-                                   fmt::join(missing, ", "), deadline.timeout().count());
+      throw_error<RendezvousError>(
+          Reporter{0, static_cast<int>(members.size())}, ErrorDetails{.ranks = missing},
+          "{} {} did not arrive to share memory within {} ms", missing.size() == 1 ? "rank" : "ranks",
+          fmt::join(missing, ", "), deadline.timeout().count());
     }
     auto message = receive_fds(connection.get(), deadline);
     const std::size_t rank = message.number;
@@ -168,8 +169,8 @@ std::vector<NodeMember> exchange_members(int rank, int size, RankMemory own, con
   } catch (const std::exception& error) {
     decline(rank, point, error.what());
     const auto complaint = complaint_at(point);
-    throw_error<RendezvousError>("rank {} of {}: the ranks of this host could not share memory: {}", rank,
-                                 size, complaint.value_or("").empty() ? error.what() : *complaint);
+    throw_error<RendezvousError>(Reporter{rank, size}, "the ranks of this host could not share memory: {}",
+                                 complaint.value_or("").empty() ? error.what() : *complaint);
   }
   return members;
 }

@@ -38,6 +38,7 @@ Segment& segment_of(const NodeMember& member) {
 void check_format(int rank, std::size_t other, const Format& own, std::uint64_t found) {
   if (found == own.number) return;
   throw_error<RendezvousError>(
+      ErrorDetails{.ranks = {static_cast<int>(other)}},
       "rank {} has {} format {} of Lockstep {}, but rank {} of this host has format {}; build the programs of "
       "all ranks from the same sources of Lockstep",
       rank, own.name, own.number, lockstep::version(), other, found);
@@ -90,8 +91,8 @@ std::shared_ptr<NodeGroup> NodeGroup::meet(int rank, int size, Part part, const 
     check_format(rank, other, formats::kFlightRecorder, segment.recorder);
     check_format(rank, other, formats::kSharedMemory, segment.layout);
     if (members[other].memory.segment->size() == backend_offset() + part.bytes) continue;
-    throw_error<RendezvousError>(
-        "rank {} of {}: the ranks share memory of different sizes; do all run the same program?", rank, size);
+    throw_error<RendezvousError>(Reporter{rank, size}, ErrorDetails{.ranks = {static_cast<int>(other)}},
+                                 "the ranks share memory of different sizes; do all run the same program?");
   }
   return std::shared_ptr<NodeGroup>(new NodeGroup(rank, std::move(members), point.threads ? ::gettid() : 0));
 }
@@ -153,6 +154,13 @@ bool NodeGroup::is_lost(int rank) const {
   return has_died(rank) && !other.has_finished.load(std::memory_order_acquire);
 }
 
+std::vector<int> NodeGroup::lost_ranks() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size(); ++rank)
+    if (rank != rank_ && is_lost(rank)) ranks.push_back(rank);
+  return ranks;
+}
+
 bool NodeGroup::is_exiting(int rank) const {
   const int process = processes_[static_cast<std::size_t>(rank)];
   return process != 0 && lockstep::is_exiting(process);
@@ -198,6 +206,14 @@ std::string NodeGroup::name_of(int rank) const {
                      other.host.data());
 }
 
+ErrorDetails NodeGroup::details_of(const std::vector<int>& ranks) const {
+  ErrorDetails details;
+  for (const int rank : ranks)
+    details.ranks.push_back(shown_ranks_.empty() ? rank : shown_ranks_[static_cast<std::size_t>(rank)]);
+  if (!ranks.empty()) details.host = status(ranks.front()).host.data();
+  return details;
+}
+
 std::string NodeGroup::describe_rank(int rank) const {
   const auto& other = status(rank);
   const auto issued = other.issued.load(std::memory_order_acquire);
@@ -236,11 +252,12 @@ int NodeGroup::last_to_issue(std::uint64_t number) const {
   return last;
 }
 
-bool NodeGroup::have_all_issued(std::uint64_t number) const {
+std::vector<int> NodeGroup::ranks_without(std::uint64_t number) const {
+  std::vector<int> ranks;
   for (int other = 0; other < size(); ++other) {
-    if (status(other).issued.load(std::memory_order_acquire) < number) return false;
+    if (status(other).issued.load(std::memory_order_acquire) < number) ranks.push_back(other);
   }
-  return true;
+  return ranks;
 }
 
 void NodeGroup::refuse(std::uint64_t scope, const std::string& reason, bool is_final) const {
@@ -272,15 +289,22 @@ std::string NodeGroup::reason_of(int rank) const {
   return reason;
 }
 
-std::string NodeGroup::refusals() const {
+std::vector<int> NodeGroup::refusing_ranks() const {
   const auto scope = own_status().scope.load(std::memory_order_relaxed);
   const bool here = refuses(rank_, scope);
-  std::string text;
+  std::vector<int> ranks;
   for (int other = 0; other < size(); ++other) {
     if (other == rank_ || !refuses(other, scope)) continue;
     const bool counts = !here || status(other).refusal.is_final.load(std::memory_order_relaxed);
-    if (counts) text += fmt::format("\n  {}: {}", name_of(other), reason_of(other));
+    if (counts) ranks.push_back(other);
   }
+  return ranks;
+}
+
+std::string NodeGroup::refusals() const {
+  std::string text;
+  for (const int other : refusing_ranks())
+    text += fmt::format("\n  {}: {}", name_of(other), reason_of(other));
   return text;
 }
 
@@ -292,13 +316,20 @@ std::string NodeGroup::describe_others() const {
   return text;
 }
 
-std::string NodeGroup::describe_finished() const {
-  std::vector<std::string> finished;
+std::vector<int> NodeGroup::finished_ranks() const {
+  std::vector<int> finished;
   for (int other = 0; other < size(); ++other) {
     const bool has_finished = status(other).has_finished.load(std::memory_order_acquire);
     if (other == rank_) continue;
-    if (!has_finished && has_died(other)) return "";
-    if (!has_finished) continue;
+    if (!has_finished && has_died(other)) return {};
+    if (has_finished) finished.push_back(other);
+  }
+  return finished;
+}
+
+std::string NodeGroup::describe_finished() const {
+  std::vector<std::string> finished;
+  for (const int other : finished_ranks()) {
     const auto steps = steps_begun(status(other));
     const auto calls = count(status(other).issued.load(std::memory_order_acquire), "call");
     finished.push_back(fmt::format("{} finished after {}", name_of(other),

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/base/error.h>
+
 #include "base/deadline.h"
 #include "node/member_exchange.h"
 #include "node/rank_status.h"
@@ -55,8 +57,11 @@ class NodeGroup {
   int find_dead() const;
   // Whether the process of a rank has died or has been killed before announce_end(), or announce_forming().
   bool is_lost(int rank) const;
+  std::vector<int> lost_ranks() const;
   // "rank 1 (pid 4711 on node3)", "rank 1 (global rank 3, thread 4712 of pid 4711 on node3)"
   std::string name_of(int rank) const;
+  // For an error about these ranks: their numbers in messages, and the host.
+  ErrorDetails details_of(const std::vector<int>& ranks) const;
   // The numbers of the ranks in messages, for a group that is a part of another one: [rank]. Call it before
   // the first call on the group.
   void set_shown_ranks(std::vector<int> numbers);
@@ -67,7 +72,9 @@ class NodeGroup {
   // The rank that issued the call last; -1 if this is not known (any more).
   int last_to_issue(std::uint64_t number) const;
   // Whether every rank has recorded a call with this number or a later one.
-  bool have_all_issued(std::uint64_t number) const;
+  bool have_all_issued(std::uint64_t number) const { return ranks_without(number).empty(); }
+  // The ranks that have not.
+  std::vector<int> ranks_without(std::uint64_t number) const;
 
   // From now on the other ranks' waits in `scope` end with `reason` (of all ranks): this rank does not make
   // the calls, or makes them without valid data. The next refusal replaces it.
@@ -76,6 +83,7 @@ class NodeGroup {
   // The reasons of the other ranks that refuse the step that this rank waits for, one per line; empty if none
   // does. If this rank refuses it too, only the reasons of ranks whose refusal is final.
   std::string refusals() const;
+  std::vector<int> refusing_ranks() const;
   std::string reason_of(int rank) const;
 
   // "rank 1 (pid 4711 on node3), rank 2 (pid 4712 on node3)": the other ranks that have died, at most 16 of
@@ -91,6 +99,7 @@ class NodeGroup {
   // "rank 1 (pid 4711 on node3) finished after 12 steps (37 calls)" for each other rank that has. Empty if
   // none has, or if another rank has died.
   std::string describe_finished() const;
+  std::vector<int> finished_ranks() const;
 
  private:
   static constexpr std::uint64_t kFormingScope = ~std::uint64_t{0};  // of no step

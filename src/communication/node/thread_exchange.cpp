@@ -34,8 +34,10 @@ std::vector<RankMemory> ThreadExchange::exchange(const std::string& group, int r
   changed_.wait_for(mutex_, deadline.remaining(),
                     [&]() LOCKSTEP_REQUIRES(mutex_) { return given_up_ || complete(); });
   if (!complete()) {
+    const auto missing = ranks_missing(table.members);
     throw_error<RendezvousError>(
-        "rank {} of {}: threads of ranks {} {}", rank, size, fmt::join(ranks_missing(table.members), ", "),
+        Reporter{rank, size}, ErrorDetails{.ranks = missing}, "threads of ranks {} {}",
+        fmt::join(missing, ", "),
         given_up_ ? "failed or were stopped before they arrived" : "did not arrive to share memory in time");
   }
   auto all = table.members;

@@ -34,8 +34,8 @@ void write_whole(const std::string& path, const std::string& text) {
     const bool was_removed = error.code() == std::errc::no_such_file_or_directory;
     std::error_code ignored;
     if (was_removed && fs::is_directory(fs::path(path).parent_path(), ignored)) return;
-    throw_error<RendezvousError>("the rendezvous file {} cannot be written: {}", path,
-                                 error.code().message());
+    throw_error<RendezvousError>(ErrorDetails{.file = path}, "the rendezvous file {} cannot be written: {}",
+                                 path, error.code().message());
   }
 }
 
@@ -74,7 +74,8 @@ FileRendezvous::FileRendezvous(std::string path, int rank, int world_size)
   const auto folder = fs::path(path_).parent_path();
   std::error_code code;
   if (!fs::is_directory(folder, code)) {
-    throw_error<RendezvousError>("the folder {} of the rendezvous file does not exist{}{}", folder.string(),
+    throw_error<RendezvousError>(ErrorDetails{.file = folder},
+                                 "the folder {} of the rendezvous file does not exist{}{}", folder.string(),
                                  code ? ": " : "", code ? code.message() : "");
   }
   if (rank_ != 0) return;
@@ -92,11 +93,13 @@ void FileRendezvous::remove_leftovers() const {
     if (!other.starts_with(name) || !is_rendezvous_file(other.substr(name.size()))) continue;
     fs::remove(entry->path(), code);
     if (!code) continue;
-    throw_error<RendezvousError>("{}, a file of an earlier run, cannot be removed: {}",
+    throw_error<RendezvousError>(ErrorDetails{.file = entry->path()},
+                                 "{}, a file of an earlier run, cannot be removed: {}",
                                  entry->path().string(), code.message());
   }
   if (code) {
-    throw_error<RendezvousError>("the folder {} of the rendezvous file cannot be read: {}", folder.string(),
+    throw_error<RendezvousError>(ErrorDetails{.file = folder},
+                                 "the folder {} of the rendezvous file cannot be read: {}", folder.string(),
                                  code.message());
   }
 }
@@ -120,7 +123,8 @@ bool FileRendezvous::all_there() {
     std::error_code code;
     const bool is_there = fs::exists(rank_path(rank), code);
     if (code) {
-      throw_error<RendezvousError>("the rendezvous file {} cannot be read: {}", rank_path(rank),
+      throw_error<RendezvousError>(ErrorDetails{.file = rank_path(rank)},
+                                   "the rendezvous file {} cannot be read: {}", rank_path(rank),
                                    code.message());
     }
     if (is_there) never_seen_.erase(rank);
@@ -153,9 +157,10 @@ Endpoint FileRendezvous::find(const Deadline& deadline) {
 
 void FileRendezvous::give_up(const Deadline& deadline) const {
   throw_error<RendezvousError>(
-      "rank {} of {}: the ranks did not meet at {} within {} ms; missing: {}. Were all ranks started, with "
-      "the same path?",
-      rank_, world_size_, path_, deadline.timeout().count(),
+      Reporter{rank_, world_size_},
+      ErrorDetails{.ranks = {never_seen_.begin(), never_seen_.end()}, .file = path_},
+      "the ranks did not meet at {} within {} ms; missing: {}. Were all ranks started, with the same path?",
+      path_, deadline.timeout().count(),
       never_seen_.empty() ? "none, but some gave up early" : fmt::format("{}", fmt::join(never_seen_, ", ")));
 }
 

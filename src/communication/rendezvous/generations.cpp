@@ -51,6 +51,7 @@ std::vector<int> Generations::missing(std::uint64_t generation) const {
 }
 
 Generations::Members Generations::meet(const std::string& handle, milliseconds timeout) const {
+  const Reporter by{rank_, memory_->world_size()};
   const Deadline deadline(timeout);
   Deadline log_waiting(kLogMeetingAfter);
   bool is_logged = false;
@@ -69,16 +70,16 @@ Generations::Members Generations::meet(const std::string& handle, milliseconds t
     }
     if (memory_->state().phase.load() == RunPhase::finished) {
       throw_error<Error>(
-          "rank {} of {}: a rank was lost when all ranks had done their work in elastic::run(), so the group is not "
-          "formed again",
-          rank_, memory_->world_size());
+          by,
+          "a rank was lost when all ranks had done their work in elastic::run(), so the group is not formed again");
     }
     if (deadline.expired()) {
       throw_error<RendezvousError>(
-          "rank {} of {}: a rank was lost, and after {} ms rank{} {} {} not come to form the group again: a "
+          by, ErrorDetails{.ranks = absent},
+          "a rank was lost, and after {} ms rank{} {} {} not come to form the group again: a "
           "replacement has not reached elastic::run(), or a rank does not notice the loss because it makes no call",
-          rank_, memory_->world_size(), timeout.count(), absent.size() == 1 ? "" : "s",
-          fmt::join(absent, ", "), absent.size() == 1 ? "has" : "have");
+          timeout.count(), absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
+          absent.size() == 1 ? "has" : "have");
     }
     if (log_waiting.expired() && !std::exchange(is_logged, true)) {
       log(LogLevel::info, fmt::format("still waiting for rank{} {} to form the group again",

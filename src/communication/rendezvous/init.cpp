@@ -113,9 +113,10 @@ StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const De
     const auto store = join_store(server, place.rank, place.world_size, deadline, options.with_python);
     if (!has_ended(*store, options.enable_reconfigure)) return store;
     if (deadline.expired()) {
-      throw_error<RendezvousError>(
-          "rank {} of {}: rank 0 has not arrived: at {}:{} an earlier run still ends after {} ms", place.rank,
-          place.world_size, server.host, server.port, deadline.timeout().count());
+      throw_error<RendezvousError>(Reporter{place.rank, place.world_size},
+                                   ErrorDetails{.ranks = {0}, .host = server.host},
+                                   "rank 0 has not arrived: at {}:{} an earlier run still ends after {} ms",
+                                   server.host, server.port, deadline.timeout().count());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -190,8 +191,9 @@ std::unique_ptr<Session> open_session(const SessionOptions& options, const backe
     throw;
   } catch (const std::exception& error) {
     throw_error<RendezvousError>(
-        "rank {} of {}: rank 0 gave up or died while the ranks were connecting ({}). Look for its error",
-        rank_info.rank, rank_info.world_size, first_line_of(error.what()));
+        Reporter{rank_info.rank, rank_info.world_size}, ErrorDetails{.ranks = {0}},
+        "rank 0 gave up or died while the ranks were connecting ({}). Look for its error",
+        first_line_of(error.what()));
   }
 }
 

@@ -80,19 +80,20 @@ void agree_on_backend(c10d::Store& cpu_store, const std::string& backend, int ra
   const auto theirs = cpu_store.compareSet("backend", "", own);
   if (theirs == own) return;
   throw_error<RendezvousError>(
-      "rank {} of {}: the backend is {} here and {} on another rank; give all ranks of the group "
+      Reporter{rank, size},
+      "the backend is {} here and {} on another rank; give all ranks of the group "
       "the same backend and the same versions, and each group a store or port of its own",
-      rank, size, own, theirs);
+      own, theirs);
 }
 
 std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                                           bool shared) {
   const auto refuse = [rank, world_size] {
     throw_error<RendezvousError>(
-        "rank {} of {}: Python ranks, or C++ ranks with InitOptions::with_python, use the store "
+        Reporter{rank, world_size},
+        "Python ranks, or C++ ranks with InitOptions::with_python, use the store "
         "of this run. If they are its "
-        "ranks, set with_python on all C++ ranks; otherwise choose another MASTER_PORT",
-        rank, world_size);
+        "ranks, set with_python on all C++ ranks; otherwise choose another MASTER_PORT");
   };
   if (!shared) {
     return [store, refuse, strange_keys = StrangeKeys(world_size)]() mutable {
@@ -124,9 +125,9 @@ backends::BackendHandle connect_under_keys_of_python(const std::string& backend,
     store_barrier(*request.store, request.rank, terms, Deadline(request.timeout), [&] {
       if (!request.store->check({gloo_key(next)})) return;
       throw_error<RendezvousError>(
-          "rank {} of {}: the backend is {} here and gloo on rank {}; give all ranks of the "
-          "group the same backend",
-          request.rank, request.size, backend, next);
+          request.reporter(), request.about({next}),
+          "the backend is {} here and gloo on rank {}; give all ranks of the group the same backend", backend,
+          next);
     });
     const auto map = read_host_map(*request.store, request.rank, request.size);
     std::vector<int> ranks(static_cast<std::size_t>(request.size));

@@ -38,7 +38,7 @@ c10::Device cuda(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(
 
 [[noreturn]] void refuse_device(const World& world, const std::string& error) {
   if (world.size == 1) throw ArgumentError(error);  // or the ranks have not met yet
-  throw_error<ArgumentError>("rank {} of {}: {}", world.rank, world.size, error);
+  throw_error<ArgumentError>(Reporter{world.rank, world.size}, "{}", error);
 }
 
 c10::Device cuda_of_rank(const DeviceRequest& request, const World& world) {

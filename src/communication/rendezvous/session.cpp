@@ -240,7 +240,10 @@ std::optional<ProcessGroup> Session::connect_subgroup(const char* function, cons
   try {
     return connect_members(recipe, ranks, std::move(info));
   } catch (const RendezvousError& error) {
+    auto about = error.details();
+    about.group = name;
     throw_error<RendezvousError>(
+        std::move(about),
         "{}: {} of the ranks [{}]: {}. All ranks of {} call {}(), with the same arguments and in the same order",
         function, name, fmt::join(ranks, ", "), error.what(),
         std::string_view(function) == "new_group" ? "the run" : "the group that is split", function);

@@ -124,7 +124,7 @@ void share_refusal(c10d::Store& store, int rank) {
   } catch (const std::exception&) {
     // Rank 0 has left with the store. The reason is known without it.
   }
-  throw_error<RendezvousError>("rank {} of {}: {}", rank, world_size, reason);
+  throw_error<RendezvousError>(Reporter{rank, world_size}, "{}", reason);
 }
 
 // Throws RendezvousError on this rank, and in read_host_map() on the ranks that wait.
@@ -178,14 +178,20 @@ void find_missing(c10d::Store& store, int begin, int end, std::vector<int>& miss
   find_missing(store, middle, end, missing);
 }
 
-// "ranks 1, 2"
-std::string missing_ranks(c10d::Store& store, int world_size) {
+// At most kMaxNames of the ranks that have not arrived, and "ranks 1, 2".
+struct Missing {
+  std::vector<int> ranks;
+  std::string text;
+};
+
+Missing missing_ranks(c10d::Store& store, int world_size) {
   std::vector<int> missing;
   find_missing(store, 0, world_size, missing);
-  if (missing.empty()) return "the last rank";  // it has arrived meanwhile
+  if (missing.empty()) return {{}, "the last rank"};  // it has arrived meanwhile
   const auto more = world_size - store.add(kCountKey, 0) - static_cast<std::int64_t>(missing.size());
-  return fmt::format("rank{} {}{}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "),
-                     missing.size() == kMaxNames && more > 0 ? fmt::format(" and {} more", more) : "");
+  auto text = fmt::format("rank{} {}{}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "),
+                          missing.size() == kMaxNames && more > 0 ? fmt::format(" and {} more", more) : "");
+  return {std::move(missing), std::move(text)};
 }
 
 }  // namespace
@@ -195,15 +201,17 @@ std::string arrival_key(int rank) { return fmt::format("arrived/{}", rank); }
 void store_barrier(c10d::Store& store, int rank, const RankTerms& terms, const Deadline& deadline,
                    const std::function<void()>& find_strangers) {
   const int world_size = terms.world_size;
-  std::string missing = "other ranks";
+  const Reporter by{rank, world_size};
+  Missing missing{{}, "other ranks"};
   const auto ask_store = [&](const auto& action) {
     try {
       return action();
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      throw_error<RendezvousError>("rank {} of {}: rank 0 gave up or died while {} had not arrived ({})",
-                                   rank, world_size, missing, first_line_of(error.what()));
+      throw_error<RendezvousError>(by, ErrorDetails{.ranks = missing.ranks},
+                                   "rank 0 gave up or died while {} had not arrived ({})", missing.text,
+                                   first_line_of(error.what()));
     }
   };
   // c10d logs a warning when a short wait ends, and its wait does not end for a signal.
@@ -235,14 +243,16 @@ void store_barrier(c10d::Store& store, int rank, const RankTerms& terms, const D
     missing = ask_store([&] { return missing_ranks(store, world_size); });
     if (!said && wait_limit >= kLogWaitingAfter) {
       said = true;
-      log(LogLevel::warning, fmt::format("rank {} of {} is still waiting for {}", rank, world_size, missing));
+      log(LogLevel::warning,
+          fmt::format("rank {} of {} is still waiting for {}", rank, world_size, missing.text));
     }
     wait_limit *= 2;
   }
   throw_error<RendezvousError>(
-      "rank {} of {}: {} did not arrive within {} ms. Were they started, each with its own RANK and "
+      by, ErrorDetails{.ranks = missing.ranks},
+      "{} did not arrive within {} ms. Were they started, each with its own RANK and "
       "with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
-      rank, world_size, missing, deadline.timeout().count());
+      missing.text, deadline.timeout().count());
 }
 
 bool StrangeKeys::found(c10d::Store& store) {

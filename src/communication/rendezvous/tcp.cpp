@@ -109,6 +109,7 @@ void require_loopback(const std::string& host, int rank) {
   const auto is_up = [](const Interface& interface) { return interface.loopback && interface.up; };
   if (std::ranges::any_of(interfaces, is_up)) return;
   throw_error<RendezvousError>(
+      ErrorDetails{.host = host},
       "rank {} cannot use {}: the loopback interface of this host or container is down; enable it: ip link set lo up",
       rank, host);
 }
@@ -119,7 +120,8 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
   try {
     return c10::make_intrusive<c10d::TCPStore>(server.host, options);
   } catch (const std::exception& error) {
-    throw_error<RendezvousError>("{}: the store at {}:{} cannot be used: {}", who, server.host, server.port,
+    throw_error<RendezvousError>(ErrorDetails{.host = server.host},
+                                 "{}: the store at {}:{} cannot be used: {}", who, server.host, server.port,
                                  first_line_of(exception_text(error)));
   }
 }
@@ -183,6 +185,7 @@ Greeting greet(int socket, const Deadline& deadline) {
 [[noreturn]] void throw_nobody(const Endpoint& server, const std::string& who, const std::string& reason,
                                const Deadline& deadline) {
   throw_error<RendezvousError>(
+      ErrorDetails{.ranks = {0}, .host = server.host},
       "{}: rank 0 has not arrived: nobody listens at {}:{} ({}) within {} ms. Is rank 0 running, and are "
       "MASTER_ADDR and MASTER_PORT the same for all?",
       who, server.host, server.port, reason, deadline.timeout().count());
@@ -190,6 +193,7 @@ Greeting greet(int socket, const Deadline& deadline) {
 
 [[noreturn]] void throw_foreign(const Endpoint& server, const std::string& who, const std::string& answer) {
   throw_error<RendezvousError>(
+      ErrorDetails{.host = server.host},
       "{}: another program listens at {}:{}, where rank 0 is expected: it answers \"{}\". Choose another "
       "MASTER_PORT, the same for all ranks, or let `lockstep run` choose a free one",
       who, server.host, server.port, answer);
@@ -228,7 +232,8 @@ void await_store(const Endpoint& server, int rank, int world_size, const Deadlin
     if (greeting.kind == Kind::store) return;
     if (!greeting.answer.empty()) throw_foreign(server, who, greeting.answer);
     if (deadline.expired()) {
-      throw_error<RendezvousError>("{} It gave no answer within {} ms", suspicion(server, who),
+      throw_error<RendezvousError>(ErrorDetails{.ranks = {0}, .host = server.host},
+                                   "{} It gave no answer within {} ms", suspicion(server, who),
                                    deadline.timeout().count());
     }
     // A store that ends closes connections. c10d's client knows more of a server that always does.
@@ -263,6 +268,7 @@ c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string
       wait_for_server(server, 0, Deadline(std::min(kOwnLimit, deadline.remaining())));
   if (!socket) {
     throw_error<RendezvousError>(
+        ErrorDetails{.host = host},
         "rank 0 listens on port {} but cannot reach itself at {}:{} ({}); MASTER_ADDR "
         "must be an address of the host that rank 0 runs on",
         server.port, host, server.port, reason);

@@ -22,6 +22,7 @@
 #include "base/env.h"
 #include "base/limits.h"
 #include "base/sockets.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 #include "intercept/thread_defaults.h"
 #include "launch/failure_report.h"
@@ -125,6 +126,18 @@ bool SpawnContext::Run::wait(std::optional<Timeout> timeout) {
   return true;
 }
 
+namespace {
+
+// Of "0, 2", as the supervisor lists them.
+std::vector<int> ranks_in(const std::string& text) {
+  std::vector<int> ranks;
+  for (const auto& word : split(text, ','))
+    if (const auto rank = parse_number<int>(word.substr(word.find_first_not_of(' ')))) ranks.push_back(*rank);
+  return ranks;
+}
+
+}  // namespace
+
 void SpawnContext::Run::throw_failure() const {
   using Kind = spawning::SpawnOutcome::Kind;
   const auto& outcome = state_.outcome();
@@ -133,7 +146,8 @@ void SpawnContext::Run::throw_failure() const {
     case Kind::stopped:
       return;
     case Kind::timeout:
-      throw_error<TimeoutError>("spawn: the run of {} ranks was stopped after {} ms; still running: rank {}",
+      throw_error<TimeoutError>(ErrorDetails{.ranks = ranks_in(outcome.text.get())},
+                                "spawn: the run of {} ranks was stopped after {} ms; still running: rank {}",
                                 options_.nprocs, options_.timeout->milliseconds().count(),
                                 outcome.text.get());
     case Kind::error:
@@ -357,8 +371,10 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
       }
     } catch (const std::system_error& error) {
       all_started.set_value(false);
-      throw_error<LaunchError>("spawn_threads: rank {} of {} could not be started: {}", ranks.size(),
-                               world_size, start_error_text(error.code().value()));
+      const auto rank = static_cast<int>(ranks.size());
+      throw_error<LaunchError>(ErrorDetails{.ranks = {rank}},
+                               "spawn_threads: rank {} of {} could not be started: {}", rank, world_size,
+                               start_error_text(error.code().value()));
     }
     all_started.set_value(true);
   }

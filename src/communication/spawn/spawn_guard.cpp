@@ -27,8 +27,8 @@ using std::chrono::milliseconds;
 // A rank that throws needs time to unwind. Other ranks may see its end and fail meanwhile.
 constexpr milliseconds kConfirmLimit{500};
 
-[[noreturn]] void fail_to_spawn(const std::string& step) {
-  throw_error<LaunchError>("spawn: {}: {}", step, start_error_text(errno));
+[[noreturn]] void fail_to_spawn(const std::string& step, ErrorDetails about = {}) {
+  throw_error<LaunchError>(std::move(about), "spawn: {}: {}", step, start_error_text(errno));
 }
 
 // Starts the ranks of spawn() and waits for their end. See RankSupervisor for phases, threads and invariants.
@@ -78,7 +78,9 @@ void SpawnSupervisor::start_ranks(std::vector<int> foreign) {
   begin_run(options.timeout);
   for (int rank = 0; rank < options.nprocs; ++rank) {
     const pid_t pid = ::fork();
-    if (pid < 0) fail_to_spawn(fmt::format("rank {} of {} could not be started", rank, options.nprocs));
+    if (pid < 0)
+      fail_to_spawn(fmt::format("rank {} of {} could not be started", rank, options.nprocs),
+                    {.ranks = {rank}});
     if (pid == 0) run_spawned_rank(request_, rank, self, foreign);
     ranks_.emplace(pid, rank);
     request_.state.rank(rank).pid = pid;

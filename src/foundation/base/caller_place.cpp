@@ -5,8 +5,6 @@
 #include <array>
 #include <cctype>
 
-#include <lockstep/base/error.h>
-
 namespace lockstep {
 namespace {
 
@@ -87,7 +85,5 @@ std::source_location CallerPlace::current() {
   }
   return {};
 }
-
-Error::Error(const std::string& message) : std::runtime_error(with_line(message, CallerPlace::current())) {}
 
 }  // namespace lockstep

@@ -33,6 +33,7 @@ void lock(int fd, const std::filesystem::path& file, const Deadline& deadline, s
     if (errno != EWOULDBLOCK && errno != EINTR) fail(file, "cannot be locked");
     if (deadline.expired()) {
       throw_error<TimeoutError>(
+          ErrorDetails{.file = file},
           "waited {} s for another process that is {} (it holds {}); wait until it has ended, or end it, and "
           "try again",
           deadline.timeout().count() / 1000, activity, file.string());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -9,10 +10,36 @@
 
 namespace lockstep {
 
+// The rank that throws.
+struct Reporter {
+  int rank;
+  int size;
+};
+
+// `text` with "rank 1 of 2: " before it, unless it names the reporter somewhere.
+std::string with_reporter(const Reporter& by, const std::string& text);
+
 // Throws ErrorType with a formatted message.
 template <typename ErrorType, typename... Args>
 [[noreturn]] void throw_error(fmt::format_string<Args...> format, Args&&... args) {
   throw ErrorType(fmt::format(format, std::forward<Args>(args)...));
+}
+
+template <typename ErrorType, typename... Args>
+[[noreturn]] void throw_error(ErrorDetails about, fmt::format_string<Args...> format, Args&&... args) {
+  throw ErrorType(fmt::format(format, std::forward<Args>(args)...), std::move(about));
+}
+
+// These name the reporter.
+template <typename ErrorType, typename... Args>
+[[noreturn]] void throw_error(const Reporter& by, fmt::format_string<Args...> format, Args&&... args) {
+  throw ErrorType(with_reporter(by, fmt::format(format, std::forward<Args>(args)...)));
+}
+
+template <typename ErrorType, typename... Args>
+[[noreturn]] void throw_error(const Reporter& by, ErrorDetails about, fmt::format_string<Args...> format,
+                              Args&&... args) {
+  throw ErrorType(with_reporter(by, fmt::format(format, std::forward<Args>(args)...)), std::move(about));
 }
 
 }  // namespace lockstep

@@ -111,7 +111,7 @@ std::error_code replace_folder(const fs::path& new_folder, const fs::path& name)
 }
 
 [[noreturn]] void fail(const fs::path& file, const std::string& what, const std::error_code& code) {
-  throw_error<CheckpointError>("{}: {}: {}", file.string(), what, code.message());
+  throw_error<CheckpointError>(ErrorDetails{.file = file}, "{}: {}: {}", file.string(), what, code.message());
 }
 
 }  // namespace

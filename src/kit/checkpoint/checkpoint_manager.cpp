@@ -7,6 +7,7 @@
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/error_file.h"
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "checkpoint/checkpoint_folder.h"
@@ -143,7 +144,7 @@ class CheckpointManager::Implementation {
     writer_->drain();
     checkpointing::on_first(group_, [&] { chosen.push_back(info_of(step)); });
     auto info = shared_infos(chosen).at(0);
-    if (const auto damage = damage_of(info)) throw CheckpointError(*damage);
+    if (const auto damage = damage_of(info)) throw CheckpointError(*damage, {.file = info.file});
     distributed_checkpoint::load(contents, info.file, group_);
     return info;
   }
@@ -176,6 +177,7 @@ class CheckpointManager::Implementation {
 
   [[noreturn]] static void refuse_to_skip(const CheckpointReadError& error) {
     throw_error<CheckpointError>(
+        error.details(),
         "{}; it may be intact, so no other checkpoint takes its place: try again when it can be read, or "
         "load(step) another checkpoint",
         error.what());
@@ -206,7 +208,8 @@ class CheckpointManager::Implementation {
   static void check_is_folder(const CheckpointInfo& info) {
     std::error_code code;
     if (!std::filesystem::is_regular_file(info.file, code)) return;
-    throw_error<CheckpointError>("{}: rank 0 wrote it as one file; use load_latest() without an argument",
+    throw_error<CheckpointError>(ErrorDetails{.file = info.file},
+                                 "{}: rank 0 wrote it as one file; use load_latest() without an argument",
                                  info.file.string());
   }
 
@@ -277,6 +280,7 @@ CheckpointManager::CheckpointManager(std::filesystem::path folder, CheckpointMan
                                      std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
   check(options);
+  const ErrorFile about(folder);
   implementation_ = std::make_unique<Implementation>(std::move(folder), std::move(options));
 }
 
@@ -285,6 +289,7 @@ CheckpointManager::~CheckpointManager() = default;
 void CheckpointManager::save(std::int64_t step, const Value& contents, std::optional<double> metric,
                              std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const ErrorFile about(folder());
   const PhaseScope phase(Phase::checkpoint);
   if (step < 0) throw_error<ArgumentError>("CheckpointManager: step {} is below 0", step);
   implementation_->check_group();
@@ -293,6 +298,7 @@ void CheckpointManager::save(std::int64_t step, const Value& contents, std::opti
 
 void CheckpointManager::remove_after(std::int64_t step, std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const ErrorFile about(folder());
   const PhaseScope phase(Phase::checkpoint);
   auto& own = *implementation_;
   own.check_group();
@@ -303,6 +309,7 @@ void CheckpointManager::remove_after(std::int64_t step, std::source_location whe
 
 void CheckpointManager::wait(std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const ErrorFile about(folder());
   const PhaseScope phase(Phase::checkpoint);
   implementation_->writer_->wait();
 }
@@ -312,6 +319,7 @@ std::vector<CheckpointInfo> CheckpointManager::checkpoints() const { return impl
 std::optional<Checkpoint> CheckpointManager::load_latest(const LoadOptions& options,
                                                          std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const ErrorFile about(folder());
   const PhaseScope phase(Phase::checkpoint);
   return implementation_->load_first_whole(false, options);
 }
@@ -319,6 +327,7 @@ std::optional<Checkpoint> CheckpointManager::load_latest(const LoadOptions& opti
 std::optional<Checkpoint> CheckpointManager::load_best(const LoadOptions& options,
                                                        std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const ErrorFile about(folder());
   const PhaseScope phase(Phase::checkpoint);
   return implementation_->load_first_whole(true, options);
 }
@@ -326,24 +335,28 @@ std::optional<Checkpoint> CheckpointManager::load_best(const LoadOptions& option
 Checkpoint CheckpointManager::load(std::int64_t step, const LoadOptions& options,
                                    std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const ErrorFile about(folder());
   const PhaseScope phase(Phase::checkpoint);
   return implementation_->load(step, options);
 }
 
 std::optional<CheckpointInfo> CheckpointManager::load_latest(Dict& contents, std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const ErrorFile about(folder());
   const PhaseScope phase(Phase::checkpoint);
   return implementation_->load_first_whole(false, contents);
 }
 
 std::optional<CheckpointInfo> CheckpointManager::load_best(Dict& contents, std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const ErrorFile about(folder());
   const PhaseScope phase(Phase::checkpoint);
   return implementation_->load_first_whole(true, contents);
 }
 
 CheckpointInfo CheckpointManager::load(std::int64_t step, Dict& contents, std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
+  const ErrorFile about(folder());
   const PhaseScope phase(Phase::checkpoint);
   return implementation_->load(step, contents);
 }

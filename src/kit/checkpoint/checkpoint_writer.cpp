@@ -125,7 +125,8 @@ void run_both(const std::function<void()>& first, const std::function<void()>& s
     second();
   } catch (const CheckpointError& error) {
     if (!failure) throw;
-    throw_error<CheckpointError>("{}; the previous save failed, too: {}", error.what(), message);
+    throw_error<CheckpointError>(error.details(), "{}; the previous save failed, too: {}", error.what(),
+                                 message);
   } catch (...) {
     if (failure) log(LogLevel::error, message);
     throw;
@@ -165,7 +166,8 @@ void remove_after(const CheckpointManagerOptions& options, const CheckpointFolde
   const auto left = folder.list();
   folder.write_metrics(left, options.sync);
   if (left.empty() || left.back().step <= info.step) return;
-  throw_error<CheckpointError>("{}: cannot be removed, so it is still the latest checkpoint",
+  throw_error<CheckpointError>(ErrorDetails{.file = left.back().file},
+                               "{}: cannot be removed, so it is still the latest checkpoint",
                                left.back().file.string());
 }
 
@@ -315,6 +317,7 @@ class EveryRankWriter : public CheckpointWriter {
          pause = std::min(2 * pause, longest)) {
       if (group_ && Clock::now() > deadline) {
         throw_error<CheckpointError>(
+            ErrorDetails{.file = place_},
             "{}: after {} ms not all ranks have written their parts; check that all ranks see the same "
             "folder",
             place_.string(), limit.count());
@@ -322,7 +325,8 @@ class EveryRankWriter : public CheckpointWriter {
       MutexLock lock(mutex);
       never.wait_for(lock, stop, pause, [] { return false; });
       if (stop.stop_requested())
-        throw_error<CheckpointError>("{}: not all ranks have written their parts", place_.string());
+        throw_error<CheckpointError>(ErrorDetails{.file = place_},
+                                     "{}: not all ranks have written their parts", place_.string());
     }
   }
 

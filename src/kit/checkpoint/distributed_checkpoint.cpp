@@ -13,6 +13,7 @@
 
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/error_file.h"
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "checkpoint/distributed_metadata.h"
@@ -29,6 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 Value read_place(const fs::path& folder, const Place& place, const LoadOptions& options = {}) {
+  const ErrorFile about(folder / place.file);
   const auto source =
       serialize::open_part(folder / place.file, {.offset = place.offset, .length = place.length});
   return serialize::load_source(*source, options);
@@ -62,7 +64,8 @@ at::Tensor read_piece(const fs::path& folder, const std::string& key, const Entr
   const auto& tensor = value.as_tensor();
   if (tensor.sizes() == at::IntArrayRef(piece.sizes) && tensor.scalar_type() == entry.dtype)
     return tensor.detach().resolve_conj().resolve_neg();
-  throw_error<CheckpointError>("{}: a piece of '{}' is {} [{}], but the metadata says {} [{}]",
+  throw_error<CheckpointError>(ErrorDetails{.file = folder / piece.place.file},
+                               "{}: a piece of '{}' is {} [{}], but the metadata says {} [{}]",
                                (folder / piece.place.file).string(), key, c10::toString(tensor.scalar_type()),
                                fmt::join(tensor.sizes(), ", "), c10::toString(entry.dtype),
                                fmt::join(piece.sizes, ", "));
@@ -119,6 +122,7 @@ void check_mesh(std::size_t dimensions, const std::vector<std::int64_t>& mesh_sh
 class Reader::Contents {
  public:
   explicit Contents(fs::path given) : folder(std::move(given)) {
+    const ErrorFile about(folder);
     auto metadata = read_named(folder);
     entries = std::move(metadata.entries);
     structure = std::move(metadata.structure);
@@ -179,7 +183,8 @@ class Reader::Contents {
       const auto there = fs::file_size(folder / file, code);
       if (code) serialize::fail_to_read((folder / file).string(), code.value());
       if (bytes > there) {
-        throw_error<CheckpointError>("{}: the metadata refers to {} bytes of this file, but it has {}",
+        throw_error<CheckpointError>(ErrorDetails{.file = folder / file},
+                                     "{}: the metadata refers to {} bytes of this file, but it has {}",
                                      (folder / file).string(), bytes, there);
       }
     }
@@ -265,6 +270,7 @@ void Reader::verify(std::size_t share, std::size_t shares) const {
 }
 
 Dict load(const fs::path& folder) {
+  const ErrorFile about(folder);
   const PhaseScope phase(Phase::checkpoint);
   Dict contents;
   read_again_if_replaced(folder, [&] { contents = Reader(folder).read_all(); });
@@ -303,6 +309,7 @@ void Reader::read_into(const std::string& key, Value& value) const {
 void load(Dict& contents, const fs::path& folder, const std::optional<ProcessGroup>& process_group,
           std::source_location where) {
   const comm::CallSite site(where, "checkpoint");
+  const ErrorFile about(folder);
   const PhaseScope phase(Phase::checkpoint);
   std::optional<Reader> reader;
   checkpointing::on_every(process_group, [&] {

@@ -9,6 +9,7 @@
 
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "base/version.h"
 #include "checkpoint/shard_coverage.h"
@@ -244,6 +245,7 @@ std::vector<std::string> data_files(const fs::path& folder) {
 }
 
 Metadata read_metadata(const std::filesystem::path& file) {
+  const ErrorFile about(file);
   const auto source = serialize::open_file(file, false);
   return parse_metadata(source->read_text(0, source->size()), file.string());
 }

@@ -33,6 +33,7 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
 #include "base/atomic_file.h"
+#include "base/error_file.h"
 #include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"
@@ -136,6 +137,7 @@ void DistributedSave::place_all(SavePlan plan, const std::vector<std::string>& s
 }
 
 void DistributedSave::write(const fs::path& folder, bool sync) const {
+  const ErrorFile about(folder);
   if (file_.empty()) return;
   const auto file = folder / file_;
   serialize::replace_file(file, sync, [&](AtomicFile& target) {
@@ -173,6 +175,7 @@ bool DistributedSave::is_complete(const fs::path& folder) const {
 }
 
 void DistributedSave::commit(const fs::path& folder, bool sync) {
+  const ErrorFile about(folder);
   const auto replaced = text_of(folder / kMetadataName);
   write_metadata_file(metadata_, folder, sync);
   auto use = std::exchange(use_, std::nullopt);
@@ -190,6 +193,7 @@ void DistributedSave::commit(const fs::path& folder, bool sync) {
 }
 
 SaveTicket begin_save(const fs::path& folder, const checkpointing::Group& group, bool sync) {
+  const ErrorFile about(folder);
   SaveTicket ticket;
   checkpointing::on_first(group, [&] {
     try {

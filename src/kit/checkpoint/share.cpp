@@ -11,6 +11,7 @@
 
 #include "base/throw_error.h"
 #include "comm/call_site.h"
+#include "comm/group_state.h"
 #include "runtime/run.h"
 #include "serialize/storage.h"
 #include "serialize/torch_format.h"
@@ -24,14 +25,29 @@ namespace {
 constexpr char kFine = 'y';
 constexpr char kFailed = 'n';
 
+// The outcome of an action that has failed.
+std::string failed(const std::filesystem::path& file, const std::string& text) {
+  return fmt::format("{}{}{}{}", kFailed, file.string(), '\0', text);
+}
+
+[[noreturn]] void throw_failed(const Group& group, int rank, const std::string& outcome,
+                               const std::string& prefix = "") {
+  const auto end = outcome.find('\0');
+  auto about = group ? comm::about(*group, {rank}) : ErrorDetails();
+  about.file = outcome.substr(1, end - 1);
+  throw CheckpointError(prefix + outcome.substr(end + 1), std::move(about));
+}
+
 std::string outcome_of(const std::function<void()>& action) {
   try {
     action();
     return {kFine};
   } catch (const c10::Error& error) {
-    return std::string(1, kFailed) + error.what_without_backtrace();
+    return failed({}, error.what_without_backtrace());
+  } catch (const Error& error) {
+    return failed(error.file(), error.what());
   } catch (const std::exception& error) {
-    return std::string(1, kFailed) + error.what();
+    return failed({}, error.what());
   }
 }
 
@@ -61,10 +77,14 @@ void check_all_read_the_same(const ProcessGroup& group, const Dict& weights,
   const auto other =
       std::ranges::find_if(digests, [&](const auto& digest) { return digest != digests.front(); });
   if (other == digests.end()) return;
+  const auto rank = static_cast<int>(other - digests.begin());
+  auto about = comm::about(group, {rank});
+  about.file = file;
   throw_error<CheckpointError>(
-      "rank {} of {}: the starting weights that rank {} read from {} differ from those that rank 0 wrote: do "
+      comm::reporter_of(group), std::move(about),
+      "the starting weights that rank {} read from {} differ from those that rank 0 wrote: do "
       "all hosts see the same file? With CheckpointReading::broadcast only rank 0 needs it",
-      group.rank(), group.size(), other - digests.begin(), file.string());
+      rank, file.string());
 }
 
 }  // namespace
@@ -83,8 +103,8 @@ std::vector<std::string> gather_texts(const Group& group, const std::string& tex
 
 void on_first(const Group& group, const std::function<void()>& action) {
   const auto outcome = share_text(group, is_first(group) ? outcome_of(action) : "");
-  if (!outcome.starts_with(kFailed)) return;  // neither is it where calls are simulated
-  throw CheckpointError(outcome.substr(1));
+  // It is empty where calls are simulated.
+  if (outcome.starts_with(kFailed)) throw_failed(group, 0, outcome);
 }
 
 // The length, 64 bits of a hash, and the checksum of files.
@@ -96,10 +116,9 @@ std::string digest_of(std::string_view bytes) {
 void on_every(const Group& group, const std::function<void()>& action) {
   const auto outcomes = gather_texts(group, outcome_of(action));
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-    const auto& outcome = outcomes[rank];
-    if (outcome.front() == kFine) continue;
-    if (outcomes.size() == 1) throw CheckpointError(outcome.substr(1));
-    throw_error<CheckpointError>("rank {}: {}", rank, outcome.substr(1));
+    if (outcomes[rank].front() == kFine) continue;
+    throw_failed(group, static_cast<int>(rank), outcomes[rank],
+                 outcomes.size() == 1 ? "" : fmt::format("rank {}: ", rank));
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/tar.h"
@@ -161,6 +162,7 @@ Batch read_split(const CifarFiles& files, const CifarForm& form, bool train, con
 }
 
 Batch read_archive_of(const CifarFiles& files, const CifarForm& form, bool train, const fs::path& root) {
+  const ErrorFile about(root);
   read_dataset_file(root, form.archive);  // verifies it
   const auto archive = root / form.archive.name;
   return read_split(files, form, train, archive, members_of_archive(archive, form.folder));
@@ -169,6 +171,7 @@ Batch read_archive_of(const CifarFiles& files, const CifarForm& form, bool train
 // What `read` gives; nothing when `path` does not exist or is damaged, of which this warns.
 template <typename Read>
 std::optional<Batch> try_to_read(const fs::path& path, Read read) {
+  const ErrorFile about(path);
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return std::nullopt;
   try {

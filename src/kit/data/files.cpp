@@ -16,6 +16,7 @@
 #include <lockstep/data/files.h>
 
 #include "base/caller_place.h"
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/csv_rows.h"
@@ -171,6 +172,7 @@ struct CsvValues {
 }  // namespace
 
 CsvDataset::Contents CsvDataset::read(const std::filesystem::path& path, const CsvDatasetOptions& options) {
+  const ErrorFile about(path);
   const auto file = path.string();
   const auto bytes = read_file_bytes(path);
   CsvRows rows(as_text(bytes), options.delimiter, file);
@@ -282,10 +284,12 @@ TensorDataset load_pair(const std::filesystem::path& npz, const NpzNames& names,
 }  // namespace
 
 at::Tensor load_numpy(const std::filesystem::path& file) {
+  const ErrorFile about(file);
   return parse_numpy(map_file(file), file.string());
 }
 
 std::map<std::string, at::Tensor> load_npz(const std::filesystem::path& file, std::source_location where) {
+  const ErrorFile about(file);
   const CallerPlace place(where);
   return as_data_errors([&file] {
     const NpzFile npz(file);
@@ -318,6 +322,7 @@ void check_options(const TokenDatasetOptions& options) {
 }
 
 at::Tensor map_tokens(const std::filesystem::path& file, at::ScalarType dtype) {
+  const ErrorFile about(file);
   const auto bytes = map_file(file);
   if (const auto width = static_cast<std::int64_t>(c10::elementSize(dtype)); bytes.numel() % width != 0) {
     throw_error<DataError>("{}: its {} bytes are not a whole number of {} tokens; was it copied in full?",

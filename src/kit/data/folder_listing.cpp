@@ -18,6 +18,7 @@
 
 #include "base/atomic_file.h"
 #include "base/caller_place.h"
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/index_file.h"
@@ -228,6 +229,7 @@ at::Tensor FolderListing::targets() const {
 }
 
 FolderClasses find_classes(const fs::path& root) {
+  const ErrorFile about(root);
   FolderClasses found{.classes = entries_of(root).folders, .class_to_idx = {}};
   if (found.classes.empty()) {
     throw_error<DataError>("{}: no class folder; a subfolder for each class is expected", root.string());
@@ -239,6 +241,7 @@ FolderClasses find_classes(const fs::path& root) {
 }
 
 FolderListing list_folder(const fs::path& root, const DatasetFolderOptions& options) {
+  const ErrorFile about(root);
   check_options(options);
   if (options.index_cache.empty()) return list_anew(root, options).listing;
   if (auto index = read_folder_index(options.index_cache); index && is_current(*index, root, options)) {
@@ -279,6 +282,7 @@ std::optional<FolderIndex> read_folder_index(const std::filesystem::path& file) 
 }
 
 void write_folder_index(const FolderIndex& index, const std::filesystem::path& file) {
+  const ErrorFile about(file);
   write_index(index, file, kFolderMagic, "DatasetFolder");
 }
 
@@ -314,6 +318,7 @@ void write_class_indices(const std::filesystem::path& file, const std::vector<st
 }
 
 std::vector<std::string> read_class_indices(const std::filesystem::path& file, std::source_location where) {
+  const ErrorFile about(file);
   const CallerPlace place(where);
   const auto bytes = read_file(file);
   const auto text = as_bytes(bytes);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "data/hdf5_data_set.h"
 
+#include "base/error_file.h"
 #include "base/throw_error.h"
 
 #ifdef LOCKSTEP_WITH_HDF5
@@ -134,6 +135,7 @@ struct Hdf5DataSet::Open {
         name(std::move(set_name)),
         file_bytes(regular_file_size(path)),
         file(hdf5().H5Fopen(file_name.c_str(), kReadOnly, H5P_DEFAULT), hdf5().H5Fclose) {
+    const ErrorFile about(path);
     if (file < 0) throw_error<DataError>("{}: {}", file_name, hdf5_problem());
     set.emplace(hdf5().H5Dopen2(file, name.c_str(), H5P_DEFAULT), hdf5().H5Dclose);
     check(*set);
@@ -142,7 +144,8 @@ struct Hdf5DataSet::Open {
   }
 
   [[noreturn]] void fail(std::string_view problem) const {
-    throw_error<DataError>("{}: data set \"{}\": {}", file_name, name, problem);
+    throw_error<DataError>(ErrorDetails{.file = file_name}, "{}: data set \"{}\": {}", file_name, name,
+                           problem);
   }
   // Of any result of libhdf5.
   hid_t check(hid_t result) const {
@@ -186,6 +189,7 @@ struct Hdf5DataSet::Open {
   }
 
   static std::uint64_t regular_file_size(const fs::path& path) {
+    const ErrorFile about(path);
     std::error_code error;
     if (!fs::exists(path, error)) throw_error<DataError>("{}: there is no such file", path.string());
     if (!fs::is_regular_file(path, error)) throw_error<DataError>("{}: is not a file", path.string());
@@ -240,7 +244,8 @@ namespace lockstep::data {
 struct Hdf5DataSet::Open {};
 
 Hdf5DataSet::Hdf5DataSet(const std::filesystem::path& file, std::string /*name*/) {
-  throw_error<DataError>("{}: is an HDF5 file, but this Lockstep was built without LOCKSTEP_WITH_HDF5",
+  throw_error<DataError>(ErrorDetails{.file = file},
+                         "{}: is an HDF5 file, but this Lockstep was built without LOCKSTEP_WITH_HDF5",
                          file.string());
 }
 

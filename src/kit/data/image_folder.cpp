@@ -7,6 +7,7 @@
 #include <lockstep/data/vision.h>
 
 #include "base/caller_place.h"
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/folder_listing.h"
 #include "data/pictures.h"
@@ -19,12 +20,14 @@ at::Tensor bytes_of(const std::filesystem::path& file) {
   try {
     return read_file(file);
   } catch (const DataError& error) {
-    throw Error(error.what());  // no property of the picture: a policy for damaged files does not apply
+    throw Error(error.what(),
+                error.details());  // no property of the picture: a policy for damaged files does not apply
   }
 }
 
 at::Tensor read_picture(const std::filesystem::path& file, const PictureReading& reading,
                         const transforms::OptionalGenerator& generator) {
+  const ErrorFile about(file);
   const auto bytes = bytes_of(file);
   try {
     return decode_and_transform(bytes, reading, generator);

@@ -18,6 +18,7 @@
 #include <lockstep/data/vision.h>
 
 #include "base/caller_place.h"
+#include "base/error_file.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
@@ -154,6 +155,7 @@ std::vector<std::int64_t> read_triangles(OffLines& lines, const OffCounts& count
 }  // namespace
 
 Mesh read_off(const std::filesystem::path& file) {
+  const ErrorFile about(file);
   const auto name = file.string();
   const auto bytes = read_file(file);
   OffLines lines(as_text(bytes), name);
@@ -258,6 +260,7 @@ fs::path folder_with(const fs::path& root, const char* name, bool (*has_form)(co
 }
 
 PointClouds open_clouds(const fs::path& root, const ModelNet40Options& options) {
+  const ErrorFile about(root);
   if (options.num_points < 1) {
     throw_error<ArgumentError>("ModelNet40: num_points is {}; it should be positive", options.num_points);
   }

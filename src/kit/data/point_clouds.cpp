@@ -10,6 +10,7 @@
 
 #include <lockstep/data/images.h>
 
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/folder_listing.h"
@@ -33,6 +34,7 @@ bool is_file_of_split(const fs::path& file, bool train) {
 
 // The lines that are not blank, without blanks around them.
 std::vector<std::string> lines_of(const fs::path& file) {
+  const ErrorFile about(file);
   constexpr std::string_view kSpaces = " \t\r\v\f";
   const auto bytes = read_file(file);
   auto left = as_text(bytes);
@@ -64,6 +66,7 @@ std::vector<fs::path> files_of_split(const fs::path& folder, bool train) {
 }
 
 at::Tensor read_points(const fs::path& file, std::int64_t num_points) {
+  const ErrorFile about(file);
   const Hdf5DataSet points(file, "data");
   const auto& shape = points.shape();
   if (shape.size() != 3 || shape[2] != 3) {
@@ -78,6 +81,7 @@ at::Tensor read_points(const fs::path& file, std::int64_t num_points) {
 }
 
 at::Tensor read_labels(const fs::path& file, std::int64_t clouds, const std::vector<std::string>& classes) {
+  const ErrorFile about(file);
   const Hdf5DataSet set(file, "label");
   const auto& shape = set.shape();
   const bool is_column = shape.size() == 2 && shape[1] == 1;

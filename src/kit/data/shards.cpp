@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <utility>
 
+#include "base/error_file.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
@@ -213,6 +214,7 @@ void check_offsets(const ShardIndex& index) {
 }
 
 ShardState state_of(const fs::path& path) {
+  const ErrorFile about(path);
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
     throw_error<DataError>("{}: the shard cannot be read: {}", path.string(), errno_text(errno));
@@ -238,6 +240,7 @@ void write_cache(const ShardIndex& index, const fs::path& cache) {
 }  // namespace
 
 ShardOffsets scan_shard(const at::Tensor& bytes, const std::string& name) {
+  const ErrorFile about(name);
   TarReader reader(as_text(bytes), name);
   ShardOffsets offsets;
   std::string key;
@@ -259,6 +262,7 @@ ShardOffsets scan_shard(const at::Tensor& bytes, const std::string& name) {
 
 WebSample read_sample(const at::Tensor& bytes, const std::string& name, std::int64_t begin,
                       std::int64_t end) {
+  const ErrorFile about(name);
   TarReader reader(as_text(bytes), name, begin);
   WebSample sample{.key = {}, .shard = name, .fields = {}};
   while (reader.offset() < end) {
@@ -295,7 +299,9 @@ ShardSet::ShardSet(std::vector<fs::path> paths, const fs::path& index_cache) : p
     sample_ends_.push_back(size() + static_cast<std::int64_t>(shard.offsets.size()) - 1);
     offsets_.push_back(std::move(shard.offsets));
   }
-  if (size() == 0) throw_error<DataError>("{}: the shards have no sample", paths_.front().string());
+  if (size() == 0)
+    throw_error<DataError>(ErrorDetails{.file = paths_.front()}, "{}: the shards have no sample",
+                           paths_.front().string());
 }
 
 std::vector<std::int64_t> ShardSet::sizes() const {

@@ -13,6 +13,7 @@
 #include <lockstep/data/vision.h>
 
 #include "base/caller_place.h"
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
 #include "data/cifar_files.h"
@@ -174,6 +175,7 @@ ImageDataset load_like_mnist(RemoteDataset dataset, const std::filesystem::path&
 }  // namespace
 
 at::Tensor read_file_bytes(const std::filesystem::path& file) {
+  const ErrorFile about(file);
   std::int64_t capacity = 0;
   const auto gzip = open_file(file, capacity);
   // One byte more than a plain file has, so that its end is found without growing the buffer.
@@ -206,6 +208,7 @@ at::Tensor parse_idx(const at::Tensor& bytes, const std::string& name) {
 }
 
 at::Tensor read_idx(const std::filesystem::path& file) {
+  const ErrorFile about(file);
   return parse_idx(read_file_bytes(file), file.string());
 }
 

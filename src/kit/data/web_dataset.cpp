@@ -15,6 +15,7 @@
 #include <lockstep/data/web_dataset.h>
 
 #include "base/caller_place.h"
+#include "base/error_file.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
@@ -173,13 +174,15 @@ WebSample read_from(const ShardSet& shards, std::int64_t index) {
   try {
     return shards.read(index);
   } catch (const DataError& error) {
-    throw Error(error.what());  // the shard, not a sample: a policy for damaged samples does not apply
+    throw Error(error.what(),
+                error.details());  // the shard, not a sample: a policy for damaged samples does not apply
   }
 }
 
 Batch load_sample(const ShardSet& shards, std::int64_t index, const WebDatasetOptions& options,
                   const transforms::OptionalGenerator& generator) {
   const auto sample = read_from(shards, index);
+  const ErrorFile about(sample.shard);
   try {
     return options.decode ? decode_by(sample, options, generator)
                           : decode_picture(sample, options, generator);

@@ -73,7 +73,8 @@ std::map<std::string, double> reduce_value(const std::map<std::string, double>& 
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const auto its_names = all[rank].substr(0, all[rank].find('\0'));
     if (its_names != names)
-      throw_error<DesyncError>("reduce_value(): rank {} passes the names {} and rank {} passes {}",
+      throw_error<DesyncError>(comm::about(*group, {static_cast<int>(rank)}),
+                               "reduce_value(): rank {} passes the names {} and rank {} passes {}",
                                group->rank(), names, rank, its_names);
     const auto* number = all[rank].data() + names.size() + 1;
     for (auto& [name, sum] : result) {

@@ -17,6 +17,7 @@
 #include "checkpoint/commit_memory.h"
 #include "checkpoint/training_state_access.h"
 #include "comm/call_site.h"
+#include "comm/group_state.h"
 #include "comm/peer_check.h"
 #include "optim/optimizer_states.h"
 #include "runtime/elastic_run.h"
@@ -141,9 +142,10 @@ class Execution final : public checkpointing::Committer {
     const auto common = oldest.item<std::int64_t>();
     if (std::ranges::find(own, common) != own.end()) return common;
     throw_error<Error>(
-        "rank {} of {}: elastic::run: the last commit of all ranks is {}, and this rank has [{}]; do all ranks call "
+        comm::reporter_of(group()), comm::about(group()),
+        "elastic::run: the last commit of all ranks is {}, and this rank has [{}]; do all ranks call "
         "commit() equally often?",
-        group().rank(), group().size(), common, fmt::join(own, ", "));
+        common, fmt::join(own, ", "));
   }
 
   TrainingState& state_;

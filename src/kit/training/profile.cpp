@@ -119,7 +119,8 @@ void Profiler::Parts::check_schedule() const {
   const auto all = from_all(fmt::format("wait {}, warmup {}, active {}", wait, warmup, active));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    throw_error<DesyncError>("Profiler: the schedule of rank 0 is {}, and that of rank {} is {}", all[0],
+    throw_error<DesyncError>(ErrorDetails{.ranks = {static_cast<int>(rank)}},
+                             "Profiler: the schedule of rank 0 is {}, and that of rank {} is {}", all[0],
                              rank, all[rank]);
   }
 }

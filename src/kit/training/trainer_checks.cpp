@@ -117,8 +117,9 @@ void check_equal_names(const Scalars& numbers, const ProcessGroup& group) {
   std::vector<std::string> all;
   for (const auto& its : group.all_gather_object(names))
     all.push_back(fmt::format("rank {}: {}", all.size(), its.empty() ? "none" : its));
-  throw_error<DesyncError>("rank {} of {}: Trainer: the ranks' validations return different numbers; {}",
-                           group.rank(), group.size(), fmt::join(all, "; "));
+  throw_error<DesyncError>(comm::reporter_of(group), comm::about(group),
+                           "Trainer: the ranks' validations return different numbers; {}",
+                           fmt::join(all, "; "));
 }
 
 }  // namespace
@@ -134,9 +135,10 @@ void check_equal_numbers(const Scalars& numbers, const std::optional<ProcessGrou
     if (!differs[i].item<bool>()) continue;
     const auto& [name, value] = *std::next(numbers.begin(), i);
     throw_error<DesyncError>(
-        "rank {} of {}: Trainer: the ranks' validations differ in {}, here {}; reduce it over the ranks, "
+        comm::reporter_of(*group), comm::about(*group),
+        "Trainer: the ranks' validations differ in {}, here {}; reduce it over the ranks, "
         "e.g. by a metric of lockstep::metrics or reduce_value()",
-        group->rank(), group->size(), name, value);
+        name, value);
   }
 }
 

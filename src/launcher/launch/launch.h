@@ -18,7 +18,8 @@ class ProgramError : public LaunchError {
   static constexpr int kNotFound = 127;
   static constexpr int kNotExecutable = 126;
 
-  ProgramError(const std::string& message, int exit_code) : LaunchError(message), exit_code_(exit_code) {}
+  explicit ProgramError(const std::string& message, int exit_code)
+      : LaunchError(message), exit_code_(exit_code) {}
   int exit_code() const { return exit_code_; }
 
  private:

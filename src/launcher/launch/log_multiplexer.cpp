@@ -147,6 +147,16 @@ void LogMultiplexer::end(Stream& stream) {
   stream.splitter.finish([&](std::string_view line) { emit(stream, line); });
 }
 
+namespace {
+
+// "[lockstep rank 1] text" without the rank, which stands before it.
+std::string without_rank(int rank, std::string_view line) {
+  const auto own = fmt::format("[lockstep rank {}] ", rank);
+  return line.starts_with(own) ? fmt::format("[lockstep] {}", line.substr(own.size())) : std::string(line);
+}
+
+}  // namespace
+
 void LogMultiplexer::emit(const Stream& stream, std::string_view line) {
   if (stream.of_rank.takes && stream.of_rank.takes(line)) return;
   if (stream.tail != nullptr) stream.tail->add(line);
@@ -155,14 +165,16 @@ void LogMultiplexer::emit(const Stream& stream, std::string_view line) {
   });
   if (!stream.of_rank.passed_on && !duplicated) return;
   if (stream.of_rank.passed_on) pass_on(stream, line);
-  if (duplicated) write_to_file(stream.filtered->file, fmt::format("[rank {}] {}\n", stream.rank, line));
+  if (duplicated)
+    write_to_file(stream.filtered->file,
+                  fmt::format("[rank {}] {}\n", stream.rank, without_rank(stream.rank, line)));
 }
 
 void LogMultiplexer::pass_on(const Stream& stream, std::string_view line) {
-  const auto own = fmt::format("[lockstep rank {}] ", stream.rank);
-  if (!stream.of_rank.prefix_names_rank || !line.starts_with(own))
-    return stream.queue->push(fmt::format("{}{}\n", stream.of_rank.prefix, line));
-  stream.queue->push(fmt::format("{}[lockstep] {}\n", stream.of_rank.prefix, line.substr(own.size())));
+  const auto& of_rank = stream.of_rank;
+  stream.queue->push(
+      fmt::format("{}{}\n", of_rank.prefix,
+                  of_rank.prefix_names_rank ? without_rank(stream.rank, line) : std::string(line)));
 }
 
 // Writing to a file does not wait for a reader.

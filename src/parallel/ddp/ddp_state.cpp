@@ -219,8 +219,8 @@ int DdpState::find_common_rank(bool candidate) const {
   group_.all_reduce(highest, ReduceOp::MAX, where_);
   const int rank = highest.item().toInt();
   if (rank < 0) {
-    throw_error<Error>("rank {} of {}: DistributedDataParallel: no rank has data left in this join",
-                       group_.rank(), group_.size());
+    throw_error<Error>(comm::reporter_of(group_), comm::about(group_),
+                       "DistributedDataParallel: no rank has data left in this join");
   }
   return rank;
 }
@@ -241,9 +241,10 @@ DdpState::Iteration DdpState::agree_on_iteration(bool has_data, bool reduces) co
   const auto any = [&](Flag flag) { return host[flag].item<float>() != 0; };
   if (any(kReduces) && any(kMustLearn)) {
     throw_error<DesyncError>(
-        "rank {} of {}: DistributedDataParallel: {} no data for the first step of a static graph, so that "
+        comm::reporter_of(group_), comm::about(group_),
+        "DistributedDataParallel: {} no data for the first step of a static graph, so that "
         "the ranks cannot train in a join; give each rank at least one batch",
-        group_.rank(), group_.size(), must_learn ? "this rank has" : "another rank has");
+        must_learn ? "this rank has" : "another rank has");
   }
   return {.reduces = any(kReduces), .announces = any(kHasNoData) && any(kHasSyncedLayers)};
 }

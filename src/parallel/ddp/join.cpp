@@ -76,8 +76,8 @@ void Join::shadow_until_all_joined() {
     if (options_.throw_on_early_termination) {
       const comm::CallSite site(where_, kActive);
       group.all_reduce(filled(*joinables_.front(), true));
-      throw_error<Error>("rank {} of {}: Join: this rank has no data left, but other ranks have; all stop",
-                         group.rank(), group.size());
+      throw_error<Error>(comm::reporter_of(group), comm::about(group),
+                         "Join: this rank has no data left, but other ranks have; all stop");
     }
     if (iteration == kWarnAfter) {
       log(LogLevel::warning, fmt::format("rank {} of {}: Join: this rank had {} batches fewer than others",
@@ -101,8 +101,8 @@ std::optional<Joinable::Notice> Joinable::notify_join_context() const {
     group.all_reduce(ended);
     work.wait();
     if (ended.item().toInt() != 0) {
-      throw_error<Error>("rank {} of {}: Join: at least one rank has no data left; all stop", group.rank(),
-                         group.size());
+      throw_error<Error>(comm::reporter_of(group), comm::about(group),
+                         "Join: at least one rank has no data left; all stop");
     }
   }
   return Notice{std::move(work), std::move(active)};

@@ -63,10 +63,11 @@ void ModuleChanges::agree_on(const std::vector<modules::ModuleChange>& changes, 
   if (news == News::on_host) of_ranks = step.reducer->exchange_changes(change);
   if (news == News::in_gradients && step.reduces) of_ranks = report_in_gradients(change, *step.reducer);
   if (std::ranges::any_of(of_ranks, &std::string::empty)) {
-    std::vector<std::string> unchanged;
-    for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
-      if (of_ranks[rank].empty()) unchanged.push_back(std::to_string(rank));
+    std::vector<int> unchanged;
+    for (int rank = 0; rank < static_cast<int>(of_ranks.size()); ++rank)
+      if (of_ranks[static_cast<std::size_t>(rank)].empty()) unchanged.push_back(rank);
     throw_error<DesyncError>(
+        comm::about(group_, unchanged),
         "{}: the module has changed on this rank, but not on rank {}: {}. Make the change on all ranks "
         "before the "
         "same forward",

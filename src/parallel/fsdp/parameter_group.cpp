@@ -44,6 +44,7 @@ class ParameterGuard final : public intercept::MemoryGuard {
     } catch (const DesyncError& error) {
       if (!is_copy(op)) throw;
       throw_error<DesyncError>(
+          error.details(),
           "{} of a parameter in {} gathers it, so all ranks have to call it together. To convert or move the "
           "module, do so before fully_shard(). {}",
           op, group_->describe(), error.what());

@@ -9,6 +9,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/caller_place.h"
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "fsdp/parameter_group.h"
@@ -185,6 +186,7 @@ void save_pretrained(const FSDPModule& module, const std::filesystem::path& save
 }
 
 void load_pretrained(const FSDPModule& module, const std::filesystem::path& checkpoint_path) {
+  const ErrorFile about(checkpoint_path);
   set_model_state_dict(
       module, safetensors::load_torch_state_dict(checkpoint_path, {.mmap = true}));  // this rank's rows only
 }

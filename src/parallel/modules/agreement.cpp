@@ -35,7 +35,12 @@ std::string readable(const std::vector<std::string>& lines, std::size_t at) {
 }
 
 // The first line in which some rank differs from rank 0.
-std::string first_difference(const std::vector<std::string>& texts) {
+struct Difference {
+  int rank;
+  std::string text;
+};
+
+Difference first_difference(const std::vector<std::string>& texts) {
   const auto reference = lines_of(texts.front());
   std::size_t earliest = std::string::npos;
   std::size_t culprit = 0;
@@ -48,8 +53,9 @@ std::string first_difference(const std::vector<std::string>& texts) {
       culprit = rank;
     }
   }
-  return fmt::format("rank 0 has {}, rank {} has {}", readable(reference, earliest), culprit,
-                     readable(lines_of(texts[culprit]), earliest));
+  return {static_cast<int>(culprit),
+          fmt::format("rank 0 has {}, rank {} has {}", readable(reference, earliest), culprit,
+                      readable(lines_of(texts[culprit]), earliest))};
 }
 
 }  // namespace
@@ -66,8 +72,9 @@ void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, s
   const auto sums = group.all_gather_object(fmt::format("{:x}", std::hash<std::string>{}(own.lines)), where);
   if (std::ranges::all_of(sums, [&](const auto& sum) { return sum == sums.front(); })) return;
   const auto texts = group.all_gather_object(own.lines, where);
-  throw_error<DesyncError>("rank {} of {}: {}: the ranks' modules differ: {}. {}", group.rank(), group.size(),
-                           own.user, first_difference(texts), own.advice);
+  const auto difference = first_difference(texts);
+  throw_error<DesyncError>(comm::reporter_of(group), comm::about(group, {difference.rank}),
+                           "{}: the ranks' modules differ: {}. {}", own.user, difference.text, own.advice);
 }
 
 void tell_failure(const std::vector<ProcessGroup>& groups, const char* user, const std::exception& reason,

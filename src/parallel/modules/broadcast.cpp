@@ -69,9 +69,9 @@ void check_can_be_sent(const ProcessGroup& group, const char* user, const std::v
   const auto& state = comm::state_of(group);
   for (const auto& [name, tensor] : tensors) {
     const auto refuse = [&, &name = name, &tensor = tensor](const std::string& complaint) {
-      throw_error<ArgumentError>("rank {} of {}: {}: the tensor {}, {}[{}], {}{}", group.rank(), group.size(),
-                                 user, name, c10::toString(tensor.scalar_type()),
-                                 fmt::join(tensor.sizes(), ", "), complaint, otherwise);
+      throw_error<ArgumentError>(comm::reporter_of(group), "{}: the tensor {}, {}[{}], {}{}", user, name,
+                                 c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+                                 complaint, otherwise);
     };
     const auto dtype = c10::isComplexType(tensor.scalar_type()) ? c10::toRealValueType(tensor.scalar_type())
                                                                 : tensor.scalar_type();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
 
 namespace lockstep::modules {
 
@@ -24,8 +25,9 @@ void ChangeAgreement::confirm(const std::string& change, const ModuleText& now, 
     check_same_on_all_ranks(group_, now, where);
   } catch (const Error& error) {
     end_others(change);
-    throw_error<DesyncError>("rank {} of {}: {}: {}, but not on all ranks. {}. {}", group_.rank(),
-                             group_.size(), now.user, change, now.advice, error.what());
+    throw_error<DesyncError>(comm::reporter_of(group_), comm::about(group_, error.ranks()),
+                             "{}: {}, but not on all ranks. {}. {}", now.user, change, now.advice,
+                             error.what());
   }
   abort_.end_step();
 }

@@ -17,6 +17,7 @@
 
 #include "base/throw_error.h"
 #include "comm/call_site.h"
+#include "comm/group_state.h"
 
 namespace lockstep::modules {
 namespace {
@@ -136,10 +137,10 @@ class Terms {
   void check_marks(const double* reduced, const ProcessGroup& ranks) const {
     const double count = is_max() ? 1 : ranks.size();
     if (reduced[0] == count * mark_ && reduced[1] == (is_max() ? -mark_ : count * mark_ * mark_)) return;
-    throw_error<DesyncError>(
-        "rank {} of {}: clip_grad_norm_: another rank passes another norm_type, max_norm or "
-        "error_if_nonfinite than this rank's norm_type {}; pass the same on all ranks",
-        ranks.rank(), ranks.size(), norm_type_);
+    throw_error<DesyncError>(comm::reporter_of(ranks), comm::about(ranks),
+                             "clip_grad_norm_: another rank passes another norm_type, max_norm or "
+                             "error_if_nonfinite than this rank's norm_type {}; pass the same on all ranks",
+                             norm_type_);
   }
   bool is_max() const { return std::isinf(norm_type_); }
   double none() const { return is_max() ? -kInfinity : 0; }

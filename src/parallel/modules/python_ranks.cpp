@@ -34,6 +34,7 @@ void verify_count(const ProcessGroup& group, std::size_t count, c10::Device devi
     const auto other = values_in<std::int64_t>(counts[static_cast<std::size_t>(rank)]).front();
     if (other == values_in<std::int64_t>(own).front()) continue;
     throw_error<DesyncError>(
+        comm::about(group, {rank}),
         "{}: DistributedDataParallel: the ranks' modules differ: this rank trains {} parameters, rank {} {}. "
         "Build the same module on every rank",
         comm::state_of(group).whoami(), count, rank, other);
@@ -68,6 +69,7 @@ void verify_with_python(const ProcessGroup& group, const std::vector<NamedTensor
     at += static_cast<std::ptrdiff_t>(layout.size());
     if (layout == expected) continue;
     throw_error<DesyncError>(
+        comm::about(group, {0}),
         "{}: DistributedDataParallel: the ranks' modules differ: sizes and strides of {} are {} on rank 0 "
         "and {} here. Build the same module on every rank",
         comm::state_of(group).whoami(), parameter.name, expected, layout);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "base/throw_error.h"
 #include "comm/call_site.h"
@@ -47,12 +48,14 @@ void StepAbort::abort(const std::string& reason, bool is_final) const {
 
 void StepAbort::throw_if_aborted() const {
   const auto host = comm::state_of(group_).node_group();
-  if (host) throw_with(host->refusals());
+  if (host) throw_with(host->refusals(), host->details_of(host->refusing_ranks()));
 }
 
-void StepAbort::throw_with(const std::string& lines) const {
+void StepAbort::throw_with(const std::string& lines, ErrorDetails about) const {
   if (lines.empty()) return;
-  throw_error<DesyncError>("{}: other ranks aborted this step:{}", comm::state_of(group_).whoami(), lines);
+  about.group = comm::state_of(group_).info().name;
+  throw_error<DesyncError>(std::move(about), "{}: other ranks aborted this step:{}",
+                           comm::state_of(group_).whoami(), lines);
 }
 
 std::string StepAbort::reasons_of_others() const {
@@ -85,7 +88,7 @@ void StepAbort::throw_if_changed() const {
   const auto host = comm::state_of(group_).node_group();
   for (int rank = 0; host && rank < host->size(); ++rank) {
     if (const auto change = rank == host->rank() ? "" : change_of(*host, rank); !change.empty())
-      throw_with(fmt::format("\n  {}: {}{}", host->name_of(rank), kChange, change));
+      throw_with(fmt::format("\n  {}: {}{}", host->name_of(rank), kChange, change), host->details_of({rank}));
   }
 }
 
@@ -115,14 +118,21 @@ void StepAbort::await_arrival(const node::NodeGroup& host, int rank, const Deadl
         StepProgress::object_of(reached) == StepProgress::object_of(next) && reached >= next;
     if (has_begun || host.refuses(rank, scope())) return;
     const auto whoami = comm::state_of(group_).whoami();
+    const auto about = [&](int culprit) {
+      auto details = host.details_of({culprit});
+      details.group = comm::state_of(group_).info().name;
+      return details;
+    };
     if (const int dead = host.find_dead(); dead >= 0) {
       throw_error<PeerLost>(
+          about(dead),
           "{}: DistributedDataParallel: {} died while this rank waited for it to agree on a change "
           "of the module",
           whoami, host.name_of(dead));
     }
     if (deadline.expired()) {
       throw_error<TimeoutError>(
+          about(rank),
           "{}: DistributedDataParallel: the module has changed here, and {} has not come to its "
           "next forward in time",
           whoami, host.name_of(rank));
@@ -156,7 +166,13 @@ std::vector<std::string> StepAbort::exchange_reasons(const std::string& own) con
   return reasons;
 }
 
-void StepAbort::throw_if_any(const std::vector<std::string>& reasons) const { throw_with(to_lines(reasons)); }
+void StepAbort::throw_if_any(const std::vector<std::string>& reasons) const {
+  ErrorDetails about;
+  for (int rank = 0; rank < static_cast<int>(reasons.size()); ++rank)
+    if (rank != group_.rank() && !reasons[static_cast<std::size_t>(rank)].empty())
+      about.ranks.push_back(rank);
+  throw_with(to_lines(reasons), std::move(about));
+}
 
 std::string StepAbort::to_lines(const std::vector<std::string>& reasons) const {
   std::string text;

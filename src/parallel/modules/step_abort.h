@@ -85,7 +85,7 @@ class StepAbort {
   std::uint64_t progress(std::uint64_t forwards) const;
   std::size_t place() const { return number_ % node::RankStatus::kProgress; }
   void set_scope(std::uint64_t scope) const;
-  void throw_with(const std::string& lines) const;
+  void throw_with(const std::string& lines, ErrorDetails about) const;
   std::uint64_t scope() const { return (number_ << 40U) + step_; }
 
   ProcessGroup group_;

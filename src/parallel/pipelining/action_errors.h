@@ -24,13 +24,15 @@ void at_action(int rank, const Action& action, const auto& body) {
   try {
     body();
   } catch (const ArgumentError& error) {
-    throw ArgumentError(named(error));
+    throw ArgumentError(named(error), error.details());
   } catch (const TimeoutError& error) {
-    throw TimeoutError(named(error));
+    throw TimeoutError(named(error), error.details());
   } catch (const PeerLost& error) {
-    throw PeerLost(named(error));
+    throw PeerLost(named(error), error.details());
   } catch (const DesyncError& error) {
-    throw DesyncError(named(error));
+    throw DesyncError(named(error), error.details());
+  } catch (const Error& error) {
+    throw Error(named(error), error.details());
   } catch (const std::exception& error) {
     throw Error(named(error));
   }

@@ -174,9 +174,10 @@ void fail_to_read(const std::string& file, int code) {
   if (code == ENOENT || code == ENOTDIR) {
     const bool shared = current_world().size > 1;
     throw CheckpointError(
-        shared ? what + "; if another rank writes it, call barrier() on all ranks before it is read" : what);
+        shared ? what + "; if another rank writes it, call barrier() on all ranks before it is read" : what,
+        {.file = file});
   }
-  throw CheckpointReadError(what);
+  throw CheckpointReadError(what, {.file = file});
 }
 
 std::unique_ptr<ByteSource> open_bytes(std::span<const char> bytes, std::string name) {

@@ -70,7 +70,7 @@ auto with_source(const std::string& source, Action action) {
     throw;
   } catch (const CheckpointError& error) {
     if (std::string_view(error.what()).starts_with(source)) throw;
-    throw_error<CheckpointError>("{}: {}", source, error.what());
+    throw_error<CheckpointError>(error.details(), "{}: {}", source, error.what());
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <lockstep/serialize/safetensors.h>
 
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "serialize/byte_source.h"
 #include "serialize/dtypes.h"
@@ -134,6 +135,7 @@ void write_file(AtomicFile& file, const std::string& header, const std::vector<N
 }  // namespace
 
 Dict load_file(const std::filesystem::path& file, const LoadOptions& options) {
+  const ErrorFile about(file);
   const auto source = serialize::open_file(file, options.mmap && !options.map_location.is_meta());
   serialize::require_location(source->name(), options.map_location);
   const auto header = read_header(*source);
@@ -158,7 +160,8 @@ class SafeOpen::File {
     List names;
     for (const auto& tensor : header.tensors | std::views::take(most_names))
       names.items.emplace_back(tensor.name);
-    throw_error<CheckpointError>("{}: it has no tensor {}; it has {} tensors: {}", source->name(),
+    throw_error<CheckpointError>(ErrorDetails{.file = source->name()},
+                                 "{}: it has no tensor {}; it has {} tensors: {}", source->name(),
                                  shown(name), header.tensors.size(), repr(Value(names), 500));
   }
 
@@ -169,7 +172,7 @@ class SafeOpen::File {
 };
 
 SafeOpen::SafeOpen(const std::filesystem::path& file, at::Device device)
-    : file_(std::make_unique<const File>(file, device)) {}
+    : file_((ErrorFile(file), std::make_unique<const File>(file, device))) {}
 SafeOpen::SafeOpen(SafeOpen&&) noexcept = default;
 SafeOpen& SafeOpen::operator=(SafeOpen&&) noexcept = default;
 SafeOpen::~SafeOpen() = default;
@@ -197,6 +200,7 @@ std::uint64_t SafeOpen::nbytes(std::string_view name) const {
 void check_tensors(const Dict& tensors) { refuse_shared(named_tensors(tensors)); }
 
 void save_file(const Dict& tensors, const std::filesystem::path& file, const SaveOptions& options) {
+  const ErrorFile about(file);
   with_source(file.string(), [&] {
     auto named = named_tensors(tensors);
     refuse_shared(named);

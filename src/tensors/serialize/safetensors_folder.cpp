@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "serialize/byte_source.h"
 #include "serialize/torch_format.h"
@@ -157,6 +158,7 @@ void FolderWrite::finish() const {
 
 void save_torch_state_dict(const Dict& state_dict, const path& save_directory,
                            const SaveDirectoryOptions& options) {
+  const ErrorFile about(save_directory);
   with_source(save_directory.string(), [&] {
     check_tensors(state_dict);
     std::vector<TensorSize> sizes;
@@ -174,6 +176,7 @@ void save_torch_state_dict(const Dict& state_dict, const path& save_directory,
 }
 
 Dict load_torch_state_dict(const path& checkpoint_path, const LoadOptions& options) {
+  const ErrorFile about(checkpoint_path);
   std::error_code unreadable;  // reported by the functions that open the file
   if (!std::filesystem::is_directory(checkpoint_path, unreadable)) {
     const bool is_index = checkpoint_path.extension() == ".json";

@@ -12,6 +12,7 @@
 
 #include "base/atomic_file.h"
 #include "base/caller_place.h"
+#include "base/error_file.h"
 #include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"
@@ -305,6 +306,7 @@ Value load_source(const ByteSource& source, const LoadOptions& options) {
 
 Value load(const std::filesystem::path& file, const LoadOptions& options, std::source_location where) {
   const CallerPlace place(where);
+  const ErrorFile about(file);
   const PhaseScope phase(Phase::checkpoint);
   return serialize::load_source(*serialize::open_file(file, options.mmap && !options.map_location.is_meta()),
                                 options);
@@ -319,6 +321,7 @@ Value load_bytes(std::span<const char> bytes, const LoadOptions& options, const 
 void save(const Value& value, const std::filesystem::path& file, const SaveOptions& options,
           std::source_location where) {
   const CallerPlace place(where);
+  const ErrorFile about(file);
   const PhaseScope phase(Phase::checkpoint);
   const auto pickled = with_source(file.string(), [&] { return serialize::pickle_value(value); });
   serialize::write_file(pickled, file, options);

@@ -7,6 +7,7 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "base/version.h"
 #include "serialize/dtypes.h"
@@ -319,6 +320,7 @@ void replace_file(const std::filesystem::path& file, bool sync,
 }
 
 void write_file(const Pickled& pickled, const std::filesystem::path& file, const SaveOptions& options) {
+  const ErrorFile about(file);
   replace_file(file, options.sync, [&](AtomicFile& target) {
     write_zip_of(pickled, Whole::file, [&](std::span<const std::byte> bytes) { target.write(bytes); });
   });

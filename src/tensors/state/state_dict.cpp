@@ -15,6 +15,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/caller_place.h"
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "optim/unaveraged.h"
 #include "serialize/byte_source.h"
@@ -379,6 +380,7 @@ LoadReport load_state_dict(ModuleRef module, const Dict& state_dict, const LoadS
 LoadReport load_pretrained(ModuleRef module, const std::filesystem::path& file,
                            const LoadStateDictOptions& options, std::source_location where) {
   const CallerPlace place(where);
+  const ErrorFile about(file);
   const auto value = has_safetensors(file) ? Value(safetensors::load_torch_state_dict(file)) : load(file);
   return with_source(file.string(), [&] {
     auto dict = with_keys(state_dict_in(value), options);

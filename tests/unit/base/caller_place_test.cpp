@@ -4,12 +4,15 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/error_file.h"
 #include "base/throw_error.h"
 
 namespace lockstep {
@@ -72,6 +75,35 @@ TEST(Places, TheInnermostLineOfTheProgramCounts) {
 TEST(Places, WithoutACallThereIsNone) {
   EXPECT_EQ(message_of([] { throw Error("late"); }), "late");
   EXPECT_EQ(CallerPlace::current().line(), 0U);
+}
+
+TEST(Details, AnErrorKeepsThemWhenItIsCopiedAndCaughtByItsBase) {
+  const PeerLost lost("gone", {.ranks = {3, 1}, .group = "mesh_dp", .call = "barrier #2", .host = "node7"});
+  const Error& error = PeerLost(lost);
+  EXPECT_EQ(error.rank(), 3);
+  EXPECT_THAT(error.ranks(), testing::ElementsAre(3, 1));
+  EXPECT_EQ(error.group() + ", " + error.call() + ", " + error.host(), "mesh_dp, barrier #2, node7");
+  EXPECT_TRUE(error.file().empty());
+  EXPECT_EQ(Error("late").rank(), std::nullopt);
+}
+
+TEST(Details, TheInnermostFileCountsUnlessTheErrorNamesOne) {
+  const auto file_of = [](ErrorDetails details = {}) { return Error("damaged", std::move(details)).file(); };
+  const ErrorFile folder("run");
+  {
+    const ErrorFile file("run/1.pt");
+    EXPECT_EQ(file_of(), "run/1.pt");
+    EXPECT_EQ(file_of({.file = "other.pt"}), "other.pt");
+    std::thread([&] { EXPECT_EQ(file_of(), ""); }).join();
+  }
+  EXPECT_EQ(file_of(), "run");
+}
+
+TEST(Details, AMessageNamesItsReporterOnce) {
+  const Reporter by{1, 4};
+  EXPECT_EQ(message_of([&] { throw_error<Error>(by, "{} is late", "it"); }), "rank 1 of 4: it is late");
+  EXPECT_EQ(message_of([&] { throw_error<Error>(by, "{}", "group: rank 1 of 4 is late"); }),
+            "group: rank 1 of 4 is late");
 }
 
 TEST(Places, FilesOfTheProgramAreNoHeadersAndNotOurs) {

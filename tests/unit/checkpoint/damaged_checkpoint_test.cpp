@@ -200,6 +200,9 @@ TEST_P(NewerCheckpoint, IsRefusedAndNotSkipped) {
   EXPECT_THAT(error_of_latest(),
               AllOf(HasSubstr(refusal(name, 3)), HasSubstr("no other checkpoint takes its place")));
   EXPECT_THAT(error_of<CheckpointReadError>([&] { load(folder_ / name); }), HasSubstr(refusal(name, 3)));
+  const auto names_the_file = ::testing::Property(&Error::file, folder_ / name);
+  EXPECT_THAT([&] { load(folder_ / name); }, ::testing::Throws<CheckpointReadError>(names_the_file));
+  EXPECT_THAT([&] { manager_->load_latest(); }, ::testing::Throws<CheckpointError>(names_the_file));
   write_file(folder_ / name, file_of_format("x"));
   EXPECT_EQ(manager_->load_latest()->info.step, 10) << "damaged";
 }

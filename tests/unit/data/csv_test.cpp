@@ -73,6 +73,8 @@ TEST(CsvDataset, RefusesDamagedFiles) {
   EXPECT_THAT(refusal("a,b\n"), HasSubstr("has no rows"));
   EXPECT_THAT(refusal("\n\r\n"), HasSubstr("has no rows"));
   EXPECT_THAT(error_of<DataError>([] { CsvDataset("/nowhere/x.csv"); }), HasSubstr("/nowhere/x.csv"));
+  EXPECT_THAT([] { CsvDataset("/nowhere/x.csv"); },
+              ::testing::Throws<DataError>(::testing::Property(&Error::file, "/nowhere/x.csv")));
 }
 
 TEST(CsvDataset, RejectsInvalidOptions) {

@@ -122,8 +122,8 @@ BackendHandle create_gloo(const BackendRequest& request) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw_error<RendezvousError>("rank {} of {}: Gloo could not connect the ranks of group {}: {}",
-                                 request.rank, request.size, request.group_name,
+    throw_error<RendezvousError>(request.reporter(), request.about(),
+                                 "Gloo could not connect the ranks of group {}: {}", request.group_name,
                                  first_line_of(exception_text(error)));
   }
 }
@@ -170,16 +170,17 @@ std::string local_address_towards(const std::string& host) {
   constexpr int kAnyPort = 9;  // nothing is sent
   const auto found = resolve_now(host, kAnyPort);
   if (!found.error.empty()) {
-    throw_error<RendezvousError>("the master address {} does not resolve ({}); this host's interfaces are {}",
+    throw_error<RendezvousError>(ErrorDetails{.host = host},
+                                 "the master address {} does not resolve ({}); this host's interfaces are {}",
                                  host, found.error, describe_interfaces());
   }
   for (const auto& target : found.addresses) {
     if (auto address = source_address(target); !address.empty()) return address;
   }
-  throw_error<RendezvousError>(
-      "no interface of this host routes to the master address {}; tried {}. Set "
-      "MASTER_ADDR to an address that all ranks reach, or GLOO_SOCKET_IFNAME",
-      host, describe_interfaces());
+  throw_error<RendezvousError>(ErrorDetails{.host = host},
+                               "no interface of this host routes to the master address {}; tried {}. Set "
+                               "MASTER_ADDR to an address that all ranks reach, or GLOO_SOCKET_IFNAME",
+                               host, describe_interfaces());
 }
 
 std::string shared_route(const BackendRequest& request) {

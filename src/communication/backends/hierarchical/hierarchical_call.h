@@ -32,7 +32,7 @@ class HierarchicalCall {
     } catch (const TimeoutError& error) {
       const auto seen = describe_connections(peers_);
       if (seen.empty()) throw;
-      throw_error<TimeoutError>("{}\nOn the network: {}", error.what(), seen);
+      throw_error<TimeoutError>(error.details(), "{}\nOn the network: {}", error.what(), seen);
     }
   }
   Work start(const Leg& lane, comm::Call&& part) const {
@@ -62,7 +62,7 @@ class HierarchicalCall {
       work.wait();
     } catch (const TimeoutError& error) {
       if (seen.empty()) throw;
-      throw_error<TimeoutError>("{}. {}", seen, error.what());
+      throw_error<TimeoutError>(error.details(), "{}. {}", seen, error.what());
     }
   }
   std::chrono::milliseconds remaining(std::chrono::milliseconds reserve) const {

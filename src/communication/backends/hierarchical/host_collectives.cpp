@@ -76,9 +76,9 @@ ReduceOp without_division(ReduceOp op) { return op == ReduceOp::AVG ? ReduceOp::
   try {
     throw;
   } catch (const TimeoutError& error) {
-    throw TimeoutError(error.what() + text);
+    throw TimeoutError(error.what() + text, error.details());
   } catch (const PeerLost& error) {
-    throw PeerLost(error.what() + text);
+    throw PeerLost(error.what() + text, error.details());
   }
 }
 

@@ -42,9 +42,9 @@ std::string agree_on_network(const BackendRequest& request) {
   const auto first = request.store->get_to_str(kKey);
   if (first == own) return own;
   throw_error<RendezvousError>(
-      "rank {} of {}: backend hierarchical: group {}: {} is {} here and {} on rank 0; set it alike "
-      "on all ranks",
-      request.rank, request.size, request.group_name, kNetworkVariable, own, first);
+      request.reporter(), request.about({0}),
+      "backend hierarchical: group {}: {} is {} here and {} on rank 0; set it alike on all ranks",
+      request.group_name, kNetworkVariable, own, first);
 }
 
 BackendRequest leg_request(const BackendRequest& whole, const std::string& name,
@@ -116,8 +116,9 @@ void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
   try {
     wait_unless_lost(*lane.backend->allreduce(word), lane.backend, request);
   } catch (const std::exception& error) {
-    throw_error<RendezvousError>("rank {} of {}: the hosts of group {} could not be connected: {}",
-                                 request.rank, request.size, request.group_name, first_line_of(error.what()));
+    throw_error<RendezvousError>(request.reporter(), request.about(),
+                                 "the hosts of group {} could not be connected: {}", request.group_name,
+                                 first_line_of(error.what()));
   }
 }
 

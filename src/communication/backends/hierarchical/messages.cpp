@@ -155,10 +155,9 @@ void Messages::await_all(milliseconds limit) {
       missing.clear();
     }
   } catch (const std::exception&) {
-    throw comm::MissingRanks(
-        fmt::format("rank{} {} {} not there after {} ms", missing.size() == 1 ? "" : "s",
-                    fmt::join(missing, ", "), missing.size() == 1 ? "was" : "were", limit.count()),
-        {missing.begin(), missing.end()});
+    throw_error<TimeoutError>(ErrorDetails{.ranks = {missing.begin(), missing.end()}},
+                              "rank{} {} {} not there after {} ms", missing.size() == 1 ? "" : "s",
+                              fmt::join(missing, ", "), missing.size() == 1 ? "was" : "were", limit.count());
   }
 }
 
@@ -172,7 +171,8 @@ void Messages::report_to_first(milliseconds limit) {
     sent->wait(deadline.remaining());
     answered->wait(std::max(deadline.remaining(), milliseconds(1)));
   } catch (const std::exception& error) {  // Gloo closes the connections of a rank whose wait has a timeout
-    throw_error<TimeoutError>("rank 0 gave up waiting for the others, or has ended ({})",
+    throw_error<TimeoutError>(ErrorDetails{.ranks = {0}},
+                              "rank 0 gave up waiting for the others, or has ended ({})",
                               first_line_of(error.what()));
   }
 }

@@ -35,7 +35,7 @@ class Messages {
 
   // Does not block. The call has a limit.
   comm::OperationPtr start(const comm::Call& call);
-  // Rank 0 throws comm::MissingRanks after `limit`; the others then throw TimeoutError.
+  // Throws TimeoutError: rank 0 with the missing ranks after `limit`, then the others with rank 0.
   void monitored_barrier(std::chrono::milliseconds limit);
   // No message starts after it.
   void end();

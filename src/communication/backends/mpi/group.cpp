@@ -70,20 +70,20 @@ void await_all(MpiGroup& group, int size, std::uint32_t number, Milliseconds lim
   std::vector<std::shared_ptr<Note>> notes;
   for (int rank = 1; rank < size; ++rank) notes.push_back(start_note(group, false, rank));
   std::vector<int> present;
-  std::vector<std::string> missing;
+  std::vector<int> missing;
   for (int rank = 1; rank < size; ++rank) {
     const auto& note = notes[static_cast<std::size_t>(rank - 1)];
     if (take_note(group, note, rank, number, deadline)) {
       present.push_back(rank);
     } else {
-      missing.push_back(group.name_of(rank));
+      missing.push_back(rank);
     }
   }
   for (const int rank : present) {
     start_note(group, true, rank, {.barrier = number, .gives_up = !missing.empty()});
   }
   if (missing.empty()) return;
-  throw_error<TimeoutError>("{} {} not there after {} ms", fmt::join(missing, " and "),
+  throw_error<TimeoutError>(group.details_of(missing), "{} {} not there after {} ms", group.names_of(missing),
                             missing.size() == 1 ? "was" : "were", limit.count());
 }
 
@@ -92,15 +92,27 @@ void report_to_first(MpiGroup& group, std::uint32_t number, Milliseconds limit) 
   start_note(group, true, 0, {.barrier = number});
   const auto answer = take_note(group, start_note(group, false, 0), 0, number, deadline);
   if (!answer) {
-    throw_error<TimeoutError>("{} was not there after {} ms", group.name_of(0), limit.count());
+    throw_error<TimeoutError>(group.details_of({0}), "{} was not there after {} ms", group.name_of(0),
+                              limit.count());
   }
-  if (answer->gives_up) throw_error<TimeoutError>("{} gave up waiting", group.name_of(0));
+  if (answer->gives_up)
+    throw_error<TimeoutError>(group.details_of({0}), "{} gave up waiting", group.name_of(0));
 }
 
 }  // namespace
 
 std::string MpiGroup::name_of(int rank) const {
   return node ? node->name_of(rank) : fmt::format("rank {}", rank);
+}
+
+std::string MpiGroup::names_of(const std::vector<int>& some) const {
+  std::vector<std::string> names;
+  for (const int rank : some) names.push_back(name_of(rank));
+  return fmt::format("{}", fmt::join(names, " and "));
+}
+
+ErrorDetails MpiGroup::details_of(const std::vector<int>& some) const {
+  return node ? node->details_of(some) : ErrorDetails{.ranks = some};
 }
 
 void MpiGroup::wait(mpi::Task& task, std::chrono::milliseconds timeout) const {
@@ -115,7 +127,7 @@ void MpiGroup::guard(const std::function<void()>& job) const {
   try {
     job();
   } catch (const PeerLost& error) {
-    fail(error.what());
+    fail(error);
   } catch (const TimeoutError&) {
     throw;
   } catch (const DesyncError&) {
@@ -123,7 +135,7 @@ void MpiGroup::guard(const std::function<void()>& job) const {
   } catch (const Error& error) {
     // Non-blocking collectives of Open MPI have other errors for some losses.
     if (!has_lost_ranks()) throw;
-    fail(error.what());
+    fail(error);
   }
 }
 
@@ -134,14 +146,13 @@ bool MpiGroup::has_lost_ranks() const {
   return lost;
 }
 
-void MpiGroup::fail(const std::string& reason) const {
+void MpiGroup::fail(const Error& reason) const {
   engine.spoil();
-  if (!engine.library().survives_lost_ranks()) throw PeerLost(reason);
+  if (!engine.library().survives_lost_ranks()) throw PeerLost(reason.what(), reason.details());
   revoke();
-  std::vector<std::string> names;
-  for (const int rank : await_lost_ranks()) names.push_back(name_of(rank));
-  if (names.empty()) throw PeerLost(reason);
-  throw_error<PeerLost>("{} died", fmt::join(names, " and "));
+  const auto lost = await_lost_ranks();
+  if (lost.empty()) throw PeerLost(reason.what(), reason.details());
+  throw_error<PeerLost>(details_of(lost), "{} died", names_of(lost));
 }
 
 void MpiGroup::revoke() const noexcept {

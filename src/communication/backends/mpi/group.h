@@ -21,6 +21,8 @@ struct MpiGroup {
   bool can_end_calls = false;             // blocking calls do not use MPI's blocking functions
 
   std::string name_of(int rank) const;
+  std::string names_of(const std::vector<int>& some) const;  // "rank 1 (...) and rank 2 (...)"
+  ErrorDetails details_of(const std::vector<int>& some) const;
   // Waits for a started call. Throws PeerLost or DesyncError if a rank of this host has died or refuses the
   // step, or if SIGTERM has come.
   void wait(mpi::Task& task, std::chrono::milliseconds timeout) const;
@@ -32,7 +34,7 @@ struct MpiGroup {
 
  private:
   bool has_lost_ranks() const;
-  [[noreturn]] void fail(const std::string& reason) const;
+  [[noreturn]] void fail(const Error& reason) const;
   std::vector<int> await_lost_ranks() const;
 };
 

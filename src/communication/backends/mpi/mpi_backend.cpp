@@ -226,7 +226,7 @@ namespace {
 constexpr std::size_t kGroupTags = 32768;
 
 [[noreturn]] void refuse(const BackendRequest& request, const std::string& reason) {
-  throw_error<RendezvousError>("rank {} of {}: backend mpi: group {}: {}", request.rank, request.size,
+  throw_error<RendezvousError>(request.reporter(), request.about(), "backend mpi: group {}: {}",
                                request.group_name, reason);
 }
 

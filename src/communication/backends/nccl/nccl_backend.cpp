@@ -86,16 +86,17 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
     return done.get();
   }
   running.detach();  // the action holds what it uses, and nothing else ends its wait
-  throw RendezvousError(dead < 0 ? fmt::format("not connected after {} ms", timeout.count())
-                                 : others->name_of(dead) + " died");
+  if (dead >= 0) throw RendezvousError(others->name_of(dead) + " died", others->details_of({dead}));
+  throw_error<RendezvousError>("not connected after {} ms", timeout.count());
 }
 
 [[noreturn]] void throw_not_connected(const std::exception& error, const BackendRequest& request) {
+  const auto* const ours = dynamic_cast<const Error*>(&error);
   const bool may_differ = request.python.only_c10d_keys && libtorch::is_at_least(2, 14);
   throw_error<RendezvousError>(
-      "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. {}Set NCCL_DEBUG=INFO for "
-      "details",
-      request.rank, request.size, request.group_name, request.device.str(), first_line_of(error.what()),
+      request.reporter(), request.about(ours != nullptr ? ours->ranks() : std::vector<int>()),
+      "NCCL could not connect the ranks of group {} on {}: {}. {}Set NCCL_DEBUG=INFO for details",
+      request.group_name, request.device.str(), first_line_of(error.what()),
       may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : "");
 }
 

@@ -250,4 +250,16 @@ std::string Collective::describe_descriptors(const Communicator& communicator, s
   return all_alike ? text + " (alike in size, but not in shape, memory format, dtype or kind of call)" : text;
 }
 
+std::vector<int> Collective::ranks_that_differ(const Communicator& communicator, std::uint64_t number) {
+  std::vector<int> ranks;
+  const Descriptor* first = nullptr;
+  for (int rank = 0; rank < communicator.size(); ++rank) {
+    const auto& descriptor = communicator.control_block(rank).descriptors[number % kSlots];
+    if (descriptor.number.load(std::memory_order_acquire) != number) continue;
+    if (first == nullptr) first = &descriptor;
+    if (descriptor.what != first->what || descriptor.bytes != first->bytes) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 }  // namespace lockstep::shm

@@ -76,6 +76,8 @@ class Collective : public Task {
   std::uint64_t number() const { return number_; }
   // The description of call `number` by every rank that has published it, one per line.
   static std::string describe_descriptors(const Communicator& communicator, std::uint64_t number);
+  // Those whose call differs from that of the first rank that has begun it.
+  static std::vector<int> ranks_that_differ(const Communicator& communicator, std::uint64_t number);
 
  private:
   enum class Way : std::uint8_t { unknown, small, in_place, chunked };

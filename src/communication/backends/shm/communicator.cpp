@@ -57,6 +57,10 @@ std::string Communicator::name_of(int rank) const {
   return observer_.name_of ? observer_.name_of(rank) : "rank " + std::to_string(rank);
 }
 
+ErrorDetails Communicator::details_of(const std::vector<int>& ranks) const {
+  return observer_.details_of ? observer_.details_of(ranks) : ErrorDetails{.ranks = ranks};
+}
+
 void Communicator::fail(GroupFailure::Cause cause, int culprit, std::uint64_t call) const {
   auto& failure = control_block(0).failure;
   std::uint32_t none = 0;

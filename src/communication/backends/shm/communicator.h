@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/base/error.h>
+
 #include "backends/shm/layout.h"
 #include "backends/shm/request.h"
 
@@ -16,6 +18,8 @@ struct RankObserver {
   std::function<bool()> is_refused = {};         // whether a rank refuses the awaited step; empty: none
   int owner = 0;                                 // see node::NodeGroup::owner
   std::function<std::string(int)> name_of = {};  // "rank 1 (pid 4711 on node3)"; empty: "rank 1"
+  // Of an error about these ranks; empty: their numbers.
+  std::function<ErrorDetails(const std::vector<int>&)> details_of = {};
 };
 
 // One rank's view of the memory that the ranks of a group share, and the group's failure. Safe from any
@@ -49,6 +53,7 @@ class Communicator {
   int owner() const { return observer_.owner; }
   bool is_refused() const { return observer_.is_refused && observer_.is_refused(); }
   std::string name_of(int rank) const;
+  ErrorDetails details_of(const std::vector<int>& ranks) const;
 
   // Records a failure unless there is one already, and wakes all ranks.
   void fail(GroupFailure::Cause cause, int culprit, std::uint64_t call) const;

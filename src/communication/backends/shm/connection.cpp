@@ -30,7 +30,8 @@ Communicator communicator_of(const std::shared_ptr<node::NodeGroup>& group) {
           RankObserver{.find_dead = [group] { return group->find_dead(); },
                        .is_refused = [group] { return !group->refusals().empty(); },
                        .owner = group->owner(),
-                       .name_of = [group](int rank) { return group->name_of(rank); }}};
+                       .name_of = [group](int rank) { return group->name_of(rank); },
+                       .details_of = [group](const auto& ranks) { return group->details_of(ranks); }}};
 }
 
 }  // namespace

@@ -346,29 +346,32 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
   const auto culprit = failure.culprit >= 0 ? communicator_.name_of(failure.culprit) : std::string("a rank");
   const auto reporter =
       failure.reporter >= 0 ? communicator_.name_of(failure.reporter) : std::string("a rank");
+  const auto about =
+      communicator_.details_of(failure.culprit >= 0 ? std::vector{failure.culprit} : std::vector<int>());
   switch (failure.cause) {
     case Cause::peer_lost:
-      throw PeerLost(culprit + " died");
+      throw PeerLost(culprit + " died", about);
     case Cause::peer_left:
-      throw PeerLost(culprit + " has left the group");
+      throw PeerLost(culprit + " has left the group", about);
     case Cause::timeout: {
       const auto awaited = wait != nullptr ? awaited_by(wait->call) : std::vector<int>{};
-      if (awaited.empty()) throw_error<TimeoutError>("{} gave up waiting for {}", reporter, culprit);
-      throw comm::MissingRanks(
-          fmt::format("after a timeout of {} ms {} {} not there", wait->waited().count(),
-                      names_of(communicator_, awaited), awaited.size() == 1 ? "was" : "were"),
-          awaited);
+      if (awaited.empty()) throw_error<TimeoutError>(about, "{} gave up waiting for {}", reporter, culprit);
+      throw_error<TimeoutError>(communicator_.details_of(awaited), "after a timeout of {} ms {} {} not there",
+                                wait->waited().count(), names_of(communicator_, awaited),
+                                awaited.size() == 1 ? "was" : "were");
     }
     case Cause::disagreement:
-      throw DesyncError("the ranks make different calls: " +
-                        Collective::describe_descriptors(communicator_, failure.call));
+      throw_error<DesyncError>(
+          communicator_.details_of(Collective::ranks_that_differ(communicator_, failure.call)),
+          "the ranks make different calls: {}",
+          Collective::describe_descriptors(communicator_, failure.call));
     case Cause::message_mismatch:
       throw_error<DesyncError>(
-          "{} received from {} a message whose size or element type differs from its tensor's", reporter,
-          culprit);
+          about, "{} received from {} a message whose size or element type differs from its tensor's",
+          reporter, culprit);
     case Cause::memory_refused:
-      throw_error<Error>("the system refuses {} to read the memory of {}, which it allowed before", reporter,
-                         culprit);
+      throw_error<Error>(about, "the system refuses {} to read the memory of {}, which it allowed before",
+                         reporter, culprit);
     case Cause::aborted:
       throw Error(reporter + " aborted the group");
     case Cause::none:

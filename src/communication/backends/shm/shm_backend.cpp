@@ -176,10 +176,10 @@ OperationPtr ShmBackend::start_receive(const Call& call, Report report) {
 
 BackendHandle create_shm(const BackendRequest& request) {
   if (!request.one_host) {
-    throw_error<RendezvousError>(
-        "rank {} of {}: backend shm: the ranks of group {} run on different hosts; use gloo, or "
-        "leave the backend at \"auto\"",
-        request.rank, request.size, request.group_name);
+    throw_error<RendezvousError>(request.reporter(), request.about(),
+                                 "backend shm: the ranks of group {} run on different hosts; use gloo, or "
+                                 "leave the backend at \"auto\"",
+                                 request.group_name);
   }
   const auto heap = request.shm.heap ? request.shm.heap : shm::make_heap(request.size);
   const auto node_group = join_node_group(request, shm::Connection::part(request.size, heap));

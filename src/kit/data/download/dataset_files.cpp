@@ -11,6 +11,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/caller_place.h"
+#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/download/download.h"
 
@@ -42,6 +43,7 @@ std::string damaged(const fs::path& path) {
 }
 
 at::Tensor read_checked(const fs::path& path, const DatasetFile& file) {
+  const ErrorFile about(path);
   const auto bytes = read_file_bytes(path);
   // Before the checksum, because its messages are more specific.
   auto values = parse_idx(bytes, path.string());
@@ -54,6 +56,7 @@ at::Tensor read_checked(const fs::path& path, const DatasetFile& file) {
 }
 
 at::Tensor read_archive(const fs::path& path, const DatasetFile& file) {
+  const ErrorFile about(path);
   auto bytes = map_file(path);
   check_checksum(damaged(path), bytes, bytes, file);
   return bytes;
@@ -94,7 +97,8 @@ ReadResult read_all(const fs::path& folder, const std::vector<DatasetFile>& file
   const auto folders = dataset.subfolder.empty()
                            ? root.string()
                            : fmt::format("{} or {}", root.string(), (root / dataset.subfolder).string());
-  throw_error<DataError>("{} {}\nSet download = true to fetch it, or put {} into {}: {}", dataset.name,
+  throw_error<DataError>(ErrorDetails{.file = root},
+                         "{} {}\nSet download = true to fetch it, or put {} into {}: {}", dataset.name,
                          problem, files_to_put(dataset), folders, fmt::join(names, ", "));
 }
 

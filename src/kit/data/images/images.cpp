@@ -20,6 +20,7 @@
 #include <lockstep/data/images.h>
 
 #include "base/atomic_file.h"
+#include "base/error_file.h"
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
@@ -145,6 +146,7 @@ at::Tensor decode_image(const at::Tensor& bytes, const DecodeOptions& options) {
 }
 
 at::Tensor read_file(const std::filesystem::path& file) {
+  const ErrorFile about(file);
   const ReadingScope reading(file.native());
   std::error_code error;
   if (std::filesystem::is_directory(file, error)) throw_error<DataError>("{}: is a folder", file.string());
@@ -162,6 +164,7 @@ at::Tensor read_file(const std::filesystem::path& file) {
 }
 
 at::Tensor read_image(const std::filesystem::path& file, const DecodeOptions& options) {
+  const ErrorFile about(file);
   const auto bytes = read_file(file);
   try {
     return decode_image(bytes, options);
@@ -299,6 +302,7 @@ at::Tensor make_grid(const at::Tensor& images, const GridOptions& options) {
 }
 
 void save_image(const at::Tensor& images, const std::filesystem::path& file, const GridOptions& options) {
+  const ErrorFile about(file);
   const auto extension = file.extension().string();
   const bool png = extension == ".png";
   if (!png && extension != ".jpg" && extension != ".jpeg") {
