@@ -4,7 +4,7 @@
 // Writes "pid <pid> of <rank> at step <step>" when it begins to train, "trained <rank>: <digest>" at the end. Before its
 // last step it waits for the file <folder>/enough. Modes of rank 1, at its first start only:
 //   before, after   exits with code 3 before or after elastic::run()
-//   throws          throws in step 5
+//   throws, leaves  throws, or exits with code 0, in step 5
 // and of all ranks:
 //   trainer         the Trainer has the loop: epochs with a validation, early stopping, checkpoints in <folder>
 //   gloo, group, zero, sharded, twice   something that elastic::run() refuses
@@ -142,6 +142,7 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
         ++step;
         if (step == 5 && mode == "throws" && context.rank() == 1 && is_first)
           throw std::runtime_error("a mistake");
+        if (step == 5 && mode == "leaves" && context.rank() == 1 && is_first) std::_Exit(0);
         state.commit();
         if (step == steps) return;
       }

@@ -37,8 +37,8 @@ namespace lockstep::elastic {
 /// elastic::run() must be the same at each start. Under another launcher, and in one process, run() only calls
 /// `body`, and commit() does nothing.
 ///
-/// A rank is lost when its process ends with a signal or another exit code than 0, at any moment from the start of
-/// elastic::run() on all ranks to its end on all ranks; rank 0 is like the others. Errors of calls must leave `body`.
+/// A rank is lost when its process ends at any moment from the start of elastic::run() on all ranks to its end on all
+/// ranks, by a signal or with any exit code; rank 0 is like the others. Errors of calls must leave `body`.
 /// Its exceptions that do not come from the loss of a rank end this process, if nothing catches them, and so lose
 /// this rank. All ranks commit after the same steps.
 ///

@@ -94,12 +94,16 @@ std::string signal_name(int signal) {
 }
 
 std::string describe(const RankExit& exit) {
+  if (exit.left_early) return "exited with code 0 before the end of elastic::run()";
   if (exit.signal == 0) return fmt::format("exited with code {}", exit.code);
   return fmt::format("was killed by {}{}{}", signal_name(exit.signal), limit_behind(exit),
                      exit.core_dumped ? " (core dumped)" : "");
 }
 
-int exit_code(const RankExit& exit) { return exit.signal != 0 ? 128 + exit.signal : exit.code; }
+int exit_code(const RankExit& exit) {
+  if (exit.left_early) return 1;
+  return exit.signal != 0 ? 128 + exit.signal : exit.code;
+}
 
 void Tail::add(std::string_view line) {
   if (lines_.size() == kLines) lines_.pop_front();
@@ -184,7 +188,8 @@ void to_json(nlohmann::json& json, const RankExit& exit) {
           {"signal", exit.signal},
           {"signal_name", nullptr},
           {"core_dumped", exit.core_dumped},
-          {"cpu_limit", exit.cpu_limit}};
+          {"cpu_limit", exit.cpu_limit},
+          {"left_early", exit.left_early}};
   if (exit.signal == 0) {
     json["exit_code"] = exit.code;
   } else {
@@ -200,7 +205,8 @@ void from_json(const nlohmann::json& json, RankExit& exit) {
           .code = code.is_null() ? 0 : code.get<int>(),
           .signal = json.at("signal"),
           .core_dumped = json.at("core_dumped"),
-          .cpu_limit = json.value("cpu_limit", false)};
+          .cpu_limit = json.value("cpu_limit", false),
+          .left_early = json.value("left_early", false)};
 }
 
 void to_json(nlohmann::json& json, const FailureReport& report) {

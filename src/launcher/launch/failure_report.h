@@ -20,9 +20,10 @@ struct RankExit {
   int code = 0;    // its exit code; meaningless when `signal` is not 0
   int signal = 0;  // the signal that killed it, or 0
   bool core_dumped = false;
-  bool cpu_limit = false;  // its CPU time had reached the hard limit of `ulimit -t`, at which SIGKILL comes
+  bool cpu_limit = false;   // its CPU time had reached the hard limit of `ulimit -t`, at which SIGKILL comes
+  bool left_early = false;  // it exited with code 0 while the others are in elastic::run()
 
-  bool failed() const { return code != 0 || signal != 0; }
+  bool failed() const { return code != 0 || signal != 0 || left_early; }
 };
 
 // As in "SIGSEGV".
@@ -31,7 +32,7 @@ std::string signal_name(int signal);
 // As in "exited with code 7" and "was killed by SIGSEGV (core dumped)".
 std::string describe(const RankExit& exit);
 
-// As in a shell: the exit code, or 128 + the signal.
+// As in a shell: the exit code, or 128 + the signal; 1 for a rank that left early.
 int exit_code(const RankExit& exit);
 
 // The last lines of a stream, in bounded memory.

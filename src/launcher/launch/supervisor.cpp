@@ -163,7 +163,7 @@ std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
       logs_.print(fmt::format("a spare, pid {}, {}; it is not started again", child.pid, describe(child)));
     return std::nullopt;
   }
-  const auto exit = workers_ ? workers_->take_exit(child) : std::nullopt;
+  const auto exit = workers_ ? workers_->take_exit(child, is_stopping()) : std::nullopt;
   if (exit) account({.exit = exit, .was_stopped = is_stopping()});
   return exit;
 }

@@ -161,12 +161,14 @@ std::vector<int> WorkerGroup::alive_ranks() const {
   return ranks;
 }
 
-std::optional<RankExit> WorkerGroup::take_exit(const RankExit& child) {
+std::optional<RankExit> WorkerGroup::take_exit(const RankExit& child, bool is_stopping) {
   const auto rank = alive_.extract(child.pid);
   if (rank.empty()) return std::nullopt;
   auto exit = child;
   exit.local_rank = rank.mapped();
   exit.rank = assignment_.first_rank + exit.local_rank;
+  exit.left_early =
+      !exit.failed() && !is_stopping && memory_ && memory_->state().phase.load() == RunPhase::running;
   any_finished_ = any_finished_ || !exit.failed();
   return exit;
 }

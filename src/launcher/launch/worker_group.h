@@ -56,7 +56,7 @@ class WorkerGroup {
   // Ranks, sorted.
   std::vector<int> alive_ranks() const;
   // The exit of the rank that `child` was, and removes it from alive(); nullopt if `child` was not a rank.
-  std::optional<RankExit> take_exit(const RankExit& child);
+  std::optional<RankExit> take_exit(const RankExit& child, bool is_stopping);
   // Whether a rank that has failed can be replaced: OnLoss::replace, restarts are left, and all ranks are in
   // elastic::run().
   bool can_replace() const;
