@@ -90,7 +90,7 @@ Step step_of(Model model, std::shared_ptr<Optimizer> optimizer, const at::Tensor
 }
 
 template <class Net>
-Step make_step(const Flags& flags, const Net& net, const at::Tensor& input) {
+Step make_step(const Flags& flags, Net net, const at::Tensor& input) {
   using lockstep::optim::FusedAdamW, lockstep::optim::FusedAdamWOptions;
   const FusedAdamWOptions options(kRate);
   if (flags.mode == "plain")

@@ -272,7 +272,7 @@ const Scenario other_order("fsdp_other_order", [] {
   ThreeLayers plain, net;
   DistributedDataParallel<ThreeLayers> ddp(plain, {.find_unused_parameters = true});
   const FullyShardOptions options{.reshard_after_forward = true, .share_memory = false};
-  for (const auto& layer : net->layers) fully_shard(*layer, options);
+  for (const auto& layer : net->layers) fully_shard(layer.ptr(), options);
   const auto sharded = fully_shard(*net, options);
   torch::optim::SGD reference(plain->parameters(), 0.5), optimizer(sharded.parameters(), 0.5);
   for (int step = 0; step < 6; ++step) {
@@ -296,7 +296,7 @@ const Scenario asked_prefetch("fsdp_asked_prefetch", [] {
   DistributedDataParallel<ThreeLayers> ddp(plain);
   const FullyShardOptions options{.reshard_after_forward = true, .share_memory = false};
   std::vector<FSDPModule> layers;
-  for (const auto& layer : net->layers) layers.push_back(fully_shard(*layer, options));
+  for (const auto& layer : net->layers) layers.push_back(fully_shard(layer.ptr(), options));
   EXPECT_THAT(error_of<ArgumentError>([&] { layers[0].set_modules_to_forward_prefetch({layers[1]}); }),
               AllOf(HasSubstr("fully_shard_test.cpp:"), HasSubstr("call it after fully_shard()")));
   const auto sharded = fully_shard(*net, options);
@@ -348,7 +348,7 @@ const Scenario parts("fsdp_parts", [] {
   const auto context = init({.backend = "shm"});
   ThreeLayers net;
   const FullyShardOptions options{.reshard_after_forward = 2, .share_memory = false};
-  for (const auto& layer : net->layers) fully_shard(*layer, options);
+  for (const auto& layer : net->layers) fully_shard(layer.ptr(), options);
   const auto sharded = fully_shard(*net, options);
   torch::optim::SGD optimizer(sharded.parameters(), 0.5);
   const auto gathered = [&] {

@@ -291,11 +291,6 @@ TEST(Optimizers, RefuseWhatDoesNotFit) {
   refuses([&] { optim::Rprop({parameter}, optim::RpropOptions().etas({0.5, 1})); }, "second of etas");
   refuses([&] { optim::Lars({parameter}, optim::LarsOptions().nesterov(true)); }, "nesterov");
   refuses([&] { optim::Muon({parameter}); }, "1 dimensions, not 2");
-  refuses(
-      [&] {
-        optim::Muon({parameter_of({2, 2})}, optim::MuonOptions().adjust_lr_fn("x"));
-      },
-      "adjust_lr_fn");
   refuses([&] { optim::Adamax({torch::zeros({2}, torch::kLong)}); }, "not a dense floating-point tensor");
   refuses(
       [&] {

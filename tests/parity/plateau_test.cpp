@@ -38,14 +38,19 @@ List cases() {
           one({{"patience", 1}, {"min_lr", List{0.2, 0.001}}, {"eps", 0.01}}, 0.0)};
 }
 
+template <typename Enum>
+Enum literal(const Value& value) {
+  return parse_literal<Enum>(value.as_string()).value();
+}
+
 optim::ReduceLROnPlateauOptions options_of(const Dict& dict) {
   optim::ReduceLROnPlateauOptions options;
   const auto take = [&](const char* name, auto& field, auto convert) {
     if (const auto* value = dict.find(name)) field = convert(*value);
   };
   const auto number = [](const Value& value) { return value.as_double(); };
-  take("mode", options.mode, [](const Value& value) { return value.as_string(); });
-  take("threshold_mode", options.threshold_mode, [](const Value& value) { return value.as_string(); });
+  take("mode", options.mode, literal<optim::PlateauMode>);
+  take("threshold_mode", options.threshold_mode, literal<optim::ThresholdMode>);
   take("factor", options.factor, number);
   take("threshold", options.threshold, number);
   take("eps", options.eps, number);
@@ -148,9 +153,6 @@ TEST(ReduceLROnPlateau, MatchesPythonAndExchangesItsState) {
 TEST(ReduceLROnPlateau, RejectsInvalidOptions) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.1);
   EXPECT_THAT(error_of([&] { optim::ReduceLROnPlateau(optimizer, {.factor = 1}); }), HasSubstr("factor = 1"));
-  EXPECT_THAT(error_of([&] { optim::ReduceLROnPlateau(optimizer, {.mode = "best"}); }), HasSubstr("'best'"));
-  EXPECT_THAT(error_of([&] { optim::ReduceLROnPlateau(optimizer, {.threshold_mode = "x"}); }),
-              HasSubstr("'x'"));
   EXPECT_THAT(error_of([&] {
                 optim::ReduceLROnPlateau(optimizer, {.min_lrs = {0, 0}});
               }),

@@ -74,9 +74,10 @@ class Arguments {
     const auto* value = dict_.find(name);
     return value ? value->as_bool() : otherwise;
   }
-  std::string text(const char* name, const char* otherwise) const {
+  template <typename Enum>
+  Literal<Enum> literal(const char* name, Literal<Enum> otherwise) const {
     const auto* value = dict_.find(name);
-    return value ? value->as_string() : otherwise;
+    return value ? Literal(parse_literal<Enum>(value->as_string()).value()) : otherwise;
   }
   optim::PerGroup per_group(const char* name, double otherwise = 0) const {
     const auto* value = dict_.find(name);
@@ -128,10 +129,10 @@ optim::LRScheduler make_simple(TorchOptimizer& optimizer, const std::string& kin
                                 .max_lr = a.per_group("max_lr"),
                                 .step_size_up = a.whole("step_size_up", 2000),
                                 .step_size_down = a.maybe("step_size_down"),
-                                .mode = a.text("mode", "triangular"),
+                                .mode = a.literal<CyclicMode>("mode", "triangular"),
                                 .gamma = a.number("gamma", 1),
                                 .scale_fn = a.scale_fn(),
-                                .scale_mode = a.text("scale_mode", "cycle"),
+                                .scale_mode = a.literal<ScaleMode>("scale_mode", "cycle"),
                                 .cycle_momentum = a.flag("cycle_momentum", true),
                                 .base_momentum = a.per_group("base_momentum", 0.8),
                                 .max_momentum = a.per_group("max_momentum", 0.9)});
@@ -142,7 +143,7 @@ optim::LRScheduler make_simple(TorchOptimizer& optimizer, const std::string& kin
                                   .epochs = a.maybe("epochs"),
                                   .steps_per_epoch = a.maybe("steps_per_epoch"),
                                   .pct_start = a.number("pct_start", 0.3),
-                                  .anneal_strategy = a.text("anneal_strategy", "cos"),
+                                  .anneal_strategy = a.literal<AnnealStrategy>("anneal_strategy", "cos"),
                                   .cycle_momentum = a.flag("cycle_momentum", true),
                                   .base_momentum = a.per_group("base_momentum", 0.85),
                                   .max_momentum = a.per_group("max_momentum", 0.95),
@@ -151,7 +152,7 @@ optim::LRScheduler make_simple(TorchOptimizer& optimizer, const std::string& kin
                                   .three_phase = a.flag("three_phase", false)});
   }
   return SWALR(optimizer, a.per_group("swa_lr"), a.whole("anneal_epochs", 10),
-               a.text("anneal_strategy", "cos"));
+               a.literal<AnnealStrategy>("anneal_strategy", "cos"));
 }
 
 optim::LRScheduler make_scheduler(TorchOptimizer& optimizer, const Value& spec) {

@@ -13,6 +13,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <lockstep/base/literal.h>
 #include <lockstep/serialize/value.h>
 
 namespace lockstep::optim {
@@ -144,16 +145,24 @@ struct CosineAnnealingWarmRestarts : LRScheduler {
   void step(double epoch, std::source_location where = std::source_location::current());
 };
 
+/// How the height of the cycles changes: not, halved after each cycle, or times gamma after each step.
+enum class CyclicMode : std::uint8_t { triangular, triangular2, exp_range };
+OneOf<"triangular", "triangular2", "exp_range"> literals_of(CyclicMode);
+
+/// What CyclicLROptions::scale_fn gets: the number of the cycle, from 1, or of the step, from 0.
+enum class ScaleMode : std::uint8_t { cycle, iterations };
+OneOf<"cycle", "iterations"> literals_of(ScaleMode);
+
 /// Options of CyclicLR, with PyTorch's names and defaults.
 struct CyclicLROptions {
   PerGroup base_lr;
   PerGroup max_lr;
   std::int64_t step_size_up = 2000;
   std::optional<std::int64_t> step_size_down = {};  ///< default: step_size_up
-  std::string mode = "triangular";                  ///< or "triangular2" or "exp_range"
-  double gamma = 1.0;                               ///< of "exp_range"
-  std::function<double(double)> scale_fn = {};      ///< instead of `mode`; not saved
-  std::string scale_mode = "cycle";                 ///< the argument of scale_fn; or "iterations"
+  Literal<CyclicMode> mode = "triangular";
+  double gamma = 1.0;                           ///< of "exp_range"
+  std::function<double(double)> scale_fn = {};  ///< instead of `mode`; not saved
+  Literal<ScaleMode> scale_mode = "cycle";
   /// Cycles the option `momentum`, or beta1 of an optimizer with `betas`, against the rate.
   bool cycle_momentum = true;
   PerGroup base_momentum = 0.8;
@@ -166,6 +175,10 @@ struct CyclicLR : LRScheduler {
            std::source_location where = std::source_location::current());
 };
 
+/// The curve on which a rate goes from one value to another: half a cosine or a line.
+enum class AnnealStrategy : std::uint8_t { cos, linear };
+OneOf<"cos", "linear"> literals_of(AnnealStrategy);
+
 /// Options of OneCycleLR, with PyTorch's names and defaults.
 struct OneCycleLROptions {
   PerGroup max_lr;
@@ -173,7 +186,7 @@ struct OneCycleLROptions {
   std::optional<std::int64_t> epochs = {};           ///< with steps_per_epoch, instead of total_steps
   std::optional<std::int64_t> steps_per_epoch = {};  ///< batches
   double pct_start = 0.3;                            ///< the share of total_steps in which the rate rises
-  std::string anneal_strategy = "cos";               ///< or "linear"
+  Literal<AnnealStrategy> anneal_strategy = "cos";
   /// Cycles the option `momentum`, or beta1 of an optimizer with `betas`, against the rate.
   bool cycle_momentum = true;
   PerGroup base_momentum = 0.85;
@@ -190,11 +203,12 @@ struct OneCycleLR : LRScheduler {
              std::source_location where = std::source_location::current());
 };
 
-/// Anneals the rate to `swa_lr` in `anneal_epochs` epochs, for stochastic weight averaging. The strategy is
-/// "cos" or "linear". PyTorch: `torch.optim.swa_utils.SWALR`.
+/// Anneals the rate to `swa_lr` in `anneal_epochs` epochs, for stochastic weight averaging. PyTorch:
+/// `torch.optim.swa_utils.SWALR`.
 struct SWALR : LRScheduler {
   SWALR(torch::optim::Optimizer& optimizer, const PerGroup& swa_lr, std::int64_t anneal_epochs = 10,
-        std::string anneal_strategy = "cos", std::source_location where = std::source_location::current());
+        Literal<AnnealStrategy> anneal_strategy = "cos",
+        std::source_location where = std::source_location::current());
 };
 
 /// One scheduler after another: `schedulers[i + 1]` begins at epoch `milestones[i]`. Only the first may
@@ -215,13 +229,21 @@ struct ChainedScheduler : LRScheduler {
                             std::source_location where = std::source_location::current());
 };
 
+/// Which metrics are better: smaller or larger ones.
+enum class PlateauMode : std::uint8_t { min, max };
+OneOf<"min", "max"> literals_of(PlateauMode);
+
+/// What ReduceLROnPlateauOptions::threshold is: a share of the best metric, or a difference from it.
+enum class ThresholdMode : std::uint8_t { rel, abs };
+OneOf<"rel", "abs"> literals_of(ThresholdMode);
+
 /// Options of ReduceLROnPlateau, with PyTorch's names and defaults.
 struct ReduceLROnPlateauOptions {
-  std::string mode = "min";  ///< or "max": a larger metric is better
-  double factor = 0.1;       ///< rates are multiplied by it; below 1
+  Literal<PlateauMode> mode = "min";
+  double factor = 0.1;  ///< rates are multiplied by it; below 1
   std::int64_t patience = 10;
   double threshold = 1e-4;
-  std::string threshold_mode = "rel";  ///< or "abs"
+  Literal<ThresholdMode> threshold_mode = "rel";
   std::int64_t cooldown = 0;
   double min_lr = 0;
   /// One per parameter group, instead of min_lr.
@@ -234,7 +256,7 @@ struct ReduceLROnPlateauOptions {
 /// The optimizer must outlive it. PyTorch: `torch.optim.lr_scheduler.ReduceLROnPlateau`.
 class ReduceLROnPlateau {
  public:
-  /// Throws ArgumentError for an invalid factor, mode or number of min_lrs.
+  /// Throws ArgumentError for an invalid factor or number of min_lrs.
   explicit ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceLROnPlateauOptions options = {},
                              std::source_location where = std::source_location::current());
 
@@ -243,7 +265,7 @@ class ReduceLROnPlateau {
   void step(double metric, std::source_location where = std::source_location::current());
   /// The rate of each parameter group. PyTorch: `get_last_lr()`.
   const std::vector<double>& get_last_lr() const { return last_lr_; }
-  const std::string& mode() const { return mode_; }
+  PlateauMode mode() const { return mode_; }
 
   Dict state_dict() const;
   /// Loads the entries of the dict, options included, as Python does. Throws CheckpointError that names the
@@ -256,11 +278,11 @@ class ReduceLROnPlateau {
   void reduce();
 
   torch::optim::Optimizer* optimizer_;
-  std::string mode_;
+  PlateauMode mode_;
   double factor_;
   std::int64_t patience_;
   double threshold_;
-  std::string threshold_mode_;
+  ThresholdMode threshold_mode_;
   std::int64_t cooldown_;
   std::optional<double> default_min_lr_;
   std::vector<double> min_lrs_;
@@ -272,12 +294,16 @@ class ReduceLROnPlateau {
   std::vector<double> last_lr_;
 };
 
+/// How a rate grows with the number of ranks.
+enum class ScalingRule : std::uint8_t { linear, sqrt };
+OneOf<"linear", "sqrt"> literals_of(ScalingRule);
+
 /// The learning rate of `world_size` ranks whose gradients are averaged, from the rate of one rank with the
 /// same batch size per rank. "linear": lr times world_size, the linear scaling rule
 /// (https://arxiv.org/abs/1706.02677), usual with SGD. "sqrt": lr times its square root
-/// (https://arxiv.org/abs/1404.5997), usual with Adam. Both need a warm-up. Throws ArgumentError for another
-/// rule or a world_size below 1.
-double scale_lr(double lr, std::int64_t world_size, const std::string& rule = "linear",
+/// (https://arxiv.org/abs/1404.5997), usual with Adam. Both need a warm-up. Throws ArgumentError for a
+/// world_size below 1.
+double scale_lr(double lr, std::int64_t world_size, Literal<ScalingRule> rule = "linear",
                 std::source_location where = std::source_location::current());
 
 }  // namespace lockstep::optim

@@ -14,6 +14,7 @@
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 
+#include <lockstep/base/literal.h>
 #include <lockstep/serialize/value.h>
 
 namespace lockstep::optim {
@@ -217,6 +218,11 @@ struct AdafactorOptions : NamedOptionsOf<AdafactorOptions> {
   void visit_fields(Fields& fields) override;
 };
 
+/// How Muon scales the rate by a matrix's shape: by sqrt(max(1, rows / columns)), or so that updates are as large
+/// as AdamW's.
+enum class MuonAdjustment : std::uint8_t { original, match_rms_adamw };
+OneOf<"original", "match_rms_adamw"> literals_of(MuonAdjustment);
+
 struct MuonOptions : NamedOptionsOf<MuonOptions> {
   MuonOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT
   using Coefficients = std::tuple<double, double, double>;
@@ -227,9 +233,18 @@ struct MuonOptions : NamedOptionsOf<MuonOptions> {
   TORCH_ARG(Coefficients, ns_coefficients) = {3.4445, -4.775, 2.0315};
   TORCH_ARG(double, eps) = 1e-7;
   TORCH_ARG(std::int64_t, ns_steps) = 5;
-  /// "original" (default) or "match_rms_adamw".
-  TORCH_ARG(std::optional<std::string>, adjust_lr_fn) = std::nullopt;
+
+ public:
+  /// Default, as in PyTorch: nullopt, which is "original".
+  MuonOptions& adjust_lr_fn(Literal<MuonAdjustment> name) {
+    adjust_lr_fn_ = std::string(name.text());
+    return *this;
+  }
+  const std::optional<std::string>& adjust_lr_fn() const { return adjust_lr_fn_; }
   void visit_fields(Fields& fields) override;
+
+ private:
+  std::optional<std::string> adjust_lr_fn_;
 };
 
 struct LambOptions : NamedOptionsOf<LambOptions> {

@@ -133,12 +133,13 @@ class Trainer {
     if constexpr (requires { scheduler.step(); })
       return on_epoch_end([this, &scheduler](const Scalars&) { advance(scheduler); });
     else
-      return on_metric("ReduceLROnPlateau", scheduler.mode() == "max", [this, &scheduler](double metric) {
-        if constexpr (requires { scheduler.step(metric, where_); })
-          scheduler.step(metric, where_);
-        else
-          scheduler.step(metric);
-      });
+      return on_metric("ReduceLROnPlateau", scheduler.mode() == decltype(scheduler.mode())::max,
+                       [this, &scheduler](double metric) {
+                         if constexpr (requires { scheduler.step(metric, where_); })
+                           scheduler.step(metric, where_);
+                         else
+                           scheduler.step(metric);
+                       });
   }
   /// Calls stopping.step() with the number options.metric after each validation, and stops when it returns
   /// true. A run that had stopped so does not train any further after a resume. Throws ArgumentError for

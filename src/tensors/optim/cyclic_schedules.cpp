@@ -89,10 +89,10 @@ class CyclicSchedule : public MomentumSchedule {
   CyclicSchedule(Optimizer& optimizer, CyclicLROptions options)
       : MomentumSchedule(optimizer, "CyclicLR", options.cycle_momentum),
         max_lrs_(options.max_lr.values("CyclicLR: max_lr", group_count())),
-        mode_(std::move(options.mode)),
+        mode_(options.mode.text()),
         gamma_(options.gamma),
         scale_fn_(std::move(options.scale_fn)),
-        scale_mode_(std::move(options.scale_mode)) {
+        scale_mode_(options.scale_mode.text()) {
     const auto base_lrs = options.base_lr.values("CyclicLR: base_lr", group_count());
     const auto up = real(options.step_size_up);
     total_size_ = up + (options.step_size_down ? real(*options.step_size_down) : up);
@@ -204,7 +204,7 @@ class OneCycleSchedule : public MomentumSchedule {
       : MomentumSchedule(optimizer, "OneCycleLR", options.cycle_momentum),
         total_steps_(total_of(options)),
         phases_(phases_of(options, real(total_steps_))),
-        anneal_strategy_(options.anneal_strategy) {
+        anneal_strategy_(options.anneal_strategy.text()) {
     if (!(options.pct_start >= 0 && options.pct_start <= 1))
       throw_error<ArgumentError>("OneCycleLR: pct_start = {}; give 0 to 1", options.pct_start);
     check();

@@ -285,10 +285,10 @@ class WarmRestartsSchedule : public Schedule {
 class SwaSchedule : public Schedule {
  public:
   SwaSchedule(Optimizer& optimizer, const PerGroup& swa_lr, std::int64_t anneal_epochs,
-              std::string anneal_strategy)
+              Literal<AnnealStrategy> anneal_strategy)
       : Schedule(optimizer, "SWALR"),
         anneal_epochs_(anneal_epochs),
-        anneal_strategy_(std::move(anneal_strategy)) {
+        anneal_strategy_(anneal_strategy.text()) {
     const auto rates = swa_lr.values("SWALR: swa_lr", group_count());
     for (std::size_t i = 0; i < rates.size(); ++i) entries_->groups[i]["swa_lr"] = rates[i];
   }
@@ -367,8 +367,8 @@ void CosineAnnealingWarmRestarts::step(double epoch, std::source_location where)
 }
 
 SWALR::SWALR(Optimizer& optimizer, const PerGroup& swa_lr, std::int64_t anneal_epochs,
-             std::string anneal_strategy, std::source_location where)
+             Literal<AnnealStrategy> anneal_strategy, std::source_location where)
     : LRScheduler(Schedule::begun<SwaSchedule>((CallerPlace(where), optimizer), swa_lr, anneal_epochs,
-                                               std::move(anneal_strategy))) {}
+                                               anneal_strategy)) {}
 
 }  // namespace lockstep::optim

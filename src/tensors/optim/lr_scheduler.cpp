@@ -192,12 +192,9 @@ ChainedScheduler::ChainedScheduler(const std::vector<LRScheduler>& schedulers, s
 
 namespace {
 
-bool is_mode(const std::string& mode) { return mode == "min" || mode == "max"; }
-bool is_threshold_mode(const std::string& mode) { return mode == "rel" || mode == "abs"; }
-
-double worst_in(const std::string& mode) {
+double worst_in(PlateauMode mode) {
   constexpr auto infinity = std::numeric_limits<double>::infinity();
-  return mode == "min" ? infinity : -infinity;
+  return mode == PlateauMode::min ? infinity : -infinity;
 }
 
 void check_options(const ReduceLROnPlateauOptions& options, std::size_t groups) {
@@ -206,11 +203,20 @@ void check_options(const ReduceLROnPlateauOptions& options, std::size_t groups) 
   };
   if (!(options.factor < 1))
     refuse(fmt::format("factor = {} does not lower anything; give less than 1", options.factor));
-  if (!is_mode(options.mode)) refuse(fmt::format("mode '{}' is unknown; give 'min' or 'max'", options.mode));
-  if (!is_threshold_mode(options.threshold_mode))
-    refuse(fmt::format("threshold_mode '{}' is unknown; give 'rel' or 'abs'", options.threshold_mode));
   if (!options.min_lrs.empty() && options.min_lrs.size() != groups)
     refuse(fmt::format("there are {} min_lrs for {} parameter groups", options.min_lrs.size(), groups));
+}
+
+// An enum that the state dict has as PyTorch's literal.
+template <typename Enum>
+void literal(Fields& fields, const char* name, Enum& value) {
+  std::string text(Literal<Enum>(value).text());
+  fields(name, text);
+  const auto parsed = parse_literal<Enum>(text);
+  if (!parsed)
+    throw_error<CheckpointError>("ReduceLROnPlateau: '{}' is '{}'; expected one of {}", name, text,
+                                 fmt::join(decltype(literals_of(value))::kNames, ", "));
+  value = *parsed;
 }
 
 }  // namespace
@@ -218,27 +224,26 @@ void check_options(const ReduceLROnPlateauOptions& options, std::size_t groups) 
 ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceLROnPlateauOptions options,
                                      std::source_location where)
     : optimizer_(&optimizer),
-      mode_(std::move(options.mode)),
+      mode_(options.mode),
       factor_(options.factor),
       patience_(options.patience),
       threshold_(options.threshold),
-      threshold_mode_(std::move(options.threshold_mode)),
+      threshold_mode_(options.threshold_mode),
       cooldown_(options.cooldown),
       min_lrs_(std::move(options.min_lrs)),
       eps_(options.eps),
       best_(worst_in(mode_)),
       last_lr_(rates_of(optimizer)) {
   const CallerPlace place(where);
-  check_options({.mode = mode_, .factor = factor_, .threshold_mode = threshold_mode_, .min_lrs = min_lrs_},
-                last_lr_.size());
+  check_options({.factor = factor_, .min_lrs = min_lrs_}, last_lr_.size());
   if (!min_lrs_.empty()) return;
   default_min_lr_ = options.min_lr;
   min_lrs_.assign(last_lr_.size(), options.min_lr);
 }
 
 bool ReduceLROnPlateau::is_better(double metric) const {
-  const bool relative = threshold_mode_ == "rel";
-  if (mode_ == "min") return metric < (relative ? best_ * (1 - threshold_) : best_ - threshold_);
+  const bool relative = threshold_mode_ == ThresholdMode::rel;
+  if (mode_ == PlateauMode::min) return metric < (relative ? best_ * (1 - threshold_) : best_ - threshold_);
   return metric > (relative ? best_ * (threshold_ + 1) : best_ + threshold_);
 }
 
@@ -290,9 +295,9 @@ void ReduceLROnPlateau::visit_fields(Fields& fields) {
   fields("last_epoch", last_epoch_);
   fields("_last_lr", last_lr_);
   fields.constant("mode_worse", worst_in(mode_));
-  fields("mode", mode_);
+  literal(fields, "mode", mode_);
   fields("threshold", threshold_);
-  fields("threshold_mode", threshold_mode_);
+  literal(fields, "threshold_mode", threshold_mode_);
   fields("best", best_);
   fields("cooldown_counter", cooldown_counter_);
   fields("num_bad_epochs", num_bad_epochs_);
@@ -310,9 +315,6 @@ void ReduceLROnPlateau::load_state_dict(const Dict& state_dict, std::source_loca
   auto loaded = *this;
   Fields fields(state_dict, "ReduceLROnPlateau", false);
   loaded.visit_fields(fields);
-  if (!is_mode(loaded.mode_)) throw_error<CheckpointError>("mode {} is unknown!", loaded.mode_);
-  if (!is_threshold_mode(loaded.threshold_mode_))
-    throw_error<CheckpointError>("threshold mode {} is unknown!", loaded.threshold_mode_);
   *this = std::move(loaded);
 }
 

@@ -192,13 +192,11 @@ std::vector<double> PerGroup::values(const std::string& name, std::size_t groups
   throw_error<ArgumentError>("{} has {} values for {} parameter groups", name, numbers_.size(), groups);
 }
 
-double scale_lr(double lr, std::int64_t world_size, const std::string& rule, std::source_location where) {
+double scale_lr(double lr, std::int64_t world_size, Literal<ScalingRule> rule, std::source_location where) {
   const CallerPlace place(where);
   if (world_size < 1) throw_error<ArgumentError>("scale_lr: world_size = {}; give at least 1", world_size);
   const auto ranks = static_cast<double>(world_size);
-  if (rule == "linear") return lr * ranks;
-  if (rule == "sqrt") return lr * std::sqrt(ranks);
-  throw_error<ArgumentError>("scale_lr: rule '{}' is unknown; give 'linear' or 'sqrt'", rule);
+  return lr * (rule == ScalingRule::linear ? ranks : std::sqrt(ranks));
 }
 
 }  // namespace lockstep::optim
