@@ -76,7 +76,7 @@ void train(const Flags& flags) {
   std::optional<lockstep::CheckpointManager> manager;
   if (!flags.checkpoints.empty()) manager.emplace(flags.checkpoints);
   if (auto saved = flags.resume ? manager->load_latest() : std::nullopt) {
-    state.load_state_dict(saved->contents.as_dict());
+    state.load_state_dict(saved->contents);
     print(fmt::format("resumed after step {}", step));
   }
 

@@ -49,7 +49,7 @@ int main() {
     lockstep::spawn({.nprocs = 2, .timeout = std::chrono::minutes(5)}, train, Settings{}, data,
                     result.string());
     auto net = make_net();
-    lockstep::load_state_dict(net, lockstep::load(result).as_dict());
+    lockstep::load_state_dict(net, lockstep::load(result));
     const auto loss = torch::nn::functional::mse_loss(net->forward(data), target_of(data));
     std::cout << "trained by two ranks: loss " << loss.item<float>() << '\n';
     std::filesystem::remove(result);

@@ -83,9 +83,9 @@ void train(const Flags& flags) {
   if (flags.resume) {
     update();
     distributed_checkpoint::load(state, flags.folder, default_group());
-    set_model_state_dict(net, state.at("model").as_dict());
-    set_optimizer_state_dict(net, optimizer, state.at("optimizer").as_dict(), kFlat);
-    step = state.at("step").as_int();
+    set_model_state_dict(net, state.at("model"));
+    set_optimizer_state_dict(net, optimizer, state.at("optimizer"), kFlat);
+    step = state.at("step");
   }
   for (const auto last = step + flags.steps; step < last; ++step) {
     torch::manual_seed(static_cast<std::uint64_t>(step));  // all ranks draw alike, and take their parts

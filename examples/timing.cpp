@@ -77,7 +77,7 @@ Result measure(int ranks, const Flags& flags) {
   spawn({.nprocs = ranks}, train, flags, file.string());
   const auto result = load(file);
   std::filesystem::remove(file);
-  return {ranks, result["seconds"].as_double(), result["accuracy"].as_double()};
+  return {ranks, result["seconds"], result["accuracy"]};
 }
 
 // Bars of the speed-up, and a line where it would be the number of ranks.

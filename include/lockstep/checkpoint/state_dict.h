@@ -94,7 +94,7 @@ struct LoadReport {
   PrefixChange prefix = PrefixChange::none;  ///< what happened to the prefix "module."
 };
 
-/// Lists what was loaded and what did not fit, a line each.
+/// Lists what was loaded, a change of the prefix, and what did not fit, a line each.
 std::ostream& operator<<(std::ostream& stream, const LoadReport& report);
 
 /// Copies a state dict into parameters and buffers, converting dtype and device. The prefix "module." of
@@ -114,6 +114,15 @@ LoadReport load_state_dict(ModuleRef module, const Dict& state_dict, const LoadS
 LoadReport load_pretrained(ModuleRef module, const std::filesystem::path& file,
                            const LoadStateDictOptions& options = {},
                            std::source_location where = std::source_location::current());
+
+/// Does not compile: Python pickles the class of a module or an optimizer, which C++ cannot. Save its state
+/// dict.
+template <typename Object>
+  requires(std::derived_from<Object, torch::nn::Module> ||
+           std::derived_from<Object, torch::optim::Optimizer> || ModulePointer<Object>)
+void save(const Object& /*object*/, const std::filesystem::path& /*file*/) {
+  static_assert(sizeof(Object) == 0, "save the state dict instead: save(state_dict(object), file)");
+}
 
 /// Removes `prefix` from every key that has it, in `_metadata` too. PyTorch:
 /// `consume_prefix_in_state_dict_if_present`.

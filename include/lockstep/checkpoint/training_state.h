@@ -47,7 +47,7 @@ struct TrainingStateAccess;
 ///     training.add("model", ddp).add("optimizer", optimizer).add("loader", loader).add("epoch", epoch);
 ///     training.add_generator();
 ///     manager.save(step, training.state_dict());
-///     if (auto checkpoint = manager.load_latest()) training.load_state_dict(checkpoint->contents.as_dict());
+///     if (auto checkpoint = manager.load_latest()) training.load_state_dict(checkpoint->contents);
 class TrainingState {
  public:
   /// The ranks whose random states, gradients and metrics are saved together. Default: the default group or,

@@ -18,10 +18,24 @@ class CheckpointReadError : public CheckpointError {
   using CheckpointError::CheckpointError;
 };
 
+/// A device, or PyTorch's name of one, such as "cuda:1". Throws ArgumentError for other names.
+class MapLocation {
+ public:
+  MapLocation(at::Device device) : device_(device) {}
+  MapLocation(at::DeviceType device) : device_(device) {}
+  MapLocation(const std::string& device);
+  MapLocation(const char* device) : MapLocation(std::string(device)) {}
+  operator at::Device() const { return device_; }
+  at::Device device() const { return device_; }
+
+ private:
+  at::Device device_;
+};
+
 /// Options of load(). PyTorch: the arguments of torch.load.
 struct LoadOptions {
-  /// The device of the tensors. at::kMeta: shapes and dtypes only; the data is not read.
-  at::Device map_location = at::kCPU;
+  /// The device of the tensors. "meta": shapes and dtypes only; the data is not read.
+  MapLocation map_location = at::kCPU;
   /// Tensors are pages of the file, read on first access and copied on write. The file must not be truncated
   /// while they exist; it may be replaced by a rename, as save() does.
   bool mmap = false;
@@ -35,6 +49,11 @@ struct LoadOptions {
 /// CheckpointReadError. Thread-safe. PyTorch: `torch.load(file, weights_only=True)`.
 Value load(const std::filesystem::path& file, const LoadOptions& options = {},
            std::source_location where = std::source_location::current());
+
+inline Value load(const std::filesystem::path& file, MapLocation map_location,
+                  std::source_location where = std::source_location::current()) {
+  return load(file, LoadOptions{.map_location = map_location}, where);
+}
 
 /// Like load(), from memory. `name` appears in messages.
 Value load_bytes(std::span<const char> bytes, const LoadOptions& options = {},

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -128,6 +130,9 @@ class Dict {
   const Item* begin() const;
   const Item* end() const;
 
+  /// Writes the whole dict, as repr() prints it.
+  friend std::ostream& operator<<(std::ostream& stream, const Dict& dict);
+
   /// The `__dict__` of a Python OrderedDict, which holds a state dict's `_metadata`.
   const Dict& attributes() const;
   void set_attributes(Dict attributes);
@@ -145,9 +150,36 @@ class Dict {
 /// An OrderedDict with these entries, the type that `state_dict()` returns.
 Dict ordered_dict(std::initializer_list<Dict::Item> items = {});
 
+namespace serialize {
+
+/// The index of a type among the alternatives of a variant, or their number.
+template <typename T, typename Variant>
+constexpr std::size_t kIndexIn = 0;
+template <typename T, typename... Types>
+constexpr std::size_t kIndexIn<T, std::variant<Types...>> = [] {
+  std::size_t index = 0;
+  (void)((std::same_as<T, Types> || (++index, false)) || ...);
+  return index;
+}();
+
+/// Every integer type but char, and floating-point types.
+template <typename T>
+concept Number = (std::integral<T> && !std::same_as<T, char>) || std::floating_point<T>;
+
+}  // namespace serialize
+
 /// A value in a checkpoint: anything that Python's `torch.load(weights_only=True)` returns, and
 /// ShardedTensor, which only distributed_checkpoint can save. Copies are deep except that tensors share their
 /// data, like copies of at::Tensor.
+///
+/// Numbers, strings, tensors, dicts and so on convert to a Value, and a Value converts back to the type that
+/// it is assigned to. Such a conversion copies, and throws CheckpointError as the as_ functions do:
+///
+///     Value saved = load("net.pt");
+///     load_state_dict(net, saved["model"]);
+///     int epoch = saved["epoch"];
+///     double lr = saved["optimizer"]["param_groups"][0]["lr"];
+///     for (const auto& [key, value] : saved) std::cout << key << ": " << value << "\n";
 class Value {
  public:
   using Variant = std::variant<None, bool, std::int64_t, BigInteger, double, std::complex<double>,
@@ -180,6 +212,12 @@ class Value {
   Value(Set value) : variant_(std::move(value)) {}
   Value(Dict value) : variant_(std::move(value)) {}
   Value(ShardedTensor value) : variant_(std::move(value)) {}
+  /// A dict: {{"epoch", 1}, {"model", state_dict(net)}}.
+  Value(std::initializer_list<Dict::Item> entries);
+  /// A list.
+  template <typename Item>
+    requires std::convertible_to<const Item&, Value>
+  Value(const std::vector<Item>& items) : variant_(List(std::vector<Value>(items.begin(), items.end()))) {}
 
   template <typename T>
   bool is() const {
@@ -200,15 +238,43 @@ class Value {
   bool as_bool() const;
   std::int64_t as_int() const;  ///< an int or a bool
   double as_double() const;     ///< a float, an int or a bool
-  const std::string& as_string() const;
-  const at::Tensor& as_tensor() const;  ///< a tensor, or the data of a parameter
-  const Dict& as_dict() const;
-  Dict& as_dict();
+  const std::string& as_string() const&;
+  const at::Tensor& as_tensor() const&;  ///< a tensor, or the data of a parameter
+  const Dict& as_dict() const&;
+  Dict& as_dict() &;
   /// The items of a list, a tuple or a set.
-  const std::vector<Value>& as_items() const;
+  const std::vector<Value>& as_items() const&;
+  // From a temporary Value, such as load("net.pt").as_dict().
+  std::string as_string() && { return std::as_const(*this).as_string(); }
+  at::Tensor as_tensor() && { return std::as_const(*this).as_tensor(); }
+  Dict as_dict() && { return std::move(as_dict()); }
+  std::vector<Value> as_items() && { return std::as_const(*this).as_items(); }
 
-  /// The entry of a dict. Throws CheckpointError when there is no such key or this is not a dict.
-  const Value& operator[](const Value& key) const { return as_dict().at(key); }
+  /// A number or a type of Variant. Throws CheckpointError that names the actual type and value, also for an
+  /// int that does not fit into `T`.
+  template <typename T>
+    requires(serialize::Number<T> || serialize::kIndexIn<T, Variant> < std::variant_size_v<Variant>)
+  operator T() const& {
+    return to<T>();
+  }
+  template <typename T>
+    requires(serialize::Number<T> || serialize::kIndexIn<T, Variant> < std::variant_size_v<Variant>)
+  operator T() && {
+    if constexpr (std::same_as<T, Dict>) return std::move(*this).as_dict();
+    return to<T>();
+  }
+
+  /// The entry of a dict, or the item of a list or a tuple; -1 is the last item. Throws CheckpointError when
+  /// there is no such key or item, or this has neither.
+  const Value& operator[](const Value& key) const&;
+  Value operator[](const Value& key) && { return std::as_const(*this)[key]; }
+
+  // The entries of a dict; loops over a list take as_items(). Each throws CheckpointError for other types.
+  const Dict::Item* begin() const;
+  const Dict::Item* end() const;
+
+  /// Writes the whole value, as repr() prints it.
+  friend std::ostream& operator<<(std::ostream& stream, const Value& value);
 
   /// The Python name of the type: "int", "OrderedDict", "Tensor".
   std::string_view type_name() const;
@@ -220,6 +286,25 @@ class Value {
     return big_integer(static_cast<std::uint64_t>(value));
   }
   static BigInteger big_integer(std::uint64_t value);
+
+  std::int64_t int_within(std::int64_t min, std::uint64_t max) const;
+  [[noreturn]] void refuse_type(std::size_t wanted) const;
+
+  template <typename T>
+  T to() const {
+    if constexpr (std::same_as<T, bool>) {
+      return as_bool();
+    } else if constexpr (std::integral<T>) {
+      return static_cast<T>(int_within(std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
+    } else if constexpr (std::floating_point<T>) {
+      return static_cast<T>(as_double());
+    } else if constexpr (std::same_as<T, at::Tensor>) {
+      return as_tensor();
+    } else {
+      if (const auto* value = get_if<T>()) return *value;
+      refuse_type(serialize::kIndexIn<T, Variant>);
+    }
+  }
 
   Variant variant_;
 };

@@ -136,7 +136,7 @@ void write_file(AtomicFile& file, const std::string& header, const std::vector<N
 
 Dict load_file(const std::filesystem::path& file, const LoadOptions& options) {
   const ErrorFile about(file);
-  const auto source = serialize::open_file(file, options.mmap && !options.map_location.is_meta());
+  const auto source = serialize::open_file(file, options.mmap && !options.map_location.device().is_meta());
   serialize::require_location(source->name(), options.map_location);
   const auto header = read_header(*source);
   Dict tensors;

@@ -98,7 +98,7 @@ class ZipStorages {
     if (record == nullptr)
       throw_error<CheckpointError>("{}: the data of storage {} is missing", zip_.source().name(), wanted.key);
     check_size(wanted, record->size);
-    if (options_.map_location.is_meta()) return meta_storage(wanted.bytes);
+    if (options_.map_location.device().is_meta()) return meta_storage(wanted.bytes);
     auto storage = zip_.source().storage(zip_.offset(*record), record->size);
     if (big_endian_) swap_byte_order(storage, wanted.dtype);
     return place_storage(std::move(storage), options_.map_location);
@@ -304,12 +304,27 @@ Value load_source(const ByteSource& source, const LoadOptions& options) {
 
 }  // namespace serialize
 
+namespace {
+
+at::Device named_device(const std::string& name) {
+  try {
+    return at::Device(name);
+  } catch (const c10::Error&) {
+    throw_error<ArgumentError>(
+        "map_location: \"{}\" is not a device; write \"cpu\", \"cuda\", \"cuda:1\" or \"meta\"", name);
+  }
+}
+
+}  // namespace
+
+MapLocation::MapLocation(const std::string& device) : device_(named_device(device)) {}
+
 Value load(const std::filesystem::path& file, const LoadOptions& options, std::source_location where) {
   const CallerPlace place(where);
   const ErrorFile about(file);
   const PhaseScope phase(Phase::checkpoint);
-  return serialize::load_source(*serialize::open_file(file, options.mmap && !options.map_location.is_meta()),
-                                options);
+  return serialize::load_source(
+      *serialize::open_file(file, options.mmap && !options.map_location.device().is_meta()), options);
 }
 
 Value load_bytes(std::span<const char> bytes, const LoadOptions& options, const std::string& name,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <array>
+#include <ostream>
 
 #include <ATen/Functions.h>
 #include <fmt/ranges.h>
@@ -221,6 +222,8 @@ List& List::operator=(const List& other) = default;
 List& List::operator=(List&& other) noexcept = default;
 List::~List() = default;
 
+Value::Value(std::initializer_list<Dict::Item> entries) : variant_(Dict(entries)) {}
+
 BigInteger Value::big_integer(std::uint64_t value) {
   BigInteger big;
   for (; value != 0; value >>= 8) big.bytes.push_back(static_cast<char>(value & 0xff));
@@ -246,33 +249,61 @@ double Value::as_double() const {
   refuse(*this, "a number");
 }
 
-const std::string& Value::as_string() const {
+const std::string& Value::as_string() const& {
   if (const auto* value = get_if<std::string>()) return *value;
   refuse(*this, "a str");
 }
 
-const at::Tensor& Value::as_tensor() const {
+const at::Tensor& Value::as_tensor() const& {
   if (const auto* value = get_if<at::Tensor>()) return *value;
   if (const auto* value = get_if<Parameter>()) return value->data;
   refuse(*this, "a Tensor");
 }
 
-const Dict& Value::as_dict() const {
+const Dict& Value::as_dict() const& {
   if (const auto* value = get_if<Dict>()) return *value;
   refuse(*this, "a dict");
 }
 
-Dict& Value::as_dict() {
+Dict& Value::as_dict() & {
   if (auto* value = get_if<Dict>()) return *value;
   refuse(*this, "a dict");
 }
 
-const std::vector<Value>& Value::as_items() const {
+const std::vector<Value>& Value::as_items() const& {
   if (const auto* value = get_if<List>()) return value->items;
   if (const auto* value = get_if<Tuple>()) return value->items;
   if (const auto* value = get_if<Set>()) return value->items;
   refuse(*this, "a list or a tuple");
 }
+
+std::int64_t Value::int_within(std::int64_t min, std::uint64_t max) const {
+  const auto value = as_int();
+  if (std::cmp_less(value, min) || std::cmp_greater(value, max))
+    refuse(*this, fmt::format("an int from {} to {}", min, max));
+  return value;
+}
+
+void Value::refuse_type(std::size_t wanted) const { refuse(*this, fmt::format("a {}", kTypeNames[wanted])); }
+
+const Value& Value::operator[](const Value& key) const& {
+  if (!is<List>() && !is<Tuple>()) return as_dict().at(key);
+  const auto& items = as_items();
+  const auto count = static_cast<std::int64_t>(items.size());
+  const auto index = key.as_int();
+  if (index < -count || index >= count)
+    throw_error<CheckpointError>("there is no item {} in this {} of {} items", index, type_name(), count);
+  return items[static_cast<std::size_t>(index < 0 ? index + count : index)];
+}
+
+const Dict::Item* Value::begin() const {
+  if (const auto* dict = get_if<Dict>()) return dict->begin();
+  throw_error<CheckpointError>(
+      "a loop over a value needs a dict, but this is {} {}; loop over its as_items()", type_name(),
+      repr(*this, 100));
+}
+
+const Dict::Item* Value::end() const { return begin() + as_dict().size(); }
 
 std::string_view Value::type_name() const {
   if (const auto* bytes = get_if<Bytes>(); bytes != nullptr && bytes->mutable_array) return "bytearray";
@@ -285,6 +316,12 @@ std::string_view Value::type_name() const {
 
 bool equal(const Value& left, const Value& right) {
   return std::visit(SameContents{}, left.variant(), right.variant());
+}
+
+std::ostream& operator<<(std::ostream& stream, const Dict& dict) { return stream << Value(dict); }
+
+std::ostream& operator<<(std::ostream& stream, const Value& value) {
+  return stream << repr(value, std::numeric_limits<std::size_t>::max());
 }
 
 std::string repr(const Value& value, std::size_t max_length) { return Printer(max_length).print(value); }

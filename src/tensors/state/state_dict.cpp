@@ -395,6 +395,9 @@ LoadReport load_pretrained(ModuleRef module, const std::filesystem::path& file,
 
 std::ostream& operator<<(std::ostream& stream, const LoadReport& report) {
   stream << fmt::format("{} tensors loaded\n", report.loaded_keys.size());
+  if (report.prefix == PrefixChange::removed)
+    stream << "\"module.\" was removed from the keys of the state dict\n";
+  if (report.prefix == PrefixChange::added) stream << "\"module.\" was added to the keys of the state dict\n";
   for (const auto& key : report.missing_keys) stream << fmt::format("missing in the state dict: {}\n", key);
   for (const auto& key : report.unexpected_keys) stream << fmt::format("not in the module: {}\n", key);
   for (const auto& [key, reason] : report.skipped) stream << fmt::format("skipped: {}: {}\n", key, reason);
