@@ -23,9 +23,10 @@ def show_contents(app, page, template, context, doctree):
         short, app.env.tocs[page] = app.env.tocs[page], contents[page]
         context["toc"] = app.builder.render_partial(TocTree(app.env).get_toc_for(page, app.builder))["fragment"]
         app.env.tocs[page] = short
+        context["furo_hide_toc"] = context["toc"].count("<li") < 2
 
 
 def setup(app):
     app.connect("write-started", keep_titles)
-    app.connect("html-page-context", show_contents, priority=400)
+    app.connect("html-page-context", show_contents, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
