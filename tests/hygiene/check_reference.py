@@ -6,24 +6,17 @@ public class or enumeration contains, without constructors: the class says what 
 enough for them. --missing lists what has no comment.
 """
 
-import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs/site"))
+import headers
+
 # Per cent that must have a comment. Raise them when more have one.
 LEAST = {"names": 80.0, "members": 58.0}
 CLASSES = {"class", "struct", "union", "concept"}
-
-
-def doxygen_xml(root, folder):
-    """Runs Doxygen; a warning is an error. Returns the folder of the XML files and what Doxygen printed."""
-    settings = (Path(root) / "docs/site/Doxyfile").read_text() + f"\nOUTPUT_DIRECTORY = {folder}\n"
-    run = subprocess.run(["doxygen", "-"], input=settings, cwd=root, capture_output=True, text=True, check=False)
-    if run.returncode:
-        raise SystemExit(f"doxygen ended with {run.returncode}:\n{run.stderr}")
-    return Path(folder) / "xml", sorted(set(run.stderr.splitlines()))
 
 
 def has_comment(element):
@@ -86,8 +79,8 @@ def coverage(root):
     """The coverage of the headers below `root`, and Doxygen's warnings."""
     found = Coverage()
     with tempfile.TemporaryDirectory() as folder:
-        xml, warnings = doxygen_xml(root, folder)
-        for path in sorted(xml.glob("*.xml")):
+        warnings = headers.run_doxygen(root, folder)
+        for path in sorted(Path(folder).glob("xml/*.xml")):
             for compound in ET.parse(path).getroot().iter("compounddef"):
                 found.add_compound(compound)
     return found, warnings

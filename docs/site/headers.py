@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Doxygen's view of the public headers, and the directive that renders one header in the order of its lines.
+
+    {doxygenheader} lockstep/ddp/options.h
+"""
+
+import re
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+
+def run_doxygen(root, folder):
+    """Writes `folder`/xml. Returns what Doxygen warns of."""
+    settings = (Path(root) / "docs/site/Doxyfile").read_text() + f"\nOUTPUT_DIRECTORY = {folder}\n"
+    run = subprocess.run(["doxygen", "-"], input=settings, cwd=root, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise SystemExit(f"doxygen ended with {run.returncode}:\n{run.stderr}")
+    return sorted(set(run.stderr.splitlines()))
+
+
+def readable(xml):
+    """Default arguments as Sphinx's parser of C++ reads them: it knows no designated initializers."""
+    return re.sub(r"<(defval|argsstring|initializer)>.*?</\1>", lambda match: re.sub(r"([{,]\s*)\.(\w+\s*=)", r"\1\2", match[0]), xml)
+
+
+def version(root):
+    """The parts of the version in version.h."""
+    return re.findall(r"define LOCKSTEP_VERSION_\w+ (\d+)", (Path(root) / "include/lockstep/version.h").read_text())
+
+
+def compounds(xml):
+    """The classes, concepts and namespaces of Lockstep, and what the index calls each of them."""
+    for entry in ET.parse(Path(xml) / "index.xml").getroot().iter("compound"):
+        if entry.get("kind") in {"class", "struct", "union", "concept", "namespace"} and entry.findtext("name").startswith("lockstep"):
+            yield entry.get("refid"), next(ET.parse(Path(xml) / f"{entry.get('refid')}.xml").getroot().iter("compounddef"))
+
+
+def contents(xml):
+    """header -> [(line, id of the compound, id of its member or None)], without classes inside of classes and specializations."""
+    found, inner = {}, set()
+    everything = list(compounds(xml))
+    for refid, compound in everything:
+        if compound.get("kind") != "namespace":
+            inner |= {element.get("refid") for element in compound.findall("innerclass")}
+    for refid, compound in everything:
+        if compound.get("kind") == "namespace":
+            for member in compound.iter("memberdef"):
+                add(found, member, refid, member.get("id"))
+        elif refid not in inner and "<" not in compound.findtext("compoundname"):
+            add(found, compound, refid, None)
+    return {header: sorted(entries, key=lambda entry: entry[0]) for header, entries in found.items()}
+
+
+def add(found, element, refid, member):
+    location = element.find("location")
+    found.setdefault(location.get("file"), []).append((int(location.get("line")), refid, member))
+
+
+def setup(app):
+    from breathe.directives import BaseDirective  # only Sphinx needs Breathe
+    from breathe.renderer import TaggedNode, filter as breathe_filter
+    from breathe.renderer.mask import NullMaskFactory
+    from breathe.renderer.target import create_target_handler
+
+    cache = {}
+
+    class DoxygenHeader(BaseDirective):
+        required_arguments = 1
+
+        def run(self):
+            project = self.project_info_factory.create_project_info({})
+            index = self.get_doxygen_index(project)
+            xml = Path(project.project_path())
+            if not cache:
+                cache.update(contents=contents(xml), compounds={compound.refid: compound for group in index.compounds.values() for compound in group})
+            nodes = []
+            for _, refid, member in cache["contents"].get(self.arguments[0], []):
+                compound = cache["compounds"][refid]
+                options = {"members": "", "undoc-members": None}
+                if member is None:
+                    stack = [TaggedNode("compound", compound), TaggedNode("doxygenindex", index.root)]
+                    shown = breathe_filter.create_class_filter(self.app, compound.name, options)
+                else:
+                    entry = next(entry for entry in compound.member if entry.refid == member)
+                    stack = breathe_filter.extend_member_with_compound(self.dox_parser, project, entry, compound, index.root)
+                    shown = breathe_filter.create_outline_filter({})
+                nodes += self.render(stack, project, shown, create_target_handler({}, self.env), NullMaskFactory(), self.directive_args)
+            return nodes
+
+    app.add_directive("doxygenheader", DoxygenHeader)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
