@@ -10,7 +10,8 @@
 
 namespace lockstep {
 
-/// What an Error is about, as far as the place that throws it knows. The rank that throws is in the text only.
+/// The ranks, the group, the call, the host and the file of an Error; each is empty unless the place that throws
+/// knows it. The rank that throws is in the text only.
 struct ErrorDetails {
   /// Ranks that are lost, missing, late or different, as numbered in `group`; in the run if `group` is empty.
   std::vector<int> ranks = {};
@@ -20,9 +21,11 @@ struct ErrorDetails {
   std::filesystem::path file = {};  ///< file or folder that cannot be read, written or used
 };
 
-/// Base class of all exceptions of Lockstep. The message names the event, the rank, the object and a remedy,
-/// and if a call of the program is the cause, the line of that call: "(at train.cpp:42)". The members tell a
-/// program what the error is about; each is empty where that is not known.
+/// Base class of all exceptions of Lockstep, and the type of those without a class of their own, such as a call
+/// on a closed group. The message names the event, the object and a remedy, the rank where ranks work together,
+/// and the line of the program's call that is the cause: "(at train.cpp:42)".
+/// Data: group(), call(), file(). Members that are not known are empty.
+/// Remedy: follow the text. PyTorch: `RuntimeError`.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message, ErrorDetails details = {});
@@ -46,54 +49,70 @@ class Error : public std::runtime_error {
   std::shared_ptr<const ErrorDetails> details_;
 };
 
-/// Wrong argument. Nothing was sent or changed.
+/// An argument, an option or an environment variable is invalid. Nothing was sent or changed.
+/// Data: group(), call(), file().
+/// Remedy: fix the call; the text says what is allowed. PyTorch: `ValueError`, `TypeError`.
 class ArgumentError : public Error {
  public:
   using Error::Error;
 };
 
-/// A deadline passed. `ranks()`: those that did not come. PyTorch: `DistStoreError`/`RuntimeError` with a
-/// timeout text.
+/// A call did not finish within its time limit. Its outputs are unspecified.
+/// Data: ranks() that did not come, host() of the first, group(), call(), file() that another process locks.
+/// Remedy: end this rank, because the group's calls no longer match. PyTorch: `DistStoreError`, or
+/// `RuntimeError` with a text about a timeout.
 class TimeoutError : public Error {
  public:
   using Error::Error;
 };
 
-/// Another rank died, closed its connection, or left the group. `ranks()`: the lost ones. PyTorch:
+/// Another rank died, closed its connection, or left the group. Outputs are unspecified.
+/// Data: ranks() that are lost, host() of the first, group(), call().
+/// Remedy: end this rank, or form the group again. The cause is the first error of another rank. PyTorch:
 /// `DistNetworkError`.
 class PeerLost : public Error {
  public:
   using Error::Error;
 };
 
-/// Ranks disagree: parameters, shapes, options or the order of calls differ between them. `ranks()`: those that
-/// differ from the lowest rank, or that ended the step.
+/// The modules, options or calls of the ranks differ, or another rank has abandoned the step. No data was mixed.
+/// Data: ranks() that differ from rank 0, or that have abandoned the step, host() of the first, group(), call().
+/// Remedy: do the same on every rank. PyTorch: `RuntimeError`.
 class DesyncError : public Error {
  public:
   using Error::Error;
 };
 
-/// The ranks could not find or connect each other. `ranks()`: those that did not arrive; `host()`: the server
-/// of the rendezvous; `file()`: the file of the rendezvous.
+/// The ranks did not find or connect each other: a partial or contradictory environment, a port in use, another
+/// program at MASTER_PORT, ranks that never arrived. No group exists.
+/// Data: ranks() that did not arrive, host() and file() where they should have met, group().
+/// Remedy: fix the launch, and start again. PyTorch: `DistNetworkError`, `DistStoreError`.
 class RendezvousError : public Error {
  public:
   using Error::Error;
 };
 
-/// A data set is missing, damaged, or has the wrong format. `file()`: its file or folder.
+/// A dataset is missing, truncated, damaged, or of the wrong kind. Nothing was changed.
+/// Data: file() or folder.
+/// Remedy: repair or download the file. PyTorch: `RuntimeError`, `FileNotFoundError`.
 class DataError : public Error {
  public:
   using Error::Error;
 };
 
-/// A checkpoint could not be written, read or applied. `file()`: its file or folder; `ranks()`: the ranks that
-/// could not read or write their parts.
+/// A checkpoint is damaged, contains more than plain data, does not fit the module or optimizer, or cannot be
+/// written. A module changes completely or not at all; an existing file stays.
+/// Data: file() or folder, ranks() that could not read or write their part, group().
+/// Remedy: load an older checkpoint, or one that fits. PyTorch: `RuntimeError`, `UnpicklingError`,
+/// `CheckpointException`.
 class CheckpointError : public Error {
  public:
   using Error::Error;
 };
 
-/// A process could not be started or supervised. `ranks()`: the rank that could not be started, or that failed.
+/// A process could not be started or supervised. All ranks are stopped.
+/// Data: ranks() that could not be started.
+/// Remedy: follow the text, which names a limit of the system or a program.
 class LaunchError : public Error {
  public:
   using Error::Error;

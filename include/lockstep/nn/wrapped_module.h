@@ -86,6 +86,8 @@ struct StepTimes {
 };
 
 /// A loss, a gradient or a parameter is infinite or NaN. All ranks throw it in the same step.
+/// Data: none.
+/// Remedy: lower the learning rate, clip gradients, or use a GradScaler. PyTorch: `RuntimeError`.
 class NonFiniteError : public Error {
  public:
   using Error::Error;

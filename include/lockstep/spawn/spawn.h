@@ -38,7 +38,9 @@ struct SpawnOptions {
   std::source_location where = std::source_location::current();
 };
 
-/// The first rank of spawn() that failed. PyTorch: `torch.multiprocessing.ProcessException`.
+/// The first rank of spawn() that failed. The others have been stopped.
+/// Data: rank(), pid().
+/// Remedy: fix what that rank reports. PyTorch: `torch.multiprocessing.ProcessException`.
 class RankFailed : public LaunchError {
  public:
   explicit RankFailed(const std::string& message, int rank, int pid)
@@ -50,7 +52,9 @@ class RankFailed : public LaunchError {
   int pid_;
 };
 
-/// The rank's function threw an exception. PyTorch: `ProcessRaisedException`.
+/// The rank's function threw an exception. The other ranks have been stopped.
+/// Data: rank(), pid(), type() and text() of the exception.
+/// Remedy: fix what text() reports. PyTorch: `ProcessRaisedException`.
 class RankRaised : public RankFailed {
  public:
   explicit RankRaised(const std::string& message, int rank, int pid, std::string type, std::string text)
@@ -65,7 +69,9 @@ class RankRaised : public RankFailed {
   std::string text_;
 };
 
-/// The process of the rank ended before its function returned. PyTorch: `ProcessExitedException`.
+/// The process of the rank ended before its function returned. The other ranks have been stopped.
+/// Data: rank(), pid(), exit_code(), signal().
+/// Remedy: look for what ended the process; SIGKILL is often a lack of memory. PyTorch: `ProcessExitedException`.
 class RankExited : public RankFailed {
  public:
   explicit RankExited(const std::string& message, int rank, int pid, int exit_code, int signal)

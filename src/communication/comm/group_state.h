@@ -141,7 +141,7 @@ inline const std::shared_ptr<GroupState>& present_state(const ProcessGroup& grou
 }
 inline GroupState& state_of(const ProcessGroup& group) { return *present_state(group); }
 
-// Of an error about these ranks of the group.
+// What an error says about these ranks of the group.
 inline ErrorDetails about(const ProcessGroup& group, std::vector<int> ranks = {}) {
   return {.ranks = std::move(ranks), .group = state_of(group).info().name};
 }

@@ -18,7 +18,7 @@ struct RankObserver {
   std::function<bool()> is_refused = {};         // whether a rank refuses the awaited step; empty: none
   int owner = 0;                                 // see node::NodeGroup::owner
   std::function<std::string(int)> name_of = {};  // "rank 1 (pid 4711 on node3)"; empty: "rank 1"
-  // Of an error about these ranks; empty: their numbers.
+  // What an error says about these ranks; empty: their numbers.
   std::function<ErrorDetails(const std::vector<int>&)> details_of = {};
 };
 
