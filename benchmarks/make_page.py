@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes docs/benchmarks.md from page.md and results/*.json. A line {{<topic>}} of page.md becomes the first table of the newest run of the
+"""Writes docs/benchmarks.md from page.md and results/*.json, and docs/all_reduce.svg from the newest run of its topic. A line {{<topic>}} of page.md becomes the first table of the newest run of the
 topic and of the run with which it is compared (Shown has the other forms), {{ranges}} the table of RANGES,
 and {{others}} the topics that no line names."""
 import dataclasses
 import pathlib
 import re
 
+import plot_comm
 import records
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -137,5 +138,10 @@ def page(folder=HERE):
     return "\n".join(lines).replace("{{others}}", ", ".join(f"`{topic}`" for topic in others)) + "\n"
 
 
+def picture(folder=HERE):
+    return plot_comm.svg(next(run for run in records.load(folder / "results").values() if run["topic"] == "all_reduce"))
+
+
 if __name__ == "__main__":
     (HERE.parent / "docs" / "benchmarks.md").write_text(page(), encoding="utf-8")
+    (HERE.parent / "docs" / "all_reduce.svg").write_text(picture(), encoding="utf-8")

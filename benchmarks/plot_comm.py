@@ -1,23 +1,23 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws the time of an all-reduce between two ranks against its size, both on logarithmic scales, as SVG:
-plot_comm.py RESULT.json PICTURE.svg, where the result is what run_comm.py --json prints."""
-import json
+"""Draws a recorded run: the time of an all-reduce between two ranks against its size, both on logarithmic scales, as SVG."""
 import math
-import pathlib
-import sys
 from xml.sax.saxutils import escape
 
-from comm_tables import size_text
+import records
+from comm_tables import COLUMNS, KB, MB, size_text
 
-# In the order of the legend. Dashed: the limit of the machine, not a library.
-LINES = {"gloo": ("Gloo", "#c2410c", ""), "mpi": ("Open MPI", "#a16207", ""), "ordinary": ("Lockstep shm", "#2563eb", ""),
-         "zero-copy": ("Lockstep shm, zero-copy", "#1e3a8a", ""), "limit": ("memory limit", "#6b7280", "5 4")}
+# In the order of the legend. Dashed: the limit of the machine, not a library. The colours are legible on light and dark paper.
+LINES = {"gloo": ("Gloo", "#d9622b", ""), "mpi": ("Open MPI", "#b7791f", ""), "ordinary": ("Lockstep shm", "#3b82f6", ""),
+         "zero-copy": ("Lockstep shm, zero-copy", "#8b5cf6", ""), "limit": ("memory limit", "#8b949e", "5 4")}
+UNITS = {"KB": KB, "MB": MB}
 WIDTH, HEIGHT = 760, 460
 LEFT, RIGHT, TOP, BOTTOM = 70, 180, 60, 60
 LABEL_GAP = 16
-STYLE = """text { font: 12px system-ui, sans-serif; fill: #374151 } .title { font-size: 15px; font-weight: 600; fill: #111827 }
-.grid { stroke: #e5e7eb } .curve { fill: none; stroke-width: 2; stroke-linejoin: round }"""
+# Of every picture of the documentation. On a page with a dark scheme paper and ink change places.
+STYLE = """svg { --ink: #374151; --strong: #111827; --paper: #fff; --grid: #e5e7eb }
+@media (prefers-color-scheme: dark) { svg { --ink: #c9d1d9; --strong: #f0f6fc; --paper: #0d1117; --grid: #30363d } }
+text { font: 12px system-ui, sans-serif; fill: var(--ink) } .title { font-size: 15px; font-weight: 600; fill: var(--strong) }
+.paper { fill: var(--paper) } .grid { stroke: var(--grid) } .curve { fill: none; stroke-width: 2; stroke-linejoin: round }"""
 
 
 class Scale:
@@ -52,7 +52,7 @@ def axes(x, y):
         yield f'<line class="grid" x1="{x(size)}" x2="{x(size)}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
         yield text(x(size), HEIGHT - BOTTOM + 18, size_text(size), text_anchor="middle")
         size *= 8
-    yield text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, "size of the tensor", text_anchor="middle")
+    yield text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, "size of the tensor (1 KB is 1024 bytes)", text_anchor="middle")
 
 
 def label_places(ends):
@@ -65,9 +65,16 @@ def label_places(ends):
     return places
 
 
-def svg(rows, machine):
-    """`rows` as comm_runs.py has them."""
-    curves = {who: sorted((key[1], time) for key, time in rows.items() if key[0] == "all-reduce" and key[2:] == (2, who))
+def bytes_of(size):
+    number, unit = size.split()
+    return int(number) * UNITS[unit]
+
+
+def svg(run):
+    """`run` as records.py has it, of the topic all_reduce."""
+    table = run["tables"][0]
+    rows = [dict(zip(table["columns"], row)) for row in table["rows"]]
+    curves = {who: [(bytes_of(row["size"]), records.number_of(row[COLUMNS[who]])) for row in rows if row.get(COLUMNS[who]) is not None]
               for who in LINES}
     curves = {who: points for who, points in curves.items() if points}
     times = [time for points in curves.values() for _, time in points]
@@ -76,9 +83,10 @@ def svg(rows, machine):
     y = Scale(10.0 ** math.floor(math.log10(min(times))), 10.0 ** math.ceil(math.log10(max(times))), HEIGHT - BOTTOM, TOP)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
              f'aria-label="Time of an all-reduce against its size">', f"<style>{STYLE}</style>",
-             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
-             text(LEFT, 26, "all-reduce of float32 between two processes of one machine", class_="title"),
-             text(LEFT, 45, f"median time, lower is better; {machine['processor']}, one core a process"), *axes(x, y)]
+             f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>',
+             text(LEFT, 22, "all-reduce of float32 between two processes of one machine", class_="title"),
+             text(LEFT, 38, f"median of {run['rounds']} rounds, lower is better; {run['processor']}, one core per process"),
+             text(LEFT, 53, f"{run['date']}, commit {run['commit']}, LibTorch {run['libtorch']}, Open MPI 4.1.4"), *axes(x, y)]
     places = label_places({who: y(points[-1][1]) for who, points in curves.items()})
     for who, points in curves.items():
         name, colour, dashes = LINES[who]
@@ -87,15 +95,3 @@ def svg(rows, machine):
         parts += [f'<circle cx="{x(size)}" cy="{y(time)}" r="2.5" fill="{colour}"/>' for size, time in points if not dashes]
         parts.append(text(WIDTH - RIGHT + 10, round(places[who] + 4, 1), name, style=f"fill: {colour}"))
     return "\n".join([*parts, "</svg>", ""])
-
-
-def main():
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    result = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
-    rows = {(row["collective"], row["bytes"], row["ranks"], row["who"]): row["microseconds"] for row in result["rows"]}
-    pathlib.Path(sys.argv[2]).write_text(svg(rows, result["machine"]), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,21 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
 """Times float32 collectives: Lockstep's shm, Gloo and the memory limit (`lockstep bench`, interleaved within one run) and
-Open MPI (mpi/, which measures in the same way), in alternating slices of a few seconds. Without --quick and --others it draws
-docs/all_reduce.svg, too."""
+Open MPI (mpi/, which measures in the same way), in alternating slices of a few seconds. make_page.py draws docs/all_reduce.svg from
+the recorded run."""
 import os
-import pathlib
 import statistics
 import sys
 
 import bench_support as bench
 import comm_runs
 import comm_tables
-import plot_comm
 from comm_tables import KB, MB
 
 SIZES = [KB, 64 * KB, MB, 25 * MB, 100 * MB]
-PLOTTED = [KB, 4 * KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 25 * MB, 64 * MB, 100 * MB]
 OTHERS = ["all-gather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "all-to-all", "send-recv",
           "barrier"]
 MANY = 8
@@ -24,10 +21,8 @@ MANY = 8
 def parse_flags():
     parser = bench.recording_parser(__doc__, rounds=3, timeout=900)
     part = parser.add_mutually_exclusive_group()
-    part.add_argument("--quick", action="store_true", help="one round, fewer sizes, no picture")
-    part.add_argument("--others", action="store_true", help="only calls other than all-reduce, beside Open MPI; no picture")
-    parser.add_argument("--plot", type=pathlib.Path, default=bench.ROOT / "docs" / "all_reduce.svg",
-                        help="file for the picture of the all-reduce")
+    part.add_argument("--quick", action="store_true", help="one round, fewer sizes")
+    part.add_argument("--others", action="store_true", help="only calls other than all-reduce, beside Open MPI")
     return parser.parse_args()
 
 
@@ -35,8 +30,7 @@ def measure(flags):
     if flags.others:
         return comm_runs.interleave(OTHERS, SIZES[:4], 2, ["shm"], flags.rounds, flags.timeout)
     rounds = 1 if flags.quick else flags.rounds
-    sizes = SIZES if flags.quick else PLOTTED
-    rows = comm_runs.interleave(["all-reduce"], sizes, 2, ["shm", "gloo", "memory"], rounds, flags.timeout)
+    rows = comm_runs.interleave(["all-reduce"], SIZES, 2, ["shm", "gloo", "memory"], rounds, flags.timeout)
     rows |= comm_runs.interleave(["all-reduce"], SIZES[:4], MANY, ["shm"], rounds, flags.timeout)
     rows |= comm_runs.interleave(OTHERS, [KB, 64 * KB] if flags.quick else SIZES[:4], 2, ["shm", "gloo"], rounds,
                                flags.timeout)
@@ -69,8 +63,6 @@ def main():
     where = machine()
     rounds = measure(flags)
     rows = {key: statistics.median(times) for key, times in rounds.items()}
-    if not (flags.quick or flags.others):
-        flags.plot.write_text(plot_comm.svg(rows, where), encoding="utf-8")
     names = "collective", "bytes", "ranks", "who", "microseconds", "rounds"
     results = {"machine": where, "rows": [dict(zip(names, (*key, time, rounds[key]))) for key, time in rows.items()]}
     bench.report(flags, results, tables_of(rounds), [f"{where['processor']}, {where['cores']} cores; {where['mpi'] or 'without Open MPI'}.",

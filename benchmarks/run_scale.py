@@ -173,7 +173,6 @@ LINKS = {"1 Gbit/s": 1e9, "25 Gbit/s": 25e9, "100 Gbit/s": 100e9}
 def curves(size, rate, costs):
     """{way: [(hosts, seconds)]} with LOCAL ranks on each host."""
     ways = {"hierarchical": lambda hosts: sim.hierarchical_seconds(size, hosts, LOCAL, rate, costs),
-            "in chunks of 4 MiB": lambda hosts: sim.hierarchical_seconds(size, hosts, LOCAL, rate, costs, 4 << 20),
             "flat ring": lambda hosts: sim.ring_seconds(size, hosts * LOCAL, rate, costs),
             "tree of hosts": lambda hosts: sim.tree_seconds(size, hosts, rate, costs)}
     return {name: [(hosts, way(hosts)) for hosts in HOSTS] for name, way in ways.items()}
@@ -182,7 +181,7 @@ def curves(size, rate, costs):
 def draw(folder, costs):
     for key, (name, size) in TENSORS.items():
         panels = [(link, curves(size, rate, costs)) for link, rate in LINKS.items()]
-        pathlib.Path(folder, f"scaling_{key}.svg").write_text(scale_plot.svg(panels, f"all-reduce of {name}: seconds"), encoding="utf-8")
+        pathlib.Path(folder, f"scaling_{key}.svg").write_text(scale_plot.svg(panels, f"Simulated time of an all-reduce of {name}, {LOCAL} ranks per host"), encoding="utf-8")
         print(f"\n{name}, 1250 hosts of {LOCAL} ranks, seconds\n\n| link | " + " | ".join(panels[0][1]) + " |")
         print("|---|" + "---:|" * len(panels[0][1]))
         for link, ways in panels:

@@ -5,7 +5,8 @@ import math
 from plot_comm import STYLE, Scale, text
 
 PANEL, GAP, HEIGHT, LEFT, TOP, BOTTOM = 240, 26, 330, 60, 70, 70
-COLOURS = ("#1e3a8a", "#2563eb", "#c2410c", "#a16207")
+# Dashes show curves that lie on each other.
+LINES = (("#3b82f6", "none"), ("#d9622b", "6 4"), ("#b7791f", "2 4"))
 
 
 def bounds(curves):
@@ -35,9 +36,9 @@ def panel(number, name, curves, limits):
         if limits[0] <= hosts <= limits[1]:
             yield f'<line class="grid" x1="{x(hosts)}" x2="{x(hosts)}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
             yield text(x(hosts), HEIGHT - BOTTOM + 16, str(hosts), text_anchor="middle")
-    for colour, points in zip(COLOURS, curves.values()):
+    for (colour, dashes), points in zip(LINES, curves.values()):
         path = " ".join(f"{x(at)},{y(value)}" for at, value in points)
-        yield f'<polyline class="curve" stroke="{colour}" points="{path}"/>'
+        yield f'<polyline class="curve" stroke="{colour}" stroke-dasharray="{dashes}" points="{path}"/>'
 
 
 def svg(panels, title):
@@ -46,11 +47,12 @@ def svg(panels, title):
     limits = (min(b[0] for b in every), max(b[1] for b in every), min(b[2] for b in every), max(b[3] for b in every))
     width = LEFT + len(panels) * (PANEL + GAP)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img" aria-label="{title}">',
-             f"<style>{STYLE}</style>", f'<rect width="{width}" height="{HEIGHT}" fill="#fff"/>',
-             text(LEFT, 24, title, class_="title")]
+             f"<style>{STYLE}</style>", f'<rect class="paper" width="{width}" height="{HEIGHT}"/>',
+             text(LEFT, 22, title, class_="title"),
+             text(LEFT, 40, "simulated, not measured: benchmarks/scale_simulation.py with the costs of docs/scaling.md")]
     for number, (name, curves) in enumerate(panels):
         parts += panel(number, name, curves, limits)
-    for number, (colour, name) in enumerate(zip(COLOURS, panels[0][1])):
+    for number, ((colour, _), name) in enumerate(zip(LINES, panels[0][1])):
         parts.append(text(LEFT + number * 200, HEIGHT - 18, name, style=f"fill: {colour}"))
     parts.append(text(width - GAP, HEIGHT - BOTTOM + 34, "hosts", text_anchor="end"))
     return "\n".join([*parts, "</svg>", ""])

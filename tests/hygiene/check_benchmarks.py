@@ -19,6 +19,9 @@ def problems(root):
         return found
     if (root / "docs" / "benchmarks.md").read_text() != make_page.page(folder):
         found.append("docs/benchmarks.md is not what the recorded runs and benchmarks/page.md give: run python3 benchmarks/make_page.py")
+    picture = root / "docs" / "all_reduce.svg"
+    if picture.exists() and picture.read_text() != make_page.picture(folder):
+        found.append("docs/all_reduce.svg is not what the newest recorded run gives: run python3 benchmarks/make_page.py")
     readme = (root / "README.md").read_text().splitlines()
     found += [f"README.md has not the row {line}" for line in make_page.range_lines(records.load(folder / "results")) if line not in readme]
     return found

@@ -5,7 +5,6 @@ import contextlib
 import importlib
 import io
 import json
-import os
 import sys
 import tempfile
 import unittest
@@ -18,7 +17,6 @@ import bench_support
 import comm_runs
 import make_page
 import mnist_runs
-import plot_comm
 import records
 
 
@@ -84,7 +82,6 @@ class Records(unittest.TestCase):
         self.replace(records, "RESULTS", self.folder)
         for name, fake in (("interleave", collectives), ("has_mpi", lambda: True), ("mpi_version", lambda: "Open MPI")):
             self.replace(comm_runs, name, fake)
-        self.replace(plot_comm, "svg", lambda *arguments: "")
 
     def replace(self, owner, name, fake):
         patch = mock.patch.object(owner, name, fake)
@@ -117,7 +114,7 @@ class Records(unittest.TestCase):
     def test_page(self):
         for name, topics in TOPICS.items():
             with self.subTest(name=name):
-                runs = self.recorded(name, *(["--plot", os.devnull] if name == "comm" else []))
+                runs = self.recorded(name)
                 self.assertEqual(set(runs), topics)
                 self.shown(runs)
 
