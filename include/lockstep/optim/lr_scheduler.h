@@ -149,7 +149,7 @@ struct CosineAnnealingWarmRestarts : LRScheduler {
 enum class CyclicMode : std::uint8_t { triangular, triangular2, exp_range };
 OneOf<"triangular", "triangular2", "exp_range"> literals_of(CyclicMode);
 
-/// What CyclicLROptions::scale_fn gets: the number of the cycle, from 1, or of the step, from 0.
+/// The argument of CyclicLROptions::scale_fn: the number of the cycle, from 1, or of the step, from 0.
 enum class ScaleMode : std::uint8_t { cycle, iterations };
 OneOf<"cycle", "iterations"> literals_of(ScaleMode);
 
@@ -233,7 +233,7 @@ struct ChainedScheduler : LRScheduler {
 enum class PlateauMode : std::uint8_t { min, max };
 OneOf<"min", "max"> literals_of(PlateauMode);
 
-/// What ReduceLROnPlateauOptions::threshold is: a share of the best metric, or a difference from it.
+/// Whether ReduceLROnPlateauOptions::threshold is a share of the best metric or a difference from it.
 enum class ThresholdMode : std::uint8_t { rel, abs };
 OneOf<"rel", "abs"> literals_of(ThresholdMode);
 
