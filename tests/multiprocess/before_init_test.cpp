@@ -57,7 +57,7 @@ std::vector<ImplicitUse> implicit_uses() {
       {"get_rank()", [](auto&) { get_rank(); }},
       {"get_world_size()", [](auto&) { get_world_size(); }},
       {"get_local_rank()", [](auto&) { get_local_rank(); }},
-      {"is_main()", [](auto&) { is_main(); }},
+      {"is_main_process()", [](auto&) { is_main_process(); }},
       {"lockstep::default_group", [](auto&) { default_group(); }},
       {"lockstep::default_group", [](auto&) { barrier(); }},
       {"lockstep::new_group", [](auto&) { new_group({0}); }},

@@ -33,7 +33,7 @@ const testing::Scenario collectives("threads: collectives", [] {
                     EXPECT_EQ(get_world_size(), 4);
                     EXPECT_EQ(get_local_rank(), context.rank());
                     EXPECT_EQ(current_world().rank, context.rank());
-                    EXPECT_EQ(is_main(), context.rank() == 0);
+                    EXPECT_EQ(is_main_process(), context.rank() == 0);
                     auto values = torch::full({100'000}, static_cast<double>(context.rank()), at::kFloat);
                     default_group().all_reduce(values);
                     EXPECT_TRUE(values.eq(6).all().item<bool>());

@@ -15,11 +15,12 @@
 #include <lockstep/base/timeout.h>
 #include <lockstep/base/world.h>
 #include <lockstep/comm/process_group.h>
+#include <lockstep/runtime/collectives.h>
 #include <lockstep/runtime/default_group.h>
 
 namespace lockstep {
 
-/// Arguments of init(). PyTorch: `torch.distributed.init_process_group`.
+/// Arguments of init() and init_process_group(): PyTorch's in PyTorch's order, then Lockstep's.
 struct InitOptions {
   /// "nccl" (GPUs), "shm" (shared memory of one host), "gloo" (TCP), or "fake" (tests: one process acts as
   /// one rank and waits for no other). "auto": CPU tensors use shm on one host, hierarchical on several,
@@ -176,6 +177,23 @@ class [[nodiscard]] Context {
 /// wrong options and for a second init() while a context exists. PyTorch:
 /// `torch.distributed.init_process_group`.
 Context init(const InitOptions& options = {}, std::source_location where = std::source_location::current());
+
+/// init() for programs that keep no context: the process keeps it until destroy_process_group(), or until the
+/// end of main() or std::exit(EXIT_SUCCESS). A process that ends with another status leaves as one that was
+/// killed: the other ranks' calls throw PeerLost. The result is the context, which a program may ignore. With a
+/// context of init(), whose destructor also leaves the run when an exception ends the scope, a program needs
+/// neither function. Throws as init(). PyTorch: `torch.distributed.init_process_group`.
+Context& init_process_group(const InitOptions& options = {},
+                            std::source_location where = std::source_location::current());
+/// The same with the backend in front: `init_process_group("gloo", {.world_size = 2, .rank = 0})`. Throws
+/// ArgumentError if the options name another backend.
+Context& init_process_group(const std::string& backend, InitOptions options = {},
+                            std::source_location where = std::source_location::current());
+
+/// Leaves the run that init_process_group() has joined: the default group and all other groups end. Throws
+/// ArgumentError without one, and with a context of init(), which ends its run itself. PyTorch:
+/// `torch.distributed.destroy_process_group`.
+void destroy_process_group(std::source_location where = std::source_location::current());
 
 /// Context::new_group of the current context.
 std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {},

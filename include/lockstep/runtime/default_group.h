@@ -15,9 +15,10 @@
 
 namespace lockstep {
 
-/// Whether a context of init() exists. PyTorch: `torch.distributed.is_initialized`.
+/// Whether there is a default group: between init() and the end of its context, or between init_process_group()
+/// and destroy_process_group(). PyTorch: `torch.distributed.is_initialized`.
 bool is_initialized();
-/// The default group. Throws ArgumentError without a context of init().
+/// The default group. Throws ArgumentError without one.
 ProcessGroup default_group(std::source_location where = std::source_location::current());
 
 // Throw ArgumentError before init() in a process that a launcher started as one of several ranks.
@@ -27,9 +28,7 @@ int get_world_size(std::source_location where =
                        std::source_location::current());  ///< of the default group; 1 without a context
 int get_local_rank(
     std::source_location where = std::source_location::current());  ///< on this host; 0 without a context
-bool is_main(std::source_location where = std::source_location::current());  ///< get_rank() == 0
-/// Shorthand for default_group().barrier(). PyTorch: `torch.distributed.barrier`.
-void barrier(std::source_location where = std::source_location::current());
+bool is_main_process(std::source_location where = std::source_location::current());  ///< get_rank() == 0
 
 /// The default CPU generator of this thread: in a rank of spawn_threads() the rank's own generator, otherwise
 /// LibTorch's default generator.

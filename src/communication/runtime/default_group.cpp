@@ -41,7 +41,7 @@ Run& require_run(const char* caller) {
   require_init(caller);
   throw_error<ArgumentError>(
       "{}: there is no default process group; call lockstep::init() first and keep the "
-      "context that it returns",
+      "context that it returns, or call lockstep::init_process_group()",
       caller);
 }
 
@@ -113,11 +113,10 @@ int get_local_rank(std::source_location where) {
   const CallerPlace place(where);
   return shared_world("get_local_rank()").local_rank;
 }
-bool is_main(std::source_location where) {
+bool is_main_process(std::source_location where) {
   const CallerPlace place(where);
-  return shared_world("is_main()").rank == 0;
+  return shared_world("is_main_process()").rank == 0;
 }
-void barrier(std::source_location where) { default_group(where).barrier(where); }
 
 namespace {
 

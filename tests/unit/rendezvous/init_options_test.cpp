@@ -79,7 +79,7 @@ TEST(Init, WithoutAContextTheErrorNamesInit) {
               ThrowsMessage<ArgumentError>(HasSubstr("call lockstep::init() first")));
   EXPECT_THAT([] { barrier(); }, ThrowsMessage<ArgumentError>(HasSubstr("lockstep::init()")));
   EXPECT_EQ(get_rank(), 0);
-  EXPECT_TRUE(is_main());
+  EXPECT_TRUE(is_main_process());
 }
 
 TEST(Init, ASecondContextIsRejected) {

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <cstdlib>
+#include <optional>
+#include <utility>
+
+#include <lockstep/rendezvous/init.h>
+
+#include "base/caller_place.h"
+#include "base/throw_error.h"
+
+namespace lockstep {
+namespace {
+
+// What init_process_group() keeps. Never destroyed: what a process does not leave ends with it.
+std::optional<Context>& kept_context() {
+  static auto* const context = new std::optional<Context>();
+  return *context;
+}
+
+void leave_at_exit(int status, void* /*argument*/) {
+  if (status == EXIT_SUCCESS) kept_context().reset();
+}
+
+}  // namespace
+
+Context& init_process_group(const InitOptions& options, std::source_location where) {
+  auto context = init(options, where);
+  ::on_exit(&leave_at_exit, nullptr);  // again in a rank of spawn(), which runs only its own handlers
+  return kept_context().emplace(std::move(context));
+}
+
+Context& init_process_group(const std::string& backend, InitOptions options, std::source_location where) {
+  const CallerPlace place(where);
+  if (options.backend != InitOptions().backend && options.backend != backend) {
+    throw_error<ArgumentError>(
+        "init_process_group: the first argument is \"{}\" and InitOptions::backend \"{}\"; "
+        "leave one of them out",
+        backend, options.backend);
+  }
+  options.backend = backend;
+  return init_process_group(options, where);
+}
+
+void destroy_process_group(std::source_location where) {
+  const CallerPlace place(where);
+  if (!kept_context()) {
+    throw ArgumentError(
+        is_initialized()
+            ? "destroy_process_group: the context of lockstep::init() ends the run when it is "
+              "destroyed; leave out this call"
+            : "destroy_process_group: this process is in no run; call init_process_group() before");
+  }
+  kept_context().reset();
+}
+
+}  // namespace lockstep
