@@ -19,7 +19,7 @@ file(COPY "${CMAKE_CURRENT_LIST_DIR}/consumer" DESTINATION "${work}")
 foreach(page README docs/coming-from-python-ddp)
   get_filename_component(name "${page}" NAME)
   execute_process(
-    COMMAND "${python}" "${CMAKE_CURRENT_LIST_DIR}/extract_program.py" "${source}/${page}.md" "${work}/consumer/${name}.cpp"
+    COMMAND "${python}" "${source}/tests/snippets/snippets.py" program "${source}/${page}.md" "${work}/consumer/${name}.cpp"
     COMMAND_ERROR_IS_FATAL ANY)
 endforeach()
 configure_consumer("${work}/consumer" "${work}/consumer/package" package "-DCMAKE_PREFIX_PATH=${work}/prefix")

@@ -37,7 +37,7 @@ struct GradScalerOptions {
 /// `torch.amp.GradScaler`.
 ///
 ///     lockstep::amp::GradScaler scaler(context.device());
-///     ...
+///     auto loss = F::cross_entropy(ddp->forward(images), labels);  // within Autocast
 ///     scaler.scale(loss).backward();
 ///     scaler.unscale_(optimizer);  // only to use gradients before the step, e.g. to clip them
 ///     scaler.step(optimizer);

@@ -76,7 +76,7 @@ class LoaderBase {
 /// Yields a dataset's batches:
 ///
 ///     DataLoader loader(dataset, {.batch_size = 128, .shuffle = true, .num_workers = 2});
-///     for (auto& [images, labels] : loader) ...
+///     for (auto& [images, labels] : loader) train(images, labels);
 ///
 /// Each begin() starts a pass; do not move the loader during a pass. For one thread. PyTorch:
 /// `torch.utils.data.DataLoader`; the workers are threads instead of processes.

@@ -242,8 +242,8 @@ struct TrainTestIndices {
 /// Splits samples at random so that every class has its share in both parts. `labels` [n] on the CPU, of an
 /// integer dtype. Use the indices with Subset:
 ///
-///     auto [train, test] = stratified_shuffle_split(mnist.targets(), {.test_size = 0.1, .seed = 42});
-///     Subset train_set(mnist, train);
+///     auto [train, test] = stratified_shuffle_split(dataset.targets(), {.test_size = 0.1, .seed = 42});
+///     Subset train_set(dataset, train);
 ///
 /// The indices of scikit-learn's StratifiedShuffleSplit(n_splits=1, random_state=seed), which are those of
 /// train_test_split(stratify=labels) for the same sizes. Throws ArgumentError when a class has fewer than 2

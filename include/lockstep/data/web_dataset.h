@@ -60,9 +60,10 @@ class ShardSet;
 /// dot form a sample, and the rest of the name is the extension of the field. Samples have indices in the
 /// order of the shards, so that samplers, workers and checkpoints of positions work as for any dataset:
 ///
-///     WebDataset train("train-{000000..000146}.tar", {.transform = Compose(RandomResizedCrop(224), ...)});
-///     DataLoader loader(train, {.batch_size = 64, .sampler =
-///     std::make_shared<ShardSampler>(train)});
+///     using namespace lockstep::transforms;
+///     const Compose augment(RandomResizedCrop(224), ToTensor());
+///     WebDataset train("train-{000000..000146}.tar", {.transform = augment});
+///     DataLoader loader(train, {.batch_size = 64, .sampler = std::make_shared<ShardSampler>(train)});
 ///
 /// Files are grouped and skipped as webdataset does. The formats are ustar, GNU and pax. The shards are local
 /// files, not compressed, and mapped: their pages are read when a batch needs them. They must not be changed

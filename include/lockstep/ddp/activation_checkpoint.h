@@ -67,7 +67,7 @@ void detach_tensors(T& value) {
 /// result take part in autograd if TensorVisitor knows their type; other arguments are copied.
 ///
 ///     x = lockstep::checkpoint(block, x, mask);
-///     x = lockstep::checkpoint({.use_reentrant = true}, [&](const at::Tensor& h) { return ...; }, x);
+///     x = lockstep::checkpoint({.use_reentrant = true}, [&](const at::Tensor& h) { return block->forward(h, mask); }, x);
 ///
 /// `function` must compute the same both times. Its side effects, e.g. on BatchNorm's statistics, happen
 /// twice, as in PyTorch. Objects that it refers to must live until backward. Throws ArgumentError if

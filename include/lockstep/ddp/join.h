@@ -31,7 +31,7 @@ struct JoinOptions {
 ///
 ///     {
 ///       const auto join = ddp->join();
-///       for (auto& [images, labels] : batches_of_this_rank) { ... }
+///       for (auto& [images, labels] : batches_of_this_rank) train(images, labels);
 ///     }
 ///
 /// The module of a DistributedDataParallel may have SyncBatchNorm layers of the same group: they normalize

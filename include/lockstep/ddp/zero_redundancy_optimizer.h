@@ -95,7 +95,7 @@ class ZeroShards {
 /// PyTorch: `torch.distributed.optim.ZeroRedundancyOptimizer`.
 ///
 ///     DistributedDataParallel ddp(net);
-///     ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(ddp->parameters(), AdamWOptions(1e-3));
+///     ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(ddp->parameters(), 1e-3);
 ///
 /// `Base`, PyTorch's `optimizer_class`, is an optimizer of LibTorch but LBFGS, a fused one, or one of
 /// optim/optimizers.h. It has all parameter groups, so schedulers, GradScaler and load_state_dict() take it

@@ -38,7 +38,7 @@ void synchronize(const c10::Device& device);
 /// memory. PyTorch: `with torch.device("meta")`.
 ///
 ///     std::optional<lockstep::DeviceContext> meta(at::kMeta);
-///     models::GPT2 net(options);
+///     Net net;
 ///     meta.reset();
 class DeviceContext {
  public:

@@ -28,8 +28,12 @@ namespace lockstep {
 /// and `f` may replace it. Defined for tensors, optionals, smart pointers, pairs, tuples, arrays, vectors,
 /// maps, variants and c10::IValue, nested in any way, and for numbers, strings and enums, which hold no
 /// tensors. For your own struct, add the member function
+/// visit_tensors():
 ///
-///     template <typename F> void visit_tensors(F&& f) { f(logits); f(state.hidden); }
+///     struct Output {
+///       at::Tensor logits, hidden;
+///       template <typename F> void visit_tensors(F&& f) { f(logits); f(hidden); }
+///     };
 ///
 /// or specialize this template. DistributedDataParallel uses it for find_unused_parameters and static_graph,
 /// the data loader to pin batches and to copy them to a device. PyTorch: `torch.utils._pytree`.

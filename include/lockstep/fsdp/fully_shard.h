@@ -138,7 +138,7 @@ class FSDPModule {
   ///
   ///     const MixedPrecisionPolicy policy{.param_dtype = at::kBFloat16, .output_dtype = at::kFloat};
   ///     auto sharded = fully_shard(net, {.mp_policy = policy});
-  ///     auto loss = cross_entropy(sharded.forward(net, x), target);
+  ///     auto loss = F::cross_entropy(sharded.forward(net, x), target);
   ///
   /// `module` is the holder or shared_ptr of the module that was given to fully_shard(). Tensors within the
   /// arguments and the result are converted if TensorVisitor visits them. The caller's arguments stay as they

@@ -104,6 +104,7 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
 
 /// A layer of experts, of which each token goes to `top_k`, with expert parallelism over a mesh.
 ///
+///     using namespace torch::nn;
 ///     const MixtureOfExpertsOptions options{.dim = 64, .num_experts = 8, .mesh = mesh["ep"]};
 ///     MixtureOfExperts moe(options, [] { return Sequential(Linear(64, 256), GELU(), Linear(256, 64)); });
 ///     auto [output, aux_loss, dropped] = moe->forward(x);

@@ -23,7 +23,7 @@ namespace lockstep::elastic {
 ///       for (; epoch < epochs; ++epoch) {
 ///         loader.set_epoch(epoch);
 ///         for (auto& [images, labels] : loader) {
-///           ...
+///           F::cross_entropy(ddp->forward(images), labels).backward();
 ///           optimizer.step();
 ///           state.commit();
 ///         }

@@ -81,8 +81,8 @@ class Profiler {
 /// A Profiler that records `steps` steps after the first two:
 ///
 ///     auto profiler = lockstep::profile(3, "trace.json");
-///     for (auto& batch : loader) {
-///       train(batch);
+///     for (auto& [images, labels] : loader) {
+///       train(images, labels);
 ///       profiler.step();
 ///     }
 [[nodiscard]] Profiler profile(std::int64_t steps, const std::string& path,

@@ -100,7 +100,7 @@ class ProgressBar {
 ///
 ///     Progress bar(loader, {.desc = "epoch 1"});
 ///     for (auto& [images, labels] : bar) {
-///       ...
+///       const auto loss = train(images, labels);
 ///       bar.set_postfix({{"loss", loss.item<double>()}});
 ///     }
 template <typename Range = void>
