@@ -82,7 +82,7 @@ void train(const Flags& flags) {
   };
   if (flags.resume) {
     update();
-    distributed_checkpoint::load(state, flags.folder, default_group());
+    distributed_checkpoint::load(state, flags.folder);
     set_model_state_dict(net, state.at("model"));
     set_optimizer_state_dict(net, optimizer, state.at("optimizer"), kFlat);
     step = state.at("step");
@@ -105,7 +105,7 @@ void train(const Flags& flags) {
   }
   if (flags.folder.empty()) return;
   update();
-  distributed_checkpoint::save(state, flags.folder, {}, default_group());
+  distributed_checkpoint::save(state, flags.folder);
 }
 
 int main(int argc, char** argv) {

@@ -67,7 +67,7 @@ struct MeshRun {
   // All parameters of all stages.
   Dict whole() {
     const auto folder = *Env().get("TEST_FOLDER") + "_whole";
-    distributed_checkpoint::save({{"model", get_model_state_dict(*stage)}}, folder, {}, default_group());
+    distributed_checkpoint::save({{"model", get_model_state_dict(*stage)}}, folder);
     return distributed_checkpoint::load(folder).at("model").as_dict();
   }
 

@@ -232,7 +232,8 @@ TEST(KilledSaves, OfSeveralRanksToOneFileLeaveItWhole) {
 TEST(KilledSaves, OfSeveralRanksToOneFolderLeaveItWhole) {
   const TempFolder temp;
   const auto to_folder = [&](int rank, std::int64_t number) {
-    distributed_checkpoint::save(save_of(rank, number).as_dict(), temp.path(), {.sync = number % 4 == 0});
+    distributed_checkpoint::save(save_of(rank, number).as_dict(), temp.path(),
+                                 {.no_dist = true, .sync = number % 4 == 0});
   };
   kill_savers(temp.path(), to_folder, [&] { return Value(distributed_checkpoint::load(temp.path())); });
   EXPECT_EQ(files_in(temp.path()), 2);  // the metadata and one file of data

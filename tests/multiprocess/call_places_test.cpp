@@ -159,9 +159,9 @@ const Scenario in_checkpoints("places of calls: checkpoints", [] {
   state.load_state_dict(manager.load_latest()->contents.as_dict());
   manager.wait();
   calls.since_last_look();
-  distributed_checkpoint::save(state_dict(net), folder / "shards", {}, context.group());
+  distributed_checkpoint::save(state_dict(net), folder / "shards");
   auto weights = state_dict(net);
-  distributed_checkpoint::load(weights, folder / "shards", context.group());
+  distributed_checkpoint::load(weights, folder / "shards");
   EXPECT_THAT(calls.since_last_look(), Contains("checkpoint"));
   context.barrier();
 });

@@ -190,7 +190,7 @@ const Scenario loads_rows("meta loaded", [] {
   torch::manual_seed(1);
   auto plain = make_wide();
   const auto saved = shard_layers(plain, {});
-  distributed_checkpoint::save(get_model_state_dict(saved), folder, {}, context.group());
+  distributed_checkpoint::save(get_model_state_dict(saved), folder);
   save_pretrained(saved, folder + "/hub", {.max_shard_size = kWideBytes / 2});
 
   const auto x = torch::ones({2, kWideWidth});
@@ -208,7 +208,7 @@ const Scenario loads_rows("meta loaded", [] {
   };
   check([&](const FSDPModule& sharded) {
     auto weights = get_model_state_dict(sharded);
-    distributed_checkpoint::load(weights, folder, context.group());
+    distributed_checkpoint::load(weights, folder);
   });
   check([&](const FSDPModule& sharded) { load_pretrained(sharded, folder + "/hub"); });
 });

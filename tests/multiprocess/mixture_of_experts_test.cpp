@@ -262,10 +262,10 @@ const Scenario experts_and_replicas("experts_and_replicas", [] {
       train_beside_one_process(init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "ep"}}));
 
   const std::string folder = std::getenv("LOCKSTEP_TEST_CHECKPOINT");
-  distributed_checkpoint::save({{"model", get_model_state_dict(*net)}}, folder, {}, default_group());
+  distributed_checkpoint::save({{"model", get_model_state_dict(*net)}}, folder);
   ExpertNet alone(std::nullopt);
   Dict state{{"model", get_model_state_dict(*alone)}};
-  distributed_checkpoint::load(state, folder, default_group());
+  distributed_checkpoint::load(state, folder);
   set_model_state_dict(*alone, state.at("model").as_dict());
   for (const auto& item : alone->named_parameters())
     EXPECT_LT(relative_difference(item.value(), whole->named_parameters()[item.key()]), 1e-5) << item.key();
@@ -289,7 +289,7 @@ Dict state_of(const ExpertNet& net, torch::optim::Optimizer& optimizer) {
 
 void load_state(ExpertNet& net, torch::optim::Optimizer& optimizer, const std::string& folder) {
   auto state = state_of(net, optimizer);
-  distributed_checkpoint::load(state, folder, default_group());
+  distributed_checkpoint::load(state, folder);
   set_model_state_dict(*net, state.at("model").as_dict());
   set_optimizer_state_dict(*net, optimizer, state.at("optimizer").as_dict(), kFlat);
 }
@@ -335,7 +335,7 @@ const Scenario experts_in_shards("experts_in_shards", [] {
     optim::FusedAdamW reference(whole->parameters(), optim::FusedAdamWOptions(1e-2));
     train_shards(net, optimizer, whole, reference, 0, 6);
     expect_like(net, whole);
-    distributed_checkpoint::save(state_of(net, optimizer), folder, {}, default_group());
+    distributed_checkpoint::save(state_of(net, optimizer), folder);
 
     // On another mesh.
     ExpertNet other(turned["ep"]);

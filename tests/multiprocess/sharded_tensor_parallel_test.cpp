@@ -123,7 +123,7 @@ void go_on_elsewhere(const Rank& from, OneProcess& expected, const std::string& 
     const auto mesh = init_device_mesh({dp_ranks, tp_ranks}, {.mesh_dim_names = {"dp", "tp"}});
     Rank other(mesh, !from.is_sequence, {.share_memory = !from.sharded.shares_memory()});
     auto state = other.state();
-    distributed_checkpoint::load(state, folder, default_group());
+    distributed_checkpoint::load(state, folder);
     set_model_state_dict(other.sharded, state.at("model").as_dict());
     set_optimizer_state_dict(other.sharded, *other.optimizer, state.at("optimizer").as_dict());
     OneProcess continued(dp_ranks);
@@ -154,7 +154,7 @@ const Scenario shards_of_parts("fully_shard() after parallelize_module()", [] {
       train_beside(rank, expected, 0, 4);
       if (sequence != shared || ::testing::Test::HasFailure()) continue;
       const auto folder = fmt::format("{}/{}", std::getenv("LOCKSTEP_TEST_CHECKPOINT"), shared ? 1 : 0);
-      distributed_checkpoint::save(rank.state(), folder, {}, default_group());
+      distributed_checkpoint::save(rank.state(), folder);
       go_on_elsewhere(rank, expected, folder);
     }
   }

@@ -253,14 +253,14 @@ const Scenario data_parallel("tensor_parallel_data_parallel", [] {
   const std::string folder = std::getenv("LOCKSTEP_TEST_CHECKPOINT");
   distributed_checkpoint::save(
       {{"model", get_model_state_dict(*net)}, {"optimizer", get_optimizer_state_dict(*net, optimizer)}},
-      folder, {}, default_group());
+      folder);
   const auto all = init_device_mesh({4});
   auto [alone, wide] = make_nets();
   tp::parallelize_module(*wide, all, tensor_plan());
   torch::optim::AdamW continued(wide->parameters(), 1e-2);
   Dict state{{"model", get_model_state_dict(*wide)},
              {"optimizer", get_optimizer_state_dict(*wide, continued)}};
-  distributed_checkpoint::load(state, folder, default_group());
+  distributed_checkpoint::load(state, folder);
   set_model_state_dict(*wide, state.at("model").as_dict());
   set_optimizer_state_dict(*wide, continued, state.at("optimizer").as_dict());
   const auto in_one_process = distributed_checkpoint::load(folder);

@@ -147,10 +147,10 @@ class Rank {
     EXPECT_EQ(scaler_->get_scale(), 512);
   }
 
-  void save(const std::string& folder) { distributed_checkpoint::save(state(), folder, {}, default_group()); }
+  void save(const std::string& folder) { distributed_checkpoint::save(state(), folder); }
   void load(const std::string& folder) {
     auto loaded = state();
-    distributed_checkpoint::load(loaded, folder, default_group());
+    distributed_checkpoint::load(loaded, folder);
     set_model_state_dict(*stage_, loaded.at("model").as_dict());
     set_optimizer_state_dict(*stage_, *optimizer_, loaded.at("optimizer").as_dict(), kFlat);
   }

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 const Scenario saves("write a folder together", [] {
   const auto context = init({.backend = "gloo"});
   const fs::path folder = std::getenv("FOLDER");
-  dcp::save(load(folder / "plain.pt").as_dict(), folder / "cpp", {}, context.group());
+  dcp::save(load(folder / "plain.pt").as_dict(), folder / "cpp");
   EXPECT_TRUE(equal(dcp::load(folder / "cpp"), load(folder / "plain.pt")));
 });
 

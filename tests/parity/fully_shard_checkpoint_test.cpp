@@ -87,7 +87,7 @@ const Scenario save_it("fully_shard checkpoint: save", [] {
     Sharded sharded(true);
     for (int number = 0; number < 3; ++number) sharded.step(number);
     const path folder = record_folder();
-    distributed_checkpoint::save(sharded.state_with_flat(), folder / "a", {}, context.group());
+    distributed_checkpoint::save(sharded.state_with_flat(), folder / "a");
     const auto full = sharded.state(kFull);
     EXPECT_EQ(full.at("model").as_dict().empty(), context.rank() != 0);
     if (context.rank() == 0) save(full, folder / "a.pt");
@@ -101,7 +101,7 @@ const Scenario load_it("fully_shard checkpoint: load", [] {
     for (const bool shared : {true, false}) {
       Sharded sharded(shared);
       auto state = sharded.state_with_flat();
-      distributed_checkpoint::load(state, folder / "b", context.group());
+      distributed_checkpoint::load(state, folder / "b");
       sharded.load(state);
       expect_equal(sharded.state({.full_state_dict = true}), expected);
       Sharded from_flat(shared);

@@ -37,15 +37,15 @@ Dict contents_of(const Context& context) {
 const Scenario writes("write parts of tensors", [] {
   const auto context = init({.backend = backend_of_run()});
   // Twice: the second save replaces the first.
-  dcp::save(Dict{{"model", Dict{{"rows", torch::zeros({2})}}}}, folder_of_run() / "cpp", {}, context.group());
-  dcp::save(contents_of(context), folder_of_run() / "cpp", {}, context.group());
+  dcp::save(Dict{{"model", Dict{{"rows", torch::zeros({2})}}}}, folder_of_run() / "cpp");
+  dcp::save(contents_of(context), folder_of_run() / "cpp");
 });
 
 const Scenario reads("read different parts of tensors", [] {
   const auto context = init({.backend = backend_of_run()});
   const auto model = sharded_tensors(whole_tensors(), context.rank(), context.world_size());
   Dict there{{"model", zeros_like(model)}, {"plain", torch::zeros({3})}, {"epoch", 0}};
-  dcp::load(there, folder_of_run() / "cpp", context.group());
+  dcp::load(there, folder_of_run() / "cpp");
   EXPECT_TRUE(equal(there["model"], Value(model)));
   EXPECT_TRUE(equal(there["plain"], torch::ones({3})));
   EXPECT_EQ(there["epoch"].as_int(), 3);
@@ -91,12 +91,12 @@ const Scenario refuses("incomplete parts", [] {
   const auto context = init({.backend = backend_of_run()});
   const auto folder = folder_of_run() / "refused";
   const int rank = context.rank();
-  dcp::save(Dict{{"epoch", 1}}, folder, {}, context.group());
+  dcp::save(Dict{{"epoch", 1}}, folder);
   const auto refused = [&](Numbers size, const at::Tensor& tensor, const Numbers& offsets) {
     const ShardedTensor part{.size = std::move(size),
                              .dtype = torch::kFloat,
                              .local_shards = {{.tensor = tensor, .shard_offsets = offsets}}};
-    const auto error = error_of([&] { dcp::save(Dict{{"w", part}}, folder, {}, context.group()); });
+    const auto error = error_of([&] { dcp::save(Dict{{"w", part}}, folder); });
     const auto all = context.group().all_gather_object(error);
     EXPECT_EQ(all[0], all[1]) << "not the same error on all ranks";
     EXPECT_THAT(error, HasSubstr("'w'"));
@@ -113,8 +113,7 @@ const Scenario refuses("incomplete parts", [] {
   EXPECT_THAT(refused({6}, torch::ones({3}, rank == 1 ? torch::kLong : torch::kFloat), {rank * 3}),
               HasSubstr("Long"));
   EXPECT_THAT(error_of([&] {
-                dcp::save(Dict{{"w", rank == 0 ? Value(torch::ones({3})) : Value("text")}}, folder, {},
-                          context.group());
+                dcp::save(Dict{{"w", rank == 0 ? Value(torch::ones({3})) : Value("text")}}, folder);
               }),
               HasSubstr("'w' is a tensor of Float [3] on rank 0, but no tensor on rank 1"));
   // One rank cannot write, since its file size is limited: both ranks fail, and the existing files stay.
@@ -126,13 +125,20 @@ const Scenario refuses("incomplete parts", [] {
   ::getrlimit(RLIMIT_FSIZE, &whole);
   const rlimit little{.rlim_cur = 100, .rlim_max = whole.rlim_max};
   if (rank == 1) ::setrlimit(RLIMIT_FSIZE, &little);
-  const auto error = error_of([&] { dcp::save(Dict{{"w", half}}, folder, {}, context.group()); });
+  const auto error = error_of([&] { dcp::save(Dict{{"w", half}}, folder); });
   ::setrlimit(RLIMIT_FSIZE, &whole);
   EXPECT_THAT(error, AllOf(HasSubstr("rank 1: "), HasSubstr("too large")));
   EXPECT_TRUE(equal(dcp::load(folder), Dict{{"epoch", 1}}));
   Dict wanted{{"epoch", 0}, {"w", half}};
-  EXPECT_THAT(error_of([&] { dcp::load(wanted, folder, context.group()); }), HasSubstr("no entry 'w'"));
+  EXPECT_THAT(error_of([&] { dcp::load(wanted, folder); }), HasSubstr("no entry 'w'"));
   EXPECT_EQ(wanted["epoch"].as_int(), 0);
+  // Without the other ranks.
+  const auto own = folder_of_run() / ("rank" + std::to_string(rank));
+  if (rank == 1) dcp::save(Dict{{"epoch", 1}}, own, {.no_dist = true});
+  if (rank == 1) dcp::load(wanted = Dict{{"epoch", 0}}, own, {.no_dist = true});
+  EXPECT_EQ(wanted["epoch"].as_int(), rank);
+  EXPECT_THAT(error_of([&] { dcp::load(wanted, own, {.process_group = context.group(), .no_dist = true}); }),
+              HasSubstr("no_dist and process_group are set"));
 });
 
 TEST(ShardedCheckpoint, OverlappingOrMissingPartsAreRejectedOnAllRanks) {

@@ -98,7 +98,7 @@ void write_folder(const Value& value, const std::filesystem::path& folder) {
         "file an extension, as in .pt, or choose a dict with --key",
         folder.string(), value.type_name(), repr(value, 60));
   }
-  with_source(folder.string(), [&] { distributed_checkpoint::save(*dict, folder); });
+  with_source(folder.string(), [&] { distributed_checkpoint::save(*dict, folder, {.no_dist = true}); });
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <lockstep/comm/process_group.h>
-#include <lockstep/serialize/torch_file.h>
 #include <lockstep/serialize/value.h>
 
 /// PyTorch's distributed checkpoints (`torch.distributed.checkpoint`): folders with the parts of tensors in
@@ -54,30 +53,48 @@ class Reader {
   std::unique_ptr<const Contents> contents_;
 };
 
-/// Loads everything: Reader(folder).read_all(). Python: `dcp_to_torch_save` and `torch.load`.
+/// Loads everything, in this process alone: Reader(folder).read_all(). Python: `dcp_to_torch_save` and `torch.load`.
 Dict load(const std::filesystem::path& folder);
 
-/// Loads the entries named in `contents` into its values. Collective over `process_group`; without one, this
-/// process loads alone. Python: `dcp.load(state_dict, checkpoint_id=folder)`.
+/// Arguments of load().
+struct LoadOptions {
+  /// The ranks that load together. Default: the default group; without a context of init(), this process.
+  std::optional<ProcessGroup> process_group = {};
+  /// This process loads alone. Excludes process_group.
+  bool no_dist = false;
+};
+
+/// Loads the entries named in `contents` into its values. Collective over options.process_group. Python:
+/// `dcp.load(state_dict, checkpoint_id=folder)`.
 ///
 /// Tensor data is copied into the existing tensors, converting dtype and device. Each rank reads its
 /// local_shards of a ShardedTensor, independent of the number of ranks that saved it. Other values are
 /// replaced. An empty dict receives all entries below its name, which loads the "state" of an optimizer
 /// before its first step. Entries that only the folder has are ignored. Throws CheckpointError on all ranks;
-/// names and shapes are checked first, so a mismatch leaves `contents` unchanged.
-void load(Dict& contents, const std::filesystem::path& folder,
-          const std::optional<ProcessGroup>& process_group = std::nullopt,
+/// names and shapes are checked first, so a mismatch leaves `contents` unchanged. Throws ArgumentError in a
+/// rank of a launcher that has not called init(), unless `no_dist` is set.
+void load(Dict& contents, const std::filesystem::path& folder, const LoadOptions& options = {},
           std::source_location where = std::source_location::current());
 
-/// Saves `contents` as a folder that Python's `dcp.load` opens. Collective over `process_group`; without one,
-/// this process saves alone. Tensors must not change during the call. Python: `dcp.save`.
+/// Arguments of save().
+struct SaveOptions {
+  /// The ranks that save together. Default: the default group; without a context of init(), this process.
+  std::optional<ProcessGroup> process_group = {};
+  /// This process saves alone, a folder of its own. Excludes process_group.
+  bool no_dist = false;
+  /// save() returns after the data has reached the disk.
+  bool sync = true;
+};
+
+/// Saves `contents` as a folder that Python's `dcp.load` opens. Collective over options.process_group.
+/// Tensors must not change during the call. Python: `dcp.save(state_dict, checkpoint_id=folder)`.
 ///
 /// Every rank writes its parts of each ShardedTensor. Other entries must be equal on all ranks that have
 /// them, and are distributed over these ranks. An existing checkpoint in the folder stays complete until the
 /// new one replaces it, even if a rank dies. Throws CheckpointError on all ranks if a rank cannot write, an
-/// entry cannot be saved, or the parts of a tensor overlap or leave elements out.
+/// entry cannot be saved, or the parts of a tensor overlap or leave elements out. Throws ArgumentError in a
+/// rank of a launcher that has not called init(), unless `no_dist` is set.
 void save(const Dict& contents, const std::filesystem::path& folder, const SaveOptions& options = {},
-          const std::optional<ProcessGroup>& process_group = std::nullopt,
           std::source_location where = std::source_location::current());
 
 /// The part of a tensor at one coordinate of a device mesh.

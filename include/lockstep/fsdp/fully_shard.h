@@ -319,7 +319,7 @@ struct ToEmptyOptions {
 ///     auto sharded = fully_shard(net);
 ///     to_empty(net);
 ///     auto weights = get_model_state_dict(sharded);
-///     distributed_checkpoint::load(weights, folder, default_group());
+///     distributed_checkpoint::load(weights, folder);
 void to_empty(ModuleRef module, const ToEmptyOptions& options = {},
               std::source_location where = std::source_location::current());
 

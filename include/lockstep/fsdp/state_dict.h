@@ -34,7 +34,7 @@ struct StateDictOptions {
 /// process, and both ways with Python:
 ///
 ///     auto weights = get_model_state_dict(sharded);
-///     distributed_checkpoint::load(weights, folder, default_group());
+///     distributed_checkpoint::load(weights, folder);
 ///
 /// With full_state_dict it is collective. All functions here are called by all ranks together if one option
 /// is set. PyTorch: `torch.distributed.checkpoint.state_dict.get_model_state_dict`.

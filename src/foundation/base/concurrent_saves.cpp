@@ -46,8 +46,8 @@ void ConcurrentSaves::warn_if_any() const {
       fmt::format(
           "{}: another process replaced it while this rank saved it; the file stays whole, but only the last "
           "save remains. If every rank saves the same file, save it on one rank: `if (rank == 0) save(...)`, "
-          "or give each rank a file of its own; if it is the part of a distributed checkpoint, give "
-          "distributed_checkpoint::save() the process group",
+          "or give each rank a file of its own; if it is the part of a distributed checkpoint, save it on all "
+          "ranks together, without no_dist",
           file_.string()));
 }
 

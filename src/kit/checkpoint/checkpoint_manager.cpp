@@ -80,6 +80,9 @@ class CheckpointManager::Implementation {
                   : checkpointing::write_on_first_rank(options_, folder_, group_);
   }
 
+  distributed_checkpoint::LoadOptions load_options() const {
+    return {.process_group = group_, .no_dist = !group_};
+  }
   void check_group() const { runtime::require_made_in_run(group_, "CheckpointManager"); }
 
   std::optional<Checkpoint> load_first_whole(bool by_metric, const LoadOptions& options) {
@@ -131,7 +134,7 @@ class CheckpointManager::Implementation {
       }
       folder_.found_whole(candidate.step);
       // A mismatch is not damage; skipping would hide it.
-      distributed_checkpoint::load(contents, candidate.file, group_);
+      distributed_checkpoint::load(contents, candidate.file, load_options());
       return candidate;
     }
     if (!candidates.empty()) fail_all(candidates.size(), reasons);
@@ -145,7 +148,7 @@ class CheckpointManager::Implementation {
     checkpointing::on_first(group_, [&] { chosen.push_back(info_of(step)); });
     auto info = shared_infos(chosen).at(0);
     if (const auto damage = damage_of(info)) throw CheckpointError(*damage, {.file = info.file});
-    distributed_checkpoint::load(contents, info.file, group_);
+    distributed_checkpoint::load(contents, info.file, load_options());
     return info;
   }
 

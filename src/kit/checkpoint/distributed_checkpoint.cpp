@@ -29,7 +29,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Value read_place(const fs::path& folder, const Place& place, const LoadOptions& options = {}) {
+Value read_place(const fs::path& folder, const Place& place, const lockstep::LoadOptions& options = {}) {
   const ErrorFile about(folder / place.file);
   const auto source =
       serialize::open_part(folder / place.file, {.offset = place.offset, .length = place.length});
@@ -59,7 +59,7 @@ at::Tensor make_empty(const fs::path& folder, const Sizes& sizes, at::TensorOpti
 }
 
 at::Tensor read_piece(const fs::path& folder, const std::string& key, const Entry& entry, const Piece& piece,
-                      const LoadOptions& options = {}) {
+                      const lockstep::LoadOptions& options = {}) {
   const auto value = read_place(folder, piece.place, options);
   const auto& tensor = value.as_tensor();
   if (tensor.sizes() == at::IntArrayRef(piece.sizes) && tensor.scalar_type() == entry.dtype)
@@ -258,7 +258,7 @@ Dict Reader::read_all(at::Device map_location) const {
 }
 
 void Reader::verify(std::size_t share, std::size_t shares) const {
-  const LoadOptions options{.map_location = at::kMeta, .mmap = false, .verify = true};
+  const lockstep::LoadOptions options{.map_location = at::kMeta, .mmap = false, .verify = true};
   std::size_t number = 0;
   const auto is_mine = [&] { return number++ % shares == share; };
   for (const auto& [key, entry] : contents_->entries) {
@@ -306,17 +306,17 @@ void Reader::read_into(const std::string& key, Value& value) const {
   }
 }
 
-void load(Dict& contents, const fs::path& folder, const std::optional<ProcessGroup>& process_group,
-          std::source_location where) {
+void load(Dict& contents, const fs::path& folder, const LoadOptions& options, std::source_location where) {
   const comm::CallSite site(where, "checkpoint");
   const ErrorFile about(folder);
   const PhaseScope phase(Phase::checkpoint);
+  const auto group = checkpointing::group_of(options, "distributed_checkpoint::load");
   std::optional<Reader> reader;
-  checkpointing::on_every(process_group, [&] {
+  checkpointing::on_every(group, [&] {
     reader.emplace(folder);
     for_each_leaf(contents, [&](const std::string& name, Value& value) { reader->check_fits(name, value); });
   });
-  checkpointing::on_every(process_group, [&] {
+  checkpointing::on_every(group, [&] {
     for_each_leaf(contents, [&](const std::string& name, Value& value) { reader->read_into(name, value); });
   });
 }

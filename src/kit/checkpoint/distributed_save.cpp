@@ -213,12 +213,13 @@ SaveTicket begin_save(const fs::path& folder, const checkpointing::Group& group,
 }
 
 void save(const Dict& contents, const fs::path& folder, const SaveOptions& options,
-          const std::optional<ProcessGroup>& process_group, std::source_location where) {
+          std::source_location where) {
   const comm::CallSite site(where, "checkpoint");
   const PhaseScope phase(Phase::checkpoint);
-  DistributedSave saving(contents, process_group, begin_save(folder, process_group, options.sync));
-  checkpointing::on_every(process_group, [&] { saving.write(folder, options.sync); });
-  checkpointing::on_first(process_group, [&] { saving.commit(folder, options.sync); });
+  const auto group = checkpointing::group_of(options, "distributed_checkpoint::save");
+  DistributedSave saving(contents, group, begin_save(folder, group, options.sync));
+  checkpointing::on_every(group, [&] { saving.write(folder, options.sync); });
+  checkpointing::on_first(group, [&] { saving.commit(folder, options.sync); });
 }
 
 }  // namespace lockstep::distributed_checkpoint

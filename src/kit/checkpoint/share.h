@@ -11,10 +11,24 @@
 #include <lockstep/comm/process_group.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/throw_error.h"
+#include "runtime/run.h"
+
 // Collective steps around files. Without a group this process is alone.
 namespace lockstep::checkpointing {
 
 using Group = std::optional<ProcessGroup>;
+
+// The group that the options of a public function choose: without no_dist the given one, the default group or,
+// without a context, none. Throws ArgumentError for options that contradict each other. `what`: who asks.
+template <typename Options>
+Group group_of(const Options& options, const char* what) {
+  if (!options.no_dist) return runtime::group_or_default(options.process_group, what);
+  if (!options.process_group) return std::nullopt;
+  throw_error<ArgumentError>(
+      "{}: no_dist and process_group are set; leave no_dist out, or process_group if this process is to work alone",
+      what);
+}
 
 bool is_first(const Group& group);
 // 0 without a group.
