@@ -77,9 +77,9 @@ nlohmann::json run(const Flags& flags) {
   if (flags.dataset == "augmented")
     return measure(Augmented(flags.samples == 0 ? 5000 : flags.samples), flags);
   const auto count = flags.samples == 0 ? 60000 : flags.samples;
-  return measure(lockstep::data::ImageDataset(
-                     torch::randint(256, {count, 28, 28}, torch::kByte), torch::arange(count).remainder(10),
-                     {.normalize = lockstep::data::Normalize{.mean = {0.5}, .std = {0.5}}}),
+  return measure(lockstep::data::ImageDataset(torch::randint(256, {count, 28, 28}, torch::kByte),
+                                              torch::arange(count).remainder(10),
+                                              {.normalize = lockstep::transforms::Normalize({0.5}, {0.5})}),
                  flags);
 }
 

@@ -131,7 +131,7 @@ double accuracy(MnistNet net, const lockstep::data::MNIST& dataset, const lockst
 template <typename Model>
 void train(Model& model, MnistNet net, const lockstep::Context& context, const Flags& flags) {
   using lockstep::data::MNIST;
-  const lockstep::data::Normalize normalize{.mean = {0.5}, .std = {0.5}};
+  const lockstep::transforms::Normalize normalize({0.5}, {0.5});
   const MNIST train_set(flags.data_dir, {.train = true, .download = true, .normalize = normalize});
   const MNIST test_set(flags.data_dir, {.train = false, .download = true, .normalize = normalize});
   lockstep::data::DataLoader loader(train_set,

@@ -61,7 +61,7 @@ void train(const Flags& flags) {
   auto net = make_net();
   lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
   torch::optim::SGD optimizer(ddp->parameters(), flags.lr);
-  const lockstep::data::Normalize normalize{.mean = {0.5}, .std = {0.5}};
+  const lockstep::transforms::Normalize normalize({0.5}, {0.5});
   const MNIST train_set(flags.data_dir, {.train = true, .download = true, .normalize = normalize});
   const MNIST test_set(flags.data_dir, {.train = false, .download = true, .normalize = normalize});
   DataLoader loader(  // shards over the ranks, and copies the batches to the device

@@ -28,8 +28,9 @@ void train(int epochs, std::int64_t interval) {
   auto net = make_net();
   lockstep::DistributedDataParallel ddp(net);
   torch::optim::AdamW optimizer(ddp->parameters(), 1e-3);
-  const MNIST images(".data/mnist",
-                     {.train = true, .download = true, .normalize = {{.mean = {0.5}, .std = {0.5}}}});
+  const MNIST images(
+      ".data/mnist",
+      {.train = true, .download = true, .normalize = lockstep::transforms::Normalize({0.5}, {0.5})});
   lockstep::data::DataLoader loader(images, {.batch_size = 32, .shuffle = true, .seed = 0});
   lockstep::manual_seed(static_cast<std::uint64_t>(context.rank()));  // other neurons drop out on each rank
 

@@ -62,7 +62,7 @@ void train(int /*rank*/, const Flags& flags) {
     torch::manual_seed(1);
     return train_on(random_images(flags.random), random_images(100), flags, context);
   }
-  const data::Normalize normalize{.mean = {0.1307}, .std = {0.3081}};
+  const transforms::Normalize normalize({0.1307}, {0.3081});
   const auto mnist = [&](bool is_train) {
     return data::MNIST(flags.data_dir, {.train = is_train, .download = true, .normalize = normalize});
   };

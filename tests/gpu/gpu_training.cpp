@@ -103,9 +103,9 @@ Times time_resident(const lockstep::Context& context, const Flags& flags, lockst
 Times time_loader(const lockstep::Context& context, const Flags& flags, lockstep::GraphedStep& step,
                   Tensors& losses) {
   torch::manual_seed(2);
-  const lockstep::data::ImageDataset images(torch::randint(256, {60'000, 28, 28}, at::kByte),
-                                            torch::randint(10, {60'000}, at::kLong),
-                                            {.normalize = lockstep::data::Normalize{{0.1307}, {0.3081}}});
+  const lockstep::data::ImageDataset images(
+      torch::randint(256, {60'000, 28, 28}, at::kByte), torch::randint(10, {60'000}, at::kLong),
+      {.normalize = lockstep::transforms::Normalize({0.1307}, {0.3081})});
   lockstep::data::DataLoader loader(images, {.batch_size = flags.batch_size,
                                              .shuffle = true,
                                              .num_workers = 4,

@@ -15,7 +15,7 @@ data::ImageDataset make_images(const c10::Device& device) {
   torch::manual_seed(1);
   return {torch::randint(256, {5000, 28, 28}, at::kByte).to(device),
           torch::randint(10, {5000}, at::kLong).to(device),
-          {.normalize = data::Normalize{{0.1307}, {0.3081}}}};
+          {.normalize = transforms::Normalize({0.1307}, {0.3081})}};
 }
 
 std::vector<data::Batch> batches_of(const data::ImageDataset& images,

@@ -61,8 +61,7 @@ class Training {
     const auto source = generator(1);
     const auto images = at::randint(256, {403, 28, 28}, source, at::kByte);
     const auto labels = at::randint(10, {403}, source, at::kLong);
-    const data::ImageDataset dataset(images, labels,
-                                     {.normalize = data::Normalize{.mean = {0.5}, .std = {0.5}}});
+    const data::ImageDataset dataset(images, labels, {.normalize = transforms::Normalize({0.5}, {0.5})});
     data::DataLoader loader(dataset, {.batch_size = case_.batch_size, .shuffle = true, .seed = 3});
     for (int epoch = 0; epoch < 2; ++epoch) {
       loader.set_epoch(epoch);

@@ -51,7 +51,7 @@ std::vector<std::string> lines_of(const fs::path& file) {
 // `reduced`: to 8 bits per channel, as PIL has them.
 Value picture(const fs::path& file, bool reduced, bool turned) {
   return data::read_image(
-      file, {.mode = data::ImageReadMode::rgb, .eight_bits = reduced, .apply_exif_orientation = turned});
+      file, {.mode = data::ImageReadMode::RGB, .eight_bits = reduced, .apply_exif_orientation = turned});
 }
 
 // The class of each sample, and its path in the folder.

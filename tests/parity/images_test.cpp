@@ -49,12 +49,12 @@ struct Case {
 
   bool has(const std::string& text) const { return file.find(text) != std::string::npos; }
   DecodeOptions options() const {
-    if (mode == "turned") return {.mode = ImageReadMode::rgb, .apply_exif_orientation = true};
-    const std::map<std::string, ImageReadMode> modes = {{"unchanged", ImageReadMode::unchanged},
-                                                        {"gray", ImageReadMode::gray},
-                                                        {"gray_alpha", ImageReadMode::gray_alpha},
-                                                        {"rgb", ImageReadMode::rgb},
-                                                        {"rgb_alpha", ImageReadMode::rgb_alpha}};
+    if (mode == "turned") return {.mode = ImageReadMode::RGB, .apply_exif_orientation = true};
+    const std::map<std::string, ImageReadMode> modes = {{"unchanged", ImageReadMode::UNCHANGED},
+                                                        {"gray", ImageReadMode::GRAY},
+                                                        {"gray_alpha", ImageReadMode::GRAY_ALPHA},
+                                                        {"rgb", ImageReadMode::RGB},
+                                                        {"rgb_alpha", ImageReadMode::RGB_ALPHA}};
     return {.mode = modes.at(mode)};
   }
 };
@@ -88,7 +88,7 @@ TEST_F(Images, DecodedFilesEqualThoseOfPython) {
 }
 
 void expect_boxes_equal(const at::Tensor& bytes, int scale, const char* name) {
-  data::DecodeOptions options{.mode = ImageReadMode::rgb, .scale_denominator = scale};
+  data::DecodeOptions options{.mode = ImageReadMode::RGB, .scale_denominator = scale};
   const auto whole = data::decode_image(bytes, options);
   for (int i = 0; i < 30; ++i) {
     const auto below = [](std::int64_t end) { return at::randint(end, {1}).item<std::int64_t>(); };

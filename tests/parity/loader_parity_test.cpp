@@ -96,13 +96,14 @@ TEST(LoaderParity, NormalizedImagesToTheLastBit) {
   ASSERT_EQ(cases.size(), 3U);
   for (const auto& each : cases) {
     const auto channels = each["channels"];
-    Normalize normalize;
+    std::vector<double> mean, std;
     for (std::int64_t i = 0; i < channels; ++i) {
-      normalize.mean.push_back(static_cast<double>(each["mean" + std::to_string(i)]) / 10000);
-      normalize.std.push_back(static_cast<double>(each["std" + std::to_string(i)]) / 10000);
+      mean.push_back(static_cast<double>(each["mean" + std::to_string(i)]) / 10000);
+      std.push_back(static_cast<double>(each["std" + std::to_string(i)]) / 10000);
     }
     const auto images = at::arange(256, at::kByte).view({1, 1, 16, 16}).repeat({1, channels, 1, 1});
-    const ImageDataset dataset(images, at::zeros({1}, at::kLong), {.normalize = normalize});
+    const ImageDataset dataset(images, at::zeros({1}, at::kLong),
+                               {.normalize = transforms::Normalize(mean, std)});
     Numbers found;
     append(found, dataset.get_batch(at::zeros({1}, at::kLong)).data.view(at::kInt));
     EXPECT_EQ(found, each.numbers) << each.line;

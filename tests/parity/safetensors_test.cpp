@@ -40,7 +40,7 @@ bool has_an_order(const safetensors::Metadata& metadata) { return metadata.size(
 void rewrite(const fs::path& folder, const std::string& name, const LoadOptions& options) {
   const auto file = folder / (name + ".safetensors");
   const auto metadata = safetensors::SafeOpen(file).metadata();
-  const safetensors::SaveOptions save_options{.metadata = metadata, .sync = false};
+  const safetensors::SaveFileOptions save_options{.metadata = metadata, .sync = false};
   const auto read = folder / (name + ".read.safetensors");
   const auto from_pt = folder / (name + ".pt.safetensors");
   save_file(safetensors::load_file(file, options), read, save_options);

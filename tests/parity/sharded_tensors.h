@@ -8,8 +8,8 @@
 namespace lockstep::testing {
 
 /// A part of `whole`, which shares its data.
-inline Shard shard_of(const at::Tensor& whole, const std::vector<std::int64_t>& offsets,
-                      const std::vector<std::int64_t>& sizes) {
+inline ShardedTensor::Shard shard_of(const at::Tensor& whole, const std::vector<std::int64_t>& offsets,
+                                     const std::vector<std::int64_t>& sizes) {
   auto part = whole;
   for (std::int64_t i = 0; i < whole.dim(); ++i) {
     const auto d = static_cast<std::size_t>(i);

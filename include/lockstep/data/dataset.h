@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/transforms/transform.h>
+#include <lockstep/transforms/transforms.h>
 
 namespace lockstep::data {
 
@@ -141,16 +141,9 @@ class TensorDataset {
   SampleTransforms transforms_;
 };
 
-/// (x - mean) / std per channel. One value for all channels, or one per channel. torchvision:
-/// transforms.Normalize.
-struct Normalize {
-  std::vector<double> mean = {};
-  std::vector<double> std = {};
-};
-
 struct ImageDatasetOptions {
   /// Applied to each batch after x / 255. Excludes `transform`.
-  std::optional<Normalize> normalize = {};
+  std::optional<transforms::Normalize> normalize = {};
   /// Applied to each image, uint8 [channels, height, width], in place of the conversion to float: end it with
   /// ToTensor and Normalize. Default: x / 255.
   std::optional<transforms::Transform> transform = {};

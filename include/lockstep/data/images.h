@@ -22,17 +22,17 @@ class DataLoader;
 
 /// The channels of a decoded image. torchvision: io.ImageReadMode.
 enum class ImageReadMode {
-  unchanged,  ///< those of the file; the colors of a palette become RGB or RGBA
-  gray,
-  gray_alpha,  ///< PNG and BMP only
-  rgb,
-  rgb_alpha,  ///< not JPEG
+  UNCHANGED,  ///< those of the file; the colors of a palette become RGB or RGBA
+  GRAY,
+  GRAY_ALPHA,  ///< PNG and BMP only
+  RGB,
+  RGB_ALPHA,  ///< not JPEG
 };
 
 using transforms::Box;
 
 struct DecodeOptions {
-  ImageReadMode mode = ImageReadMode::unchanged;
+  ImageReadMode mode = ImageReadMode::UNCHANGED;
   /// Reduce the 16 bits per channel of a PNG file to the upper 8. torchvision: v2.ToDtype(uint8, scale=True).
   bool eight_bits = false;
   /// Rotate and flip the image as the EXIF orientation of a JPEG, PNG or WebP file asks.
@@ -55,7 +55,7 @@ struct ImageInfo {
   ImageFormat format = ImageFormat::jpeg;
   std::int64_t width = 0;   ///< pixels
   std::int64_t height = 0;  ///< pixels
-  int channels = 0;         ///< of ImageReadMode::unchanged
+  int channels = 0;         ///< of ImageReadMode::UNCHANGED
   int bits = 8;             ///< per channel: 8 or 16
   int orientation = 1;      ///< EXIF orientation, 1 to 8; 1 without one
 };

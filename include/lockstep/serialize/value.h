@@ -21,16 +21,16 @@
 
 namespace lockstep {
 
-/// A part of a tensor that this rank owns. PyTorch: `torch.distributed._shard.sharded_tensor.Shard`.
-struct Shard {
-  at::Tensor tensor;
-  std::vector<std::int64_t> shard_offsets;  ///< of its first element, per dimension
-};
-
 /// A tensor whose parts are distributed over the ranks. Each rank has any number of parts. Together they
 /// cover every element once; identical parts may be on several ranks. PyTorch: `ShardedTensor`, and `DTensor`
 /// with the placement `Shard`; load() returns it for the DTensors of a file that one rank saved.
 struct ShardedTensor {
+  /// A part that this rank owns. PyTorch: `torch.distributed._shard.sharded_tensor.Shard`.
+  struct Shard {
+    at::Tensor tensor;
+    std::vector<std::int64_t> shard_offsets;  ///< of its first element, per dimension
+  };
+
   std::vector<std::int64_t> size;  ///< of the whole tensor, equal on all ranks
   /// Equal on all ranks. Default: the dtype of local_shards or, without any, of the other ranks' parts.
   std::optional<at::ScalarType> dtype = {};

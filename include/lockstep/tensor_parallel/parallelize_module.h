@@ -21,7 +21,7 @@
 #include <lockstep/runtime/device_mesh.h>
 
 /// Tensor parallel: layers whose parameters are cut over the ranks of a mesh. PyTorch:
-/// `torch.distributed.tensor.parallel`. Shorten the name, since lockstep::Shard is another type:
+/// `torch.distributed.tensor.parallel`. Shorten the name:
 /// `namespace tp = lockstep::tensor_parallel;`
 namespace lockstep::tensor_parallel {
 

@@ -106,17 +106,17 @@ class RandomErasing {
   Range log_ratio_;
 };
 
-enum class AutoAugmentPolicy : std::uint8_t { imagenet, cifar10, svhn };
+enum class AutoAugmentPolicy : std::uint8_t { IMAGENET, CIFAR10, SVHN };
 
 struct AutoAugmentOptions {
-  InterpolationMode interpolation = InterpolationMode::nearest;  ///< nearest or bilinear
+  InterpolationMode interpolation = InterpolationMode::NEAREST;  ///< nearest or bilinear
   Numbers fill = {};  ///< around moved images: one number, one per channel, or none for black
 };
 
 /// One of 25 pairs of operations that were learned on that data set. torchvision: v2.AutoAugment.
 class AutoAugment {
  public:
-  explicit AutoAugment(AutoAugmentPolicy policy = AutoAugmentPolicy::imagenet,
+  explicit AutoAugment(AutoAugmentPolicy policy = AutoAugmentPolicy::IMAGENET,
                        AutoAugmentOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   std::string to_string() const;
@@ -130,7 +130,7 @@ struct RandAugmentOptions {
   std::int64_t num_ops = 2;
   std::int64_t magnitude = 9;  ///< of all operations, in 0 .. num_magnitude_bins-1
   std::int64_t num_magnitude_bins = 31;
-  InterpolationMode interpolation = InterpolationMode::nearest;  ///< nearest or bilinear
+  InterpolationMode interpolation = InterpolationMode::NEAREST;  ///< nearest or bilinear
   Numbers fill = {};  ///< around moved images: one number, one per channel, or none for black
 };
 
@@ -147,7 +147,7 @@ class RandAugment {
 
 struct TrivialAugmentWideOptions {
   std::int64_t num_magnitude_bins = 31;
-  InterpolationMode interpolation = InterpolationMode::nearest;  ///< nearest or bilinear
+  InterpolationMode interpolation = InterpolationMode::NEAREST;  ///< nearest or bilinear
   Numbers fill = {};  ///< around moved images: one number, one per channel, or none for black
 };
 

@@ -10,14 +10,14 @@
 
 namespace lockstep::transforms {
 
-enum class InterpolationMode : std::uint8_t { nearest, nearest_exact, bilinear, bicubic };
+enum class InterpolationMode : std::uint8_t { NEAREST, NEAREST_EXACT, BILINEAR, BICUBIC };
 
 /// The pixels beyond the edges: a number, the outermost pixel, or the image mirrored without or with its
 /// outermost pixel.
 enum class PaddingMode : std::uint8_t { constant, edge, reflect, symmetric };
 
 struct ResizeOptions {
-  InterpolationMode interpolation = InterpolationMode::bilinear;
+  InterpolationMode interpolation = InterpolationMode::BILINEAR;
   Size max_size = {};  ///< limit of the longer edge, where the size is one edge; its size where that is none
   bool antialias = true;  ///< for bilinear and bicubic
 };
@@ -81,7 +81,7 @@ class RandomCrop {
 struct RandomResizedCropOptions {
   Range scale = {0.08, 1.0};             ///< of the area of the part, relative to the image
   Range ratio = {3.0 / 4.0, 4.0 / 3.0};  ///< of its width to its height
-  InterpolationMode interpolation = InterpolationMode::bilinear;
+  InterpolationMode interpolation = InterpolationMode::BILINEAR;
   bool antialias = true;
 };
 
@@ -143,7 +143,7 @@ class Pad {
 };
 
 struct RandomRotationOptions {
-  InterpolationMode interpolation = InterpolationMode::nearest;  ///< nearest or bilinear
+  InterpolationMode interpolation = InterpolationMode::NEAREST;  ///< nearest or bilinear
   bool expand = false;  ///< enlarge the image so that all of it is seen
   Numbers center = {};  ///< {x, y} of a pixel; default: the middle of the image
   Numbers fill = 0;     ///< one number, or one per channel; none: zeros, with which edges are interpolated
@@ -168,7 +168,7 @@ struct RandomAffineOptions {
   /// In degrees: one number for {-number, number} or {least, greatest}, along x; or both of x, then both of
   /// y.
   Numbers shear = {};
-  InterpolationMode interpolation = InterpolationMode::nearest;  ///< nearest or bilinear
+  InterpolationMode interpolation = InterpolationMode::NEAREST;  ///< nearest or bilinear
   Numbers fill = 0;     ///< one number, or one per channel; none: zeros, with which edges are interpolated
   Numbers center = {};  ///< {x, y} of a pixel; default: the middle of the image
 };

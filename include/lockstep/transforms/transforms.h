@@ -56,6 +56,8 @@ class Normalize {
   Normalize(std::vector<double> mean, std::vector<double> std, NormalizeOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   std::string to_string() const;
+  const std::vector<double>& mean() const { return mean_; }
+  const std::vector<double>& std() const { return std_; }
   /// The channels that an image needs; 1: any number.
   std::int64_t channels() const;
 

@@ -30,7 +30,7 @@ void check_data(const std::string& name, const at::Tensor& tensor) {
   if (!fits) refuse(name, "is not a tensor that a distributed checkpoint can hold");
 }
 
-void check_shard(const std::string& name, const ShardedTensor& whole, const Shard& shard) {
+void check_shard(const std::string& name, const ShardedTensor& whole, const ShardedTensor::Shard& shard) {
   check_data(name, shard.tensor);
   const auto part = fmt::format("has a part [{}] at [{}], ", fmt::join(shard.tensor.sizes(), ", "),
                                 fmt::join(shard.shard_offsets, ", "));

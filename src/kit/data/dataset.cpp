@@ -59,14 +59,11 @@ at::Tensor channel_values(std::string_view name, const std::vector<double>& valu
 
 // LibTorch's kernels convert each of the 256 byte values once. A batch is then one table look-up per pixel,
 // bit-equal to converting it with those kernels.
-at::Tensor byte_values(std::int64_t channels, const std::optional<Normalize>& normalize) {
+at::Tensor byte_values(std::int64_t channels, const std::optional<transforms::Normalize>& normalize) {
   auto values = at::arange(kByteValues, at::kFloat).div(255).repeat({channels, 1});
   if (!normalize) return values;
-  const auto mean = channel_values("mean", normalize->mean, channels);
-  const auto std = channel_values("std", normalize->std, channels);
-  if (std.eq(0).any().item<bool>()) {
-    throw ArgumentError("Normalize: std is zero for a channel, which would divide by zero");
-  }
+  const auto mean = channel_values("mean", normalize->mean(), channels);
+  const auto std = channel_values("std", normalize->std(), channels);
   return values.sub_(mean).div_(std).contiguous();
 }
 

@@ -21,7 +21,7 @@ struct PictureReading {
 template <typename Options>
 PictureReading rgb_reading(const Options& options) {
   return {.transform = options.transform,
-          .decode = {.mode = ImageReadMode::rgb,
+          .decode = {.mode = ImageReadMode::RGB,
                      .eight_bits = true,
                      .apply_exif_orientation = options.apply_exif_orientation,
                      .max_pixels = options.max_pixels},

@@ -82,7 +82,7 @@ at::Tensor filled(const at::Tensor& sampled, const Sampling& sampling) {
   auto images = sampled.narrow(1, 0, channels);
   const auto inside = sampled.narrow(1, channels, 1).expand_as(images);
   const auto fill = at::tensor(at::ArrayRef<double>(sampling.fill), images.options()).view({1, -1, 1, 1});
-  if (sampling.interpolation == InterpolationMode::nearest) {
+  if (sampling.interpolation == InterpolationMode::NEAREST) {
     return at::where(inside.lt(0.5), fill.expand_as(images), images);
   }
   return images.sub_(fill).mul_(inside).add_(fill);
@@ -100,7 +100,7 @@ at::Tensor sample(const at::Tensor& image, at::Tensor grid, const Sampling& samp
   if (!sampling.fill.empty()) {
     images = at::cat({images, at::ones({count, 1, image.size(-2), image.size(-1)}, images.options())}, 1);
   }
-  const std::int64_t mode = sampling.interpolation == InterpolationMode::nearest ? 1 : 0;
+  const std::int64_t mode = sampling.interpolation == InterpolationMode::NEAREST ? 1 : 0;
   images = at::grid_sampler(images, grid, mode, kZeros, /*align_corners=*/false);
   if (!sampling.fill.empty()) images = filled(images, sampling);
   if (!image.is_floating_point()) images.round_();

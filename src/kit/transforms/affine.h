@@ -18,7 +18,7 @@ struct Affine {
 };
 
 struct Sampling {
-  InterpolationMode interpolation = InterpolationMode::nearest;
+  InterpolationMode interpolation = InterpolationMode::NEAREST;
   Numbers fill = {};    // none: zeros that bilinear interpolation mixes in
   Numbers center = {};  // {x, y}; none: the middle
 };

@@ -19,9 +19,9 @@ constexpr std::int64_t kPolicyBins = 10;
 
 const Policy& policy_of(AutoAugmentPolicy policy) {
   switch (policy) {
-    case AutoAugmentPolicy::cifar10:
+    case AutoAugmentPolicy::CIFAR10:
       return policy_steps::kCifar10;
-    case AutoAugmentPolicy::svhn:
+    case AutoAugmentPolicy::SVHN:
       return policy_steps::kSvhn;
     default:
       return policy_steps::kImageNet;

@@ -49,7 +49,7 @@ void check_range(std::string_view transform, std::string_view argument, const Ra
 }
 
 void check_interpolation(std::string_view transform, InterpolationMode interpolation) {
-  if (interpolation == InterpolationMode::nearest || interpolation == InterpolationMode::bilinear) return;
+  if (interpolation == InterpolationMode::NEAREST || interpolation == InterpolationMode::BILINEAR) return;
   throw_error<ArgumentError>("{}: interpolation should be nearest or bilinear, but it is {}", transform,
                              text_of(interpolation));
 }

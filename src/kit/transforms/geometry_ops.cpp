@@ -40,9 +40,9 @@ bool interpolates_as_is(const at::Tensor& image, InterpolationMode mode) {
   if (image.scalar_type() == at::kFloat || image.scalar_type() == at::kDouble) return true;
   if (image.scalar_type() != at::kByte) return false;
   switch (mode) {
-    case InterpolationMode::bilinear:
+    case InterpolationMode::BILINEAR:
       return image.is_cpu() && resizes_bytes_bilinearly();
-    case InterpolationMode::bicubic:
+    case InterpolationMode::BICUBIC:
       return image.is_cpu();
     default:
       return true;
@@ -53,11 +53,11 @@ at::Tensor interpolate(const at::Tensor& images, at::IntArrayRef size, Interpola
                        bool antialias) {
   using Factors = std::optional<at::ArrayRef<double>>;
   switch (mode) {
-    case InterpolationMode::nearest:
+    case InterpolationMode::NEAREST:
       return at::upsample_nearest2d(images, size, Factors());
-    case InterpolationMode::nearest_exact:
+    case InterpolationMode::NEAREST_EXACT:
       return at::_upsample_nearest_exact2d(images, size, Factors());
-    case InterpolationMode::bilinear:
+    case InterpolationMode::BILINEAR:
       return antialias ? at::_upsample_bilinear2d_aa(images, size, /*align_corners=*/false, Factors())
                        : at::upsample_bilinear2d(images, size, /*align_corners=*/false, Factors());
     default:
@@ -129,7 +129,7 @@ at::Tensor resize(const at::Tensor& image, std::int64_t height, std::int64_t wid
   }
   images = interpolate(images.to(at::kFloat), {height, width}, interpolation, antialias);
   if (image.scalar_type() == at::kByte) {
-    if (interpolation == InterpolationMode::bicubic) images.clamp_(0, 255);
+    if (interpolation == InterpolationMode::BICUBIC) images.clamp_(0, 255);
     images.round_();
   }
   return images.to(image.scalar_type()).reshape(sizes);

@@ -178,8 +178,8 @@ void FSDPModule::set_reshard_after_forward(bool reshard_after_forward, bool recu
                [&](ParameterGroup& group) { group.set_reshard_after_forward(reshard_after_forward); });
 }
 
-FSDPStats FSDPModule::stats() const {
-  FSDPStats stats;
+FsdpStats FSDPModule::stats() const {
+  FsdpStats stats;
   const auto all = groups(true);
   if (all.empty()) return stats;
   all.front()->tree()->locked([&](const fsdp::StepCalls& calls) {

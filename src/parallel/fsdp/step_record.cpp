@@ -12,7 +12,7 @@ void StepRecord::write_trace(const ProcessGroup& ranks, bool is_replica, std::so
   trace_.write(ranks, where);
 }
 
-void StepRecord::add_to(FSDPStats& stats) const {
+void StepRecord::add_to(FsdpStats& stats) const {
   stats.steps = clock_.steps();
   stats.last = clock_.last();
   stats.mean = clock_.mean();

@@ -28,9 +28,9 @@ struct CallTimes {
 // The sums of a group's calls.
 struct TrafficCount {
   std::string name = {};  // of the group in traces: that of its first parameter
-  FSDPTraffic step = {};  // since the last reduced backward pass
-  FSDPTraffic last = {};  // in the step that ended with it
-  FSDPTraffic total = {};
+  FsdpTraffic step = {};  // since the last reduced backward pass
+  FsdpTraffic last = {};  // in the step that ended with it
+  FsdpTraffic total = {};
 
   void add_gather(const CallTimes& call) {
     for (auto* const sum : {&step, &total}) {
@@ -59,7 +59,7 @@ class StepRecord {
   bool has_complete_trace() const { return trace_.is_complete(); }
   // Collective over `ranks`; replicas of the first ones leave it to them.
   void write_trace(const ProcessGroup& ranks, bool is_replica, std::source_location where);
-  void add_to(FSDPStats& stats) const;
+  void add_to(FsdpStats& stats) const;
 
   void begin_forward() { clock_.begin_forward(); }
   void end_forward(bool backward_follows) { clock_.end_forward(backward_follows); }

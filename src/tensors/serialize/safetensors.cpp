@@ -199,7 +199,7 @@ std::uint64_t SafeOpen::nbytes(std::string_view name) const {
 
 void check_tensors(const Dict& tensors) { refuse_shared(named_tensors(tensors)); }
 
-void save_file(const Dict& tensors, const std::filesystem::path& file, const SaveOptions& options) {
+void save_file(const Dict& tensors, const std::filesystem::path& file, const SaveFileOptions& options) {
   const ErrorFile about(file);
   with_source(file.string(), [&] {
     auto named = named_tensors(tensors);

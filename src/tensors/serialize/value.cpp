@@ -88,7 +88,7 @@ struct SameContents {
   }
   bool operator()(const ShardedTensor& left, const ShardedTensor& right) const {
     return left.size == right.size && serialize::dtype_of(left) == serialize::dtype_of(right) &&
-           std::ranges::equal(left.local_shards, right.local_shards, [](const Shard& a, const Shard& b) {
+           std::ranges::equal(left.local_shards, right.local_shards, [](const auto& a, const auto& b) {
              return a.shard_offsets == b.shard_offsets && equal_tensors(a.tensor, b.tensor);
            });
   }

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 Dict has(ShardedTensor tensor) { return {{"w", std::move(tensor)}}; }
 
-Shard half(std::int64_t rank, at::ScalarType dtype) {
+ShardedTensor::Shard half(std::int64_t rank, at::ScalarType dtype) {
   return {.tensor = torch::full({2}, rank, dtype), .shard_offsets = {2 * rank}};
 }
 

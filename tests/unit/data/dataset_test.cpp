@@ -46,7 +46,7 @@ TEST(TensorDataset, NamesAnIndexThatIsOutOfRange) {
 TEST(ImageDataset, ConvertsABatchAsLibTorchDoes) {
   const auto images = some_images({9, 3, 5, 4});
   const auto indices = at::tensor({8, 1, 1, 4}, at::kLong);
-  const Normalize normalize{.mean = {0.485, 0.456, 0.406}, .std = {0.229, 0.224, 0.225}};
+  const transforms::Normalize normalize({0.485, 0.456, 0.406}, {0.229, 0.224, 0.225});
   const ImageDataset dataset(images, at::arange(9), {.normalize = normalize});
   const auto mean = at::tensor({0.485, 0.456, 0.406}, at::kFloat).view({-1, 1, 1});
   const auto std = at::tensor({0.229, 0.224, 0.225}, at::kFloat).view({-1, 1, 1});
@@ -62,7 +62,7 @@ TEST(ImageDataset, OneChannelNeedsNoChannelDimension) {
   const auto all = at::arange(4);
   EXPECT_TRUE(at::equal(plain.get_batch(all).data, images.unsqueeze(1).to(at::kFloat) / 255));
   const ImageDataset normalized(images, at::arange(4),
-                                {.normalize = Normalize{.mean = {0.1307}, .std = {0.3081}}});
+                                {.normalize = transforms::Normalize({0.1307}, {0.3081})});
   EXPECT_TRUE(at::equal(normalized.get_batch(all).data,
                         ((images.unsqueeze(1).to(at::kFloat) / 255) - 0.1307) / 0.3081));
 }
@@ -79,12 +79,10 @@ TEST(ImageDataset, RejectsInvalidArguments) {
   EXPECT_THROW(ImageDataset(some_images({2, 4}), labels), ArgumentError);
   EXPECT_THROW(ImageDataset(some_images({3, 4, 4}), labels), ArgumentError);
   const auto images = some_images({2, 3, 4, 4});
-  EXPECT_THROW(ImageDataset(images, labels, {.normalize = Normalize{.mean = {0.1, 0.2}, .std = {1}}}),
+  EXPECT_THROW(ImageDataset(images, labels, {.normalize = transforms::Normalize({0.1, 0.2}, {1})}),
                ArgumentError);
-  EXPECT_THROW(ImageDataset(images, labels, {.normalize = Normalize{.mean = {0.1}, .std = {}}}),
-               ArgumentError);
-  EXPECT_THROW(ImageDataset(images, labels, {.normalize = Normalize{.mean = {0.1}, .std = {0}}}),
-               ArgumentError);
+  EXPECT_THROW(ImageDataset(images, labels, {.normalize = transforms::Normalize({0.1}, {})}), ArgumentError);
+  EXPECT_THROW(ImageDataset(images, labels, {.normalize = transforms::Normalize({0.1}, {0})}), ArgumentError);
   const ImageDataset good(images, labels);
   EXPECT_THROW(good.get_batch(at::tensor({2}, at::kLong)), ArgumentError);
 }

@@ -49,7 +49,7 @@ TEST(DecodeImage, OptionsThatCannotBeAreRefused) {
   const auto refusal = [](const at::Tensor& file, const data::DecodeOptions& options) {
     return error_of<ArgumentError>([&] { decode_image(file, options); });
   };
-  EXPECT_THAT(refusal(jpeg, {.mode = data::ImageReadMode::rgb_alpha}), HasSubstr("JPEG file has no alpha"));
+  EXPECT_THAT(refusal(jpeg, {.mode = data::ImageReadMode::RGB_ALPHA}), HasSubstr("JPEG file has no alpha"));
   EXPECT_THAT(refusal(jpeg, {.scale_denominator = 3}), HasSubstr("1, 2, 4 or 8, not 3"));
   EXPECT_THAT(refusal(data::encode_png(picture()), {.scale_denominator = 2}),
               HasSubstr("this is a PNG file"));

@@ -125,7 +125,7 @@ TEST_F(LoaderDevice, RejectsBatchesThatAreNotAPyTree) {
 TEST_F(LoaderDevice, DatasetsOnTheDeviceYieldTheSameBits) {
   for (const std::int64_t channels : {1, 3}) {
     const ImageDataset here(at::randint(256, {20, channels, 5, 4}, at::kByte), at::arange(20),
-                            {.normalize = Normalize{.mean = {0.1307}, .std = {0.3081}}});
+                            {.normalize = transforms::Normalize({0.1307}, {0.3081})});
     const auto there = here.to(testing::fake_device());
     EXPECT_EQ(there.images().device(), testing::fake_device());
     for (const int workers : {0, 2}) {

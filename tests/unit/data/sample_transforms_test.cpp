@@ -66,7 +66,7 @@ TEST(SampleTransforms, ImagesAreBytesToATransform) {
   EXPECT_THAT(
       [&] {
         ImageDataset(images, labels,
-                     {.normalize = data::Normalize{{0.5}, {0.5}}, .transform = CenterCrop(2)});
+                     {.normalize = transforms::Normalize({0.5}, {0.5}), .transform = CenterCrop(2)});
       },
       ThrowsMessage<ArgumentError>(HasSubstr("normalize excludes transform")));
 }

@@ -32,7 +32,7 @@ void write_file(const std::string& file, const std::string& header, const std::s
       << std::string(reinterpret_cast<const char*>(&length), sizeof(length)) << header << data;
 }
 
-std::string complaint_about(const Dict& tensors, const safetensors::SaveOptions& options = {}) {
+std::string complaint_about(const Dict& tensors, const safetensors::SaveFileOptions& options = {}) {
   const TempFolder folder;
   const auto file = folder.file("out.safetensors");
   try {

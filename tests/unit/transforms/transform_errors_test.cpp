@@ -117,7 +117,7 @@ TEST(TransformErrors, NameARangeOrAProbability) {
        },
        "RandomRotation: degrees should be"},
       {[] { RandomRotation(5, {.center = 3}); }, "RandomRotation: center should be {x, y}, but it is {3}"},
-      {[] { RandomRotation(5, {.interpolation = InterpolationMode::bicubic}); },
+      {[] { RandomRotation(5, {.interpolation = InterpolationMode::BICUBIC}); },
        "RandomRotation: interpolation should be nearest or bilinear, but it is bicubic"},
       {[] {
          RandomRotation(5, {.fill = {1, 2}})(image());
@@ -159,7 +159,7 @@ TEST(TransformErrors, NameAColorOrAPolicy) {
        "RandAugment: num_magnitude_bins should be at least 2"},
       {[] { TrivialAugmentWide({.num_magnitude_bins = 0}); },
        "TrivialAugmentWide: num_magnitude_bins should be"},
-      {[] { AutoAugment(AutoAugmentPolicy::svhn, {.interpolation = InterpolationMode::bicubic}); },
+      {[] { AutoAugment(AutoAugmentPolicy::SVHN, {.interpolation = InterpolationMode::BICUBIC}); },
        "AutoAugment: interpolation should be"},
   });
 }

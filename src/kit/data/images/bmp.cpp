@@ -147,10 +147,10 @@ at::Tensor decode_bmp(ByteSpan bytes, const DecodeOptions& options) {
   const auto header = read_header(bytes);
   check_size(header.width, header.height, options.max_pixels);
   const Pixels pixels(bytes, header);
-  const bool gray = options.mode == ImageReadMode::gray || options.mode == ImageReadMode::gray_alpha;
-  const bool alpha = options.mode == ImageReadMode::unchanged ? header.has_alpha
-                                                              : options.mode == ImageReadMode::gray_alpha ||
-                                                                    options.mode == ImageReadMode::rgb_alpha;
+  const bool gray = options.mode == ImageReadMode::GRAY || options.mode == ImageReadMode::GRAY_ALPHA;
+  const bool alpha = options.mode == ImageReadMode::UNCHANGED ? header.has_alpha
+                                                              : options.mode == ImageReadMode::GRAY_ALPHA ||
+                                                                    options.mode == ImageReadMode::RGB_ALPHA;
   auto image = empty_image(header.height, header.width, (gray ? 1 : 3) + (alpha ? 1 : 0));
   auto* out = image.mutable_data_ptr<std::uint8_t>();
   for (std::int64_t row = 0; row < header.height; ++row) {

@@ -134,13 +134,13 @@ class JpegReader {
   }
 
   void choose_colors(ImageReadMode mode) {
-    if (mode == ImageReadMode::gray_alpha || mode == ImageReadMode::rgb_alpha) {
+    if (mode == ImageReadMode::GRAY_ALPHA || mode == ImageReadMode::RGB_ALPHA) {
       throw ArgumentError("decode_image: a JPEG file has no alpha channel; use rgb or gray");
     }
     mode_ = mode;
     // libjpeg converts CMYK to nothing else.
-    if (mode == ImageReadMode::unchanged || is_cmyk(codec_.jpeg_color_space)) return;
-    codec_.out_color_space = mode == ImageReadMode::gray ? JCS_GRAYSCALE : JCS_RGB;
+    if (mode == ImageReadMode::UNCHANGED || is_cmyk(codec_.jpeg_color_space)) return;
+    codec_.out_color_space = mode == ImageReadMode::GRAY ? JCS_GRAYSCALE : JCS_RGB;
   }
 
   static void check_box(const Box& box, const Box& whole) {
@@ -169,9 +169,9 @@ class JpegReader {
 
   at::Tensor read_box(const Box& box) {
     const auto first = crop_columns(box);
-    const bool convert = is_cmyk(codec_.out_color_space) && mode_ != ImageReadMode::unchanged;
+    const bool convert = is_cmyk(codec_.out_color_space) && mode_ != ImageReadMode::UNCHANGED;
     const int stored = codec_.output_components;
-    const int channels = !convert ? stored : mode_ == ImageReadMode::gray ? 1 : 3;
+    const int channels = !convert ? stored : mode_ == ImageReadMode::GRAY ? 1 : 3;
     auto image = empty_image(box.height, box.width, channels);
     auto* out = image.mutable_data_ptr<std::uint8_t>();
     const bool direct = !convert && box.width == codec_.output_width;
@@ -215,7 +215,7 @@ class JpegReader {
   jpeg_decompress_struct& codec_ = handle_.codec;
   JpegErrors& error_ = handle_.error;
   jpeg_progress_mgr progress_{};
-  ImageReadMode mode_ = ImageReadMode::unchanged;
+  ImageReadMode mode_ = ImageReadMode::UNCHANGED;
 };
 
 class JpegWriter {

@@ -152,11 +152,11 @@ class PngReader {
     const auto source = info();
     const bool had_color = source.channels >= 3;
     const bool had_alpha = source.channels % 2 == 0;
-    const bool unchanged = mode == ImageReadMode::unchanged;
+    const bool unchanged = mode == ImageReadMode::UNCHANGED;
     const bool wants_color =
-        unchanged ? had_color : mode == ImageReadMode::rgb || mode == ImageReadMode::rgb_alpha;
+        unchanged ? had_color : mode == ImageReadMode::RGB || mode == ImageReadMode::RGB_ALPHA;
     const bool wants_alpha =
-        unchanged ? had_alpha : mode == ImageReadMode::gray_alpha || mode == ImageReadMode::rgb_alpha;
+        unchanged ? had_alpha : mode == ImageReadMode::GRAY_ALPHA || mode == ImageReadMode::RGB_ALPHA;
 
     if (is_palette()) ::png_set_palette_to_rgb(codec_);
     if (is_palette() && has_transparent_colors()) ::png_set_tRNS_to_alpha(codec_);

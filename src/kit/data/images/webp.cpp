@@ -63,13 +63,13 @@ ImageInfo webp_info(ByteSpan bytes) {
 }
 
 at::Tensor decode_webp(ByteSpan bytes, const DecodeOptions& options) {
-  if (options.mode == ImageReadMode::gray_alpha) {
+  if (options.mode == ImageReadMode::GRAY_ALPHA) {
     throw ArgumentError("decode_image: a WebP file cannot be read as gray_alpha; use gray or rgb_alpha");
   }
   const auto info = webp_info(bytes);
   check_size(info.width, info.height, options.max_pixels);
-  const bool alpha = options.mode == ImageReadMode::rgb_alpha ||
-                     (options.mode == ImageReadMode::unchanged && info.channels == 4);
+  const bool alpha = options.mode == ImageReadMode::RGB_ALPHA ||
+                     (options.mode == ImageReadMode::UNCHANGED && info.channels == 4);
   auto image = empty_image(info.height, info.width, alpha ? 4 : 3);
   auto* out = image.mutable_data_ptr<std::uint8_t>();
   const auto row_bytes = static_cast<int>(image.stride(0));
@@ -78,7 +78,7 @@ at::Tensor decode_webp(ByteSpan bytes, const DecodeOptions& options) {
   if (decode(bytes.data(), bytes.size(), out, total, row_bytes) == nullptr) {
     throw DataError("libwebp: the image is damaged or truncated");
   }
-  return options.mode == ImageReadMode::gray ? to_gray(image) : image;
+  return options.mode == ImageReadMode::GRAY ? to_gray(image) : image;
 }
 
 }  // namespace lockstep::data
