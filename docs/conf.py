@@ -13,7 +13,7 @@ copyright = "the authors of Lockstep"  # noqa: A001 (Sphinx's name)
 release = ".".join(headers.version(here.parent))
 version = release
 
-extensions = ["myst_parser", "breathe", "sphinx.ext.graphviz", "sphinx_copybutton", "headers", "short_contents"]
+extensions = ["myst_parser", "breathe", "sphinx.ext.graphviz", "sphinx_copybutton", "headers", "short_contents", "torch_links"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 suppress_warnings = ["misc.highlighting_failure"]  # output and pseudo-code in blocks of C++

@@ -79,7 +79,10 @@ def setup(app):
                 compound = cache["compounds"][refid]
                 options = {"members": "", "undoc-members": None}
                 if member is None:
-                    stack = [TaggedNode("compound", compound), TaggedNode("doxygenindex", index.root)]
+                    root = self.dox_parser.parse_compound(refid, project).root
+                    # From the definition: Breathe leaves out the namespace below a node of the index.
+                    stack = [TaggedNode("compounddef", root.compounddef[0]), TaggedNode("doxygen", root), TaggedNode("compound", compound),
+                             TaggedNode("doxygenindex", index.root)]
                     shown = breathe_filter.create_class_filter(self.app, compound.name, options)
                 else:
                     entry = next(entry for entry in compound.member if entry.refid == member)

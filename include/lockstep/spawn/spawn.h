@@ -40,7 +40,7 @@ struct SpawnOptions {
 
 /// The first rank of spawn() that failed. The others have been stopped.
 /// Data: rank(), pid().
-/// Remedy: fix what that rank reports. PyTorch: `torch.multiprocessing.ProcessException`.
+/// Remedy: fix what that rank reports. PyTorch: `torch.multiprocessing.spawn.ProcessException`.
 class RankFailed : public LaunchError {
  public:
   explicit RankFailed(const std::string& message, int rank, int pid)
