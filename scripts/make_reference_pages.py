@@ -80,7 +80,7 @@ def table_of_data(root):
 
 def with_part(page, name, text):
     """The page with another text between the marks of that part."""
-    begin, end = f"<!-- {name}: made by scripts/make_reference_pages.py -->\n", f"<!-- end of {name} -->\n"
+    begin, end = f"<!-- {name}: made by scripts/make_reference_pages.py -->\n\n", f"\n<!-- end of {name} -->\n"
     if begin not in page or end not in page:
         raise SystemExit(f"{ERRORS} has no part between {begin.strip()} and {end.strip()}")
     return page[:page.index(begin) + len(begin)] + text + page[page.index(end):]
