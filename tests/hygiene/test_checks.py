@@ -17,6 +17,9 @@ import check_licence
 import check_places
 import check_symbols
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import make_reference_pages
+
 CLANG_FORMAT, NM, CXX = sys.argv[1:4]
 SPDX = "// SPDX-License-Identifier: BSD-3-Clause\n"
 
@@ -282,6 +285,49 @@ class Benchmarks(Tree):
             with self.subTest(run=run):
                 self.record(run)
                 self.assertEqual(len(check_benchmarks.problems(self.root)), 1)
+
+
+class ReferencePages(Tree):
+    HEADER = """
+/// All. Data: none. Remedy: read.
+class Error : public std::runtime_error {
+  /// The first of ranks().
+  std::optional<int> rank() const;
+};
+/// Bad, and nothing else.
+/// Data: file(). Remedy: mend
+/// it. PyTorch: `ValueError`.
+class ArgumentError : public Error {
+"""
+
+    def setUp(self):
+        super().setUp()
+        self.write("include/lockstep/base/error.h", self.HEADER)
+        self.write("include/lockstep/a.h", "/// Odd. Data: none. Remedy: none.\nclass Odd : public ArgumentError {\n"
+                                           "/// No error.\nclass Other : public Module {\n")
+
+    def test_types_and_data(self):
+        types = make_reference_pages.table_of_types(self.root).splitlines()[2:]
+        self.assertEqual(types[1], "| `ArgumentError` | `Error` | Bad, and nothing else | `file()` | mend it | `ValueError` |")
+        self.assertEqual(types[2], "| `Odd` | `ArgumentError` | Odd | none | none | - |")
+        self.assertEqual(len(types), 3)
+        self.assertIn("| `rank()` | The first of `ranks()` |", make_reference_pages.table_of_data(self.root))
+
+    def test_comment_without_remedy(self):
+        self.write("include/lockstep/a.h", "/// Odd. Data: none.\nclass Odd : public Error {\n")
+        with self.assertRaisesRegex(SystemExit, "Odd: its comment has no part"):
+            make_reference_pages.table_of_types(self.root)
+
+    def test_environment(self):
+        self.write("src/a.cpp", 'env.get("LOCKSTEP_A"), env.get("LOCKSTEP_B"), "PET_C", "SEND_F"')
+        self.write("docs/environment.md", "| `LOCKSTEP_A`, `LOCKSTEP_OLD` | - |\n")
+        self.assertEqual(make_reference_pages.problems_of_environment(self.root),
+                         ["docs/environment.md lacks LOCKSTEP_B, which src/a.cpp has",
+                          "docs/environment.md has LOCKSTEP_OLD, which is in no source"])
+
+    def test_commands(self):
+        text = "Usage\n\nSubcommands:\n  run-it   Run\n           it\n  bench    Measure\n\nend\n"
+        self.assertEqual(make_reference_pages.commands_in(text), ["run-it", "bench"])
 
 
 class Symbols(Tree):

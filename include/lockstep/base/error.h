@@ -23,8 +23,8 @@ struct ErrorDetails {
 
 /// Base class of all exceptions of Lockstep, and the type of those without a class of their own, such as a call
 /// on a closed group. The message names the event, the object and a remedy, the rank where ranks work together,
-/// and the line of the program's call that is the cause: "(at train.cpp:42)".
-/// Data: group(), call(), file(). Members that are not known are empty.
+/// and the line of the program's call that is the cause: "(at train.cpp:42)". Members that are not known are empty.
+/// Data: group(), call(), file().
 /// Remedy: follow the text. PyTorch: `RuntimeError`.
 class Error : public std::runtime_error {
  public:

@@ -13,7 +13,7 @@ namespace lockstep {
 
 /// A file exists but cannot be read: permission, a failing disk, too many open files, no memory, or a format
 /// of a later version. The file may be intact.
-/// Data: file(), ranks() that could not read it.
+/// Data: file().
 /// Remedy: remove what keeps it from being read, and load it again; do not delete it. PyTorch: `OSError`.
 class CheckpointReadError : public CheckpointError {
  public:
