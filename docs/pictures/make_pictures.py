@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
 """Draws the pictures of the documentation: make_pictures.py. The timeline is that of a trace that lockstep::trace() wrote
-(ddp_timeline.json), the terminal shows what script(1) recorded (killed_rank.txt, escape characters as ^[). The others are drawn here."""
+(ddp_timeline.json), the terminal shows what script(1) recorded (killed_rank.typescript, escape characters as ^[). The others are drawn here."""
 import json
 import pathlib
 import re
@@ -174,7 +174,7 @@ def killed_rank():
     """A terminal, dark on every page."""
     colours = {"36": "#39c5cf", "33": "#d29922", "0": "#c9d1d9"}
     rows = []
-    for line in (HERE / "killed_rank.txt").read_text(encoding="utf-8").splitlines():
+    for line in (HERE / "killed_rank.typescript").read_text(encoding="utf-8").splitlines():
         mark, prefix, rest = re.fullmatch(r"(?:\^\[\[(\d+)m(\[rank \d\])\^\[\[0m)?(.*)", line).groups()
         indent = len(prefix or "") + 1
         lines = textwrap.wrap((prefix or "") + rest, 106, subsequent_indent=" " * indent, drop_whitespace=True)

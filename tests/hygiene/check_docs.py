@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The pages about the source name only files, notes and names that exist: check_docs.py <root of the project>"""
+"""The pages about the source name only files, notes and names that exist. Translations (<page>.zh.md) have the headings and code blocks
+of their page, the start page has the program of the README, and pictures are what their script draws: check_docs.py <root of the project>"""
 
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -12,6 +14,8 @@ FILE = re.compile(r"(?<![\w/.<])(?:[\w-]+/)*[\w-]+\.(?:h|cpp|py|sh|pml)\b")
 NOTE = re.compile(r"\b[Nn]ote \[([^\]]+)\]")
 NAME = re.compile(r"`([A-Za-z_]\w*(?:::~?\w+)*)(?:\(\))?`")
 WORD = re.compile(r"\w+")
+BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+PICTURES = Path("docs/pictures/make_pictures.py")
 # Files of others, the form of a note, and names of PyTorch that the source does not use.
 ELSEWHERE = {"mpi.h", "Title", "ProcessGroupMPI", "__torch_dispatch__"}
 
@@ -32,8 +36,43 @@ def problems(root):
             missing += [f"note {name}" for name in NOTE.findall(text) if name not in notes]
             missing += [f"name {name}" for name in NAME.findall(text) if not words.issuperset(WORD.findall(name))]
             found += [f"{page.relative_to(root)}:{number}: there is no {what}" for what in missing]
+    return found + translation_problems(root) + program_problems(root) + picture_problems(root)
+
+
+def levels(text):
+    """The marks of the headings, such as ["#", "##"]."""
+    return re.findall(r"^(#+) ", BLOCK.sub("", text), re.MULTILINE)
+
+
+def translation_problems(root):
+    found = []
+    for page in sorted([*root.glob("*.zh.md"), *root.glob("docs/**/*.zh.md")]):
+        name, original = page.relative_to(root), page.with_name(page.name.replace(".zh.md", ".md"))
+        if not original.exists():
+            found.append(f"{name} translates {original.relative_to(root)}, which does not exist")
+            continue
+        text, other = page.read_text(), original.read_text()
+        if levels(text) != levels(other):
+            found.append(f"{name} has other headings than {original.relative_to(root)}")
+        if BLOCK.findall(text) != BLOCK.findall(other):
+            found.append(f"{name} has other code blocks than {original.relative_to(root)}")
     return found
 
 
+def program_problems(root):
+    readme, start = root / "README.md", root / "docs" / "start.md"
+    if not start.exists():
+        return []
+    program = next((block for block in BLOCK.findall(readme.read_text()) if "int main(" in block), None)
+    return [] if program in BLOCK.findall(start.read_text()) else ["docs/start.md has not the program of README.md"]
+
+
+def picture_problems(root):
+    if not (root / PICTURES).exists():
+        return []
+    made = runpy.run_path(str(root / PICTURES))["problems"]()
+    return [f"docs/pictures/{name} is not what its script draws: run python3 {PICTURES}" for name in made]
+
+
 if __name__ == "__main__":
-    sources.finish(problems(sys.argv[1]), "the pages about the source name what exists")
+    sources.finish(problems(sys.argv[1]), "pages name what exists; translations and pictures are up to date")

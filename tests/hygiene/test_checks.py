@@ -179,6 +179,27 @@ class Docs(Tree):
                     self.assertIn(page + ":2: there is no", check_docs.problems(self.root)[0])
                     (self.root / page).unlink()
 
+    def test_translations(self):
+        page = "# A\n\n## B\n\n```console\n# no heading\n```\n"
+        self.write("docs/a.md", page)
+        for text, problem in ((page.replace("B", "C"), None), (page.replace("## B", "### B"), "headings"), (page.replace("# no", "$ no"), "code")):
+            with self.subTest(text=text):
+                self.write("docs/a.zh.md", text)
+                self.assertEqual([problem is not None and problem in found for found in check_docs.problems(self.root)], [True] if problem else [])
+        (self.root / "docs/a.md").unlink()
+        self.assertIn("does not exist", check_docs.problems(self.root)[0])
+
+    def test_program_of_the_start_page(self):
+        self.write("README.md", "```cpp\nint main() {}\n```\n")
+        self.write("docs/start.md", "```cpp\nint main() {}\n```\n")
+        self.assertEqual(check_docs.problems(self.root), [])
+        self.write("docs/start.md", "```cpp\nint main() { return 1; }\n```\n")
+        self.assertEqual(check_docs.problems(self.root), ["docs/start.md has not the program of README.md"])
+
+    def test_pictures(self):
+        self.write("docs/pictures/make_pictures.py", SPDX + "def problems():\n    return ['a.svg']\n")
+        self.assertIn("docs/pictures/a.svg is not what its script draws", check_docs.problems(self.root)[0])
+
 
 class Language(Tree):
     def test_allowed(self):
