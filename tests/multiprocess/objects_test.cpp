@@ -45,9 +45,10 @@ const testing::Scenario objects("objects between all ranks", [] {
     EXPECT_EQ(spreading.wait(), object_of(context.rank()));
     EXPECT_EQ(collecting.wait(), here ? all : Strings{});
     EXPECT_EQ(sending.wait(), object_of(root));
+    auto copy = gathering.then([&](const Strings& gathered) { EXPECT_EQ(gathered, all); });
     EXPECT_EQ(gathering.wait(), all);
     EXPECT_TRUE(gathering.is_completed());
-    EXPECT_EQ(gathering.wait(), all);
+    EXPECT_EQ(&copy.wait(), &gathering.wait()) << "copies share the objects";
     EXPECT_EQ(group.gather_object(object_of(context.rank()), root), here ? all : Strings{});
     EXPECT_EQ(group.scatter_object(here ? all : Strings{}, root), object_of(context.rank()));
   }

@@ -52,6 +52,15 @@ class Work {
   /// Whether wait() would return, or throw, without blocking.
   bool is_completed() const;
 
+  /// Calls `callback` once when the call has ended, after the callbacks before it, and returns this Work. The
+  /// thread whose wait() ends the call, on any copy, runs it before that wait() returns; if the call has been
+  /// waited for, then() runs it at once. Nothing runs in the background: without a wait() it is never called,
+  /// nor if the call fails. wait() throws its exception, and then calls none of those after it. For CUDA, work
+  /// that it queues on the current stream follows the call. PyTorch: `work.get_future().then`.
+  ///
+  ///     auto work = group.all_reduce_async(sum).then([=] { sum.div_(group.size()); });
+  Work then(std::function<void()> callback);
+
   /// The sending rank of a receive from any rank, after wait(). Throws ArgumentError for other calls.
   int source_rank() const;
 
@@ -65,29 +74,41 @@ class Work {
 /// An asynchronous call that carries strings or bytes, e.g. all_gather_object_async(). The call itself
 /// exchanges the lengths, so computation can go on until all ranks have made it. wait() carries the objects
 /// and is a blocking collective: all ranks make it, in the same order among the group's other calls, or none
-/// does. Copies have results of their own, so only one of them may wait.
+/// does. Copies refer to the same call and share its result. One thread at a time.
 template <typename Objects>
 class ObjectWork {
  public:
   ObjectWork(Work lengths, std::function<Objects()> receive)
-      : lengths_(std::move(lengths)), receive_(std::move(receive)) {}
+      : call_(std::make_shared<Call>(Call{.lengths = std::move(lengths), .receive = std::move(receive)})) {}
 
-  /// Returns the objects, later calls the same ones. Throws as Work::wait().
+  /// Returns the objects, which live as long as a copy of this ObjectWork. Later calls, on any copy, return them
+  /// again. Throws as Work::wait().
   const Objects& wait() {
-    if (!objects_) {
-      lengths_.wait();
-      objects_ = receive_();
+    if (!call_->objects) {
+      call_->lengths.wait();
+      call_->objects = call_->receive();
+      for (const auto& callback : std::exchange(call_->after, {})) callback(*call_->objects);
     }
-    return *objects_;
+    return *call_->objects;
+  }
+
+  /// Calls `callback` with the objects, as Work::then() does.
+  ObjectWork then(std::function<void(const Objects&)> callback) {
+    call_->objects ? callback(*call_->objects) : call_->after.push_back(std::move(callback));
+    return *this;
   }
 
   /// Whether all ranks have made the call, so that wait() only waits for ranks that do not wait yet.
-  bool is_completed() const { return lengths_.is_completed(); }
+  bool is_completed() const { return call_->lengths.is_completed(); }
 
  private:
-  Work lengths_;
-  std::function<Objects()> receive_;
-  std::optional<Objects> objects_;
+  struct Call {
+    Work lengths = {};
+    std::function<Objects()> receive = {};
+    std::optional<Objects> objects = {};
+    std::vector<std::function<void(const Objects&)>> after = {};
+  };
+  std::shared_ptr<Call> call_;
 };
 
 /// The properties of a ProcessGroup besides its backend.

@@ -23,7 +23,7 @@ namespace lockstep {
 ///
 /// Nothing runs in the background: advance() waits for the pending call and runs the step after it. The
 /// reducer advances all buckets round-robin in their order, so that all ranks issue later calls in the same
-/// order.
+/// order. Copies refer to the same chain: each step runs once, and all have its result. One thread at a time.
 class BucketWork {
  public:
   using Step = std::function<BucketWork()>;
@@ -33,30 +33,44 @@ class BucketWork {
   /// Done, without a result.
   BucketWork() = default;
   /// Done, with the result `reduced`.
-  explicit BucketWork(at::Tensor reduced) : result_(std::move(reduced)) {}
+  explicit BucketWork(at::Tensor reduced)
+      : chain_(std::make_shared<Chain>(Chain{.result = std::move(reduced)})) {}
   /// `reduced` is the result when `work` is complete.
   BucketWork(Work work, at::Tensor reduced)
       : BucketWork(std::move(work), [reduced = std::move(reduced)] { return BucketWork(reduced); }) {}
   /// Calls `next` when `work` is complete; its BucketWork replaces this one.
-  BucketWork(Work work, Step next) : work_(std::move(work)), next_(std::move(next)) {}
+  BucketWork(Work work, Step next)
+      : chain_(std::make_shared<Chain>(Chain{.work = std::move(work), .next = std::move(next)})) {}
 
-  /// The same with `change` applied to the result. PyTorch: `Future.then`.
+  /// This chain with `change` applied to its result, in the wait() or advance() that ends it. PyTorch:
+  /// `Future.then`.
   BucketWork then(Change change) const;
-  /// The same followed by the BucketWork that `next` returns for the result.
+  /// This chain followed by the BucketWork that `next` returns for the result.
   BucketWork then(Next next) const;
 
-  bool is_done() const { return !next_; }
+  /// Whether the chain has ended: wait() returns at once.
+  bool is_completed() const { return !pending(); }
   /// Whether advance() would not block.
-  bool is_ready() const { return is_done() || work_.is_completed(); }
+  bool is_ready() const { return is_completed() || pending()->work.is_completed(); }
   /// Waits for the pending call and runs the next step. Throws the errors of Work::wait() and the step.
   void advance();
   /// Advances to the end and returns the result.
   at::Tensor wait();
 
  private:
-  Work work_;
-  Step next_;
-  at::Tensor result_;
+  struct Chain {
+    Work work = {};
+    Step next = {};
+    at::Tensor result = {};
+    std::shared_ptr<Chain> rest = {};  // what the step returned
+  };
+  // The last part of the chain so far; none: done without a result.
+  Chain* last() const;
+  // The part to advance; none: done.
+  Chain* pending() const;
+  at::Tensor result() const;
+
+  std::shared_ptr<Chain> chain_;
 };
 
 /// Gradients that are reduced together, as passed to a communication hook. PyTorch:

@@ -35,6 +35,11 @@ void PendingCall::wait(std::chrono::milliseconds timeout) {
   if (done_) return;
   on_stream_ ? wait_on_stream(timeout) : wait_on_host(timeout);
   done_ = true;
+  for (const auto& callback : std::exchange(after_, {})) callback();
+}
+
+void PendingCall::then(std::function<void()> callback) {
+  done_ ? callback() : after_.push_back(std::move(callback));
 }
 
 void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
@@ -305,6 +310,11 @@ void Work::wait() {
 
 void Work::wait(Timeout timeout) {
   if (call_) call_->wait(timeout);
+}
+
+Work Work::then(std::function<void()> callback) {
+  call_ ? call_->then(std::move(callback)) : callback();
+  return *this;
 }
 
 bool Work::is_completed() const { return !call_ || call_->is_completed(); }

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include <lockstep/comm/process_group.h>
 #include <lockstep/node/call_record.h>
@@ -28,6 +30,7 @@ class PendingCall {
   PendingCall& operator=(const PendingCall&) = delete;
 
   void wait(std::chrono::milliseconds timeout);
+  void then(std::function<void()> callback);
   bool is_completed() const { return (done_ && !on_stream_) || operation_->is_completed(); }
   int source_rank() const;
   const CallRecord& record() const { return record_; }
@@ -46,6 +49,7 @@ class PendingCall {
   OperationPtr operation_;
   bool on_stream_ = false;  // the group's StreamWatch records its end
   bool done_ = false;
+  std::vector<std::function<void()>> after_{};  // called by the wait() that ends the call
 };
 
 // Checks, numbers and records a call, and passes it to the group's backend. Throws the failure of the call as

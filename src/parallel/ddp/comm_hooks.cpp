@@ -57,19 +57,40 @@ BucketWork BucketWork::then(Change change) const {
 }
 
 BucketWork BucketWork::then(Next next) const {
-  if (is_done()) return next(result_);
-  return {work_, [step = next_, next = std::move(next)] { return step().then(next); }};
+  const auto* const part = pending();
+  if (part == nullptr) return next(result());
+  return {part->work, [before = *this, next = std::move(next)]() mutable {
+            before.advance();
+            return before.then(next);
+          }};
 }
 
 void BucketWork::advance() {
-  if (is_done()) return;
-  work_.wait();
-  *this = std::exchange(next_, {})();
+  auto* const part = pending();
+  if (part == nullptr) return;
+  part->work.wait();
+  part->rest = std::exchange(part->next, {})().chain_;
 }
 
 at::Tensor BucketWork::wait() {
-  while (!is_done()) advance();
-  return result_;
+  while (!is_completed()) advance();
+  return result();
+}
+
+BucketWork::Chain* BucketWork::last() const {
+  auto* part = chain_.get();
+  while (part != nullptr && part->rest) part = part->rest.get();
+  return part;
+}
+
+BucketWork::Chain* BucketWork::pending() const {
+  auto* const part = last();
+  return part != nullptr && part->next ? part : nullptr;
+}
+
+at::Tensor BucketWork::result() const {
+  const auto* const part = last();
+  return part != nullptr ? part->result : at::Tensor();
 }
 
 std::vector<at::Tensor> GradBucket::gradients() const {

@@ -100,7 +100,7 @@ bool StepCalls::wait(Results results, std::optional<std::size_t> watched) {
       auto& bucket = buckets_.all()[b];
       if (bucket.finished) continue;
       bucket.work.advance();
-      if (!bucket.work.is_done()) {
+      if (!bucket.work.is_completed()) {
         more = true;
         continue;
       }

@@ -120,6 +120,23 @@ TEST(CommHook, AResultOfADifferentSizeIsAnError) {
       ThrowsMessage<Error>(HasSubstr("3 elements for a bucket of 5")));
 }
 
+TEST(CommHook, CopiesOfItsResultShareTheSteps) {
+  const testing::FakeGroup fake(2);
+  const auto sum = torch::ones({3});
+  int steps = 0;
+  BucketWork work(fake.group.all_reduce_async(sum), [&] {
+    ++steps;
+    return BucketWork(fake.group.all_reduce_async(sum), sum);
+  });
+  auto copy = work;
+  auto twice = work.then([](const at::Tensor& result) { return result * 2; });
+  EXPECT_TRUE(copy.wait().is_same(sum));
+  EXPECT_TRUE(work.is_completed());
+  EXPECT_TRUE(work.wait().is_same(sum));
+  EXPECT_TRUE(twice.wait().equal(torch::full({3}, 2.F)));
+  EXPECT_EQ(steps, 1);
+}
+
 TEST(CommHook, StepsOfAllBucketsRunRoundRobin) {
   const testing::FakeGroup fake(2);
   torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 2));

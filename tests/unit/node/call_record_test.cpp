@@ -75,6 +75,19 @@ TEST(Work, WithoutACallIsComplete) {
   EXPECT_THROW(none.source_rank(), ArgumentError);
 }
 
+TEST(Work, CallsBackOnceInTheWaitOfAnyCopy) {
+  const Fake fake;
+  std::vector<int> called;
+  auto work = fake.group.all_reduce_async(torch::ones({2}));
+  auto copy = work.then([&] { called.push_back(1); }).then([&] { called.push_back(2); });
+  copy.wait();
+  work.wait();
+  work.then([&] { called.push_back(3); });
+  EXPECT_EQ(called, (std::vector{1, 2, 3}));
+  Work().then([&] { called.clear(); });
+  EXPECT_TRUE(called.empty());
+}
+
 TEST(Work, TakesATimeLimit) {
   const Fake fake;
   auto work = fake.group.barrier_async();
