@@ -278,7 +278,7 @@ TEST(LRSchedulers, MatchPythonBitForBitAndExchangeTheirState) {
     const auto& expected = one["steps"].as_items();
     ScheduleRun whole(one, seed % 2 == 0);
     auto steps = whole.steps(0, kSteps / 2);
-    halves.items.emplace_back(whole.failed_at ? Value() : whole.state());
+    halves.items.emplace_back(whole.failed_at ? Value() : Value(whole.state()));
     if (!whole.failed_at) {
       const auto rest = whole.steps(kSteps / 2, kSteps);
       steps.items.insert(steps.items.end(), rest.items.begin(), rest.items.end());

@@ -266,8 +266,14 @@ class Value {
 
   /// The entry of a dict, or the item of a list or a tuple; -1 is the last item. Throws CheckpointError when
   /// there is no such key or item, or this has neither.
-  const Value& operator[](const Value& key) const&;
-  Value operator[](const Value& key) && { return std::as_const(*this)[key]; }
+  template <std::convertible_to<Value> Key>  // with a Value, the built-in subscript of a string is as good
+  const Value& operator[](const Key& key) const& {
+    return entry(key);
+  }
+  template <std::convertible_to<Value> Key>
+  Value operator[](const Key& key) && {
+    return entry(key);
+  }
 
   // The entries of a dict; loops over a list take as_items(). Each throws CheckpointError for other types.
   const Dict::Item* begin() const;
@@ -287,6 +293,7 @@ class Value {
   }
   static BigInteger big_integer(std::uint64_t value);
 
+  const Value& entry(const Value& key) const;
   std::int64_t int_within(std::int64_t min, std::uint64_t max) const;
   [[noreturn]] void refuse_type(std::size_t wanted) const;
 
@@ -321,5 +328,7 @@ std::string repr(const Value& value, std::size_t max_length = 1000);
 /// Whether type and contents are equal. Tensors compare as in torch.equal and must have one dtype. NaN equals
 /// NaN only within the same tensor object.
 bool equal(const Value& left, const Value& right);
+inline bool equal(const Value& left, const at::Tensor& right) { return equal(left, Value(right)); }
+inline bool equal(const at::Tensor& left, const Value& right) { return equal(Value(left), right); }
 
 }  // namespace lockstep

@@ -68,7 +68,8 @@ struct SameContents {
   }
   template <std::derived_from<List> Items>
   bool operator()(const Items& left, const Items& right) const {
-    return std::ranges::equal(left.items, right.items, equal);
+    return std::ranges::equal(left.items, right.items,
+                              [](const Value& a, const Value& b) { return equal(a, b); });
   }
   bool operator()(const Set& left, const Set& right) const {
     return left.items.size() == right.items.size() && has_all(left, right) && has_all(right, left);
@@ -286,7 +287,7 @@ std::int64_t Value::int_within(std::int64_t min, std::uint64_t max) const {
 
 void Value::refuse_type(std::size_t wanted) const { refuse(*this, fmt::format("a {}", kTypeNames[wanted])); }
 
-const Value& Value::operator[](const Value& key) const& {
+const Value& Value::entry(const Value& key) const {
   if (!is<List>() && !is<Tuple>()) return as_dict().at(key);
   const auto& items = as_items();
   const auto count = static_cast<std::int64_t>(items.size());
