@@ -34,6 +34,7 @@ Runs one part or all of them (default), and reports every part that failed.
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
   distributed  a build without the kit, LOCKSTEP_BUILD_KIT=OFF, and its tests; a program that builds it by FetchContent
   fresh bookworm, fresh trixie  scripts/fresh.sh: the two commands of the README in a minimal Debian 12 and 13; needs root
+  docs     the documentation site, opened by Chromium from files, light and dark, and its search
   report   the page of lockstep run --report with 50,000 steps of 8 ranks, opened by Chromium, light and dark
   versions [commit]  files that a build of this commit writes, loaded by the present build; default: the first commit
            that has tests/versions
@@ -175,19 +176,48 @@ run_mpi() (
   exit "$status"
 )
 
+find_browser() { command -v chromium || command -v google-chrome || { say "chromium is missing; on Debian: apt-get install chromium" >&2 && return 1; }; }
+
+# open_page <browser> <folder> <0: dark|1: light> <width> <address> [option...]: without a network. Writes the drawn page to
+# <folder>/drawn.html; fails with any message on the browser's console.
+open_page() {
+  local browser=$1 folder=$2 scheme=$3 width=$4 address=$5
+  shift 5
+  timeout 120 "$browser" --headless --no-sandbox --disable-gpu "--user-data-dir=$folder/profile" --enable-logging=stderr \
+    --virtual-time-budget=10000 "--blink-settings=preferredColorScheme=$scheme" "--window-size=$width,1000" \
+    --host-resolver-rules='MAP * ~NOTFOUND' "$@" --dump-dom "$address" >"$folder/drawn.html" 2>"$folder/log" && ! grep CONSOLE "$folder/log"
+}
+
+# The documentation site from files, light and dark: the pictures in build/docs/pictures are to be looked at. The list of versions
+# has both of two, and the search finds a function.
+run_docs() (
+  browser=$(find_browser) || return
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
+  mkdir -p build/docs/pictures "$folder/site/0.0.0" && touch "$folder/site/0.0.0/index.html" || return
+  bash scripts/docs.sh "$folder/site" || return
+  site=$(sed -n 's/.*url=\([0-9.]*\).*/\1/p' "$folder/site/index.html")
+  for scheme in 0 1; do
+    for page in index.html 'search.html?q=no_sync' api/ddp.html how-ddp-overlaps.html; do
+      picture=build/docs/pictures/$(basename "${page%.html*}")-$scheme.png
+      open_page "$browser" "$folder" "$scheme" 1280 "file://$folder/site/$site/$page" --hide-scrollbars "--screenshot=$root/$picture" || return
+      grep -q '<option value="0.0.0">' "$folder/drawn.html" && grep -q "<option value=\"$site\">" "$folder/drawn.html" || return
+      [[ $page != search* ]] || grep -q 'href="api/ddp.html#[^"]*no_syncEv"' "$folder/drawn.html" || return
+    done
+  done
+)
+
 # The page of a long run draws itself without a message on the browser's console.
 run_report() (
-  browser=$(command -v chromium || command -v google-chrome) || { say "chromium is missing; on Debian: apt-get install chromium" && return 1; }
+  browser=$(find_browser) || return
   bash scripts/build.sh release test_observe || return
   folder=$(mktemp -d)
   trap 'rm -rf "$folder"' EXIT
   LOCKSTEP_REPORT_PAGE=$folder/page.html build/release/bin/test_observe --gtest_filter='Page.OfEightRanks*' || return
   for scheme in 0 1; do
     for width in 800 1280; do
-      timeout 120 "$browser" --headless --no-sandbox --disable-gpu "--user-data-dir=$folder/profile" --enable-logging=stderr \
-        --virtual-time-budget=10000 "--blink-settings=preferredColorScheme=$scheme" "--window-size=$width,1000" \
-        --dump-dom "file://$folder/page.html" >"$folder/drawn.html" 2>"$folder/log" || return
-      grep -q 'data-drawn="yes"' "$folder/drawn.html" && ! grep -q 'data-error=' "$folder/drawn.html" && ! grep CONSOLE "$folder/log" || return
+      open_page "$browser" "$folder" "$scheme" "$width" "file://$folder/page.html" || return
+      grep -q 'data-drawn="yes"' "$folder/drawn.html" && ! grep -q 'data-error=' "$folder/drawn.html" || return
     done
   done
 )
@@ -237,7 +267,7 @@ run_torch() (
   bash scripts/setup.sh --tests || return
   mkdir -p build/torch
   make_torch_venv "$venv" "torch==$version" "torchvision==$vision" || return
-  retry 3 "$venv/bin/pip" install --quiet --no-deps --requirement scripts/requirements-tests.txt || return
+  retry 3 "$venv/bin/pip" install --quiet --no-deps --requirement scripts/requirements-tests.txt --requirement scripts/requirements-docs.txt || return
   start=$SECONDS
   limit() { timeout $((5400 - (SECONDS - start))) "$@"; }
   cmake --preset release -B "$tree" "-DTorch_DIR=$(torch_prefix "$venv")/share/cmake/Torch" -DLOCKSTEP_BUILD_TESTS=ON \
@@ -273,6 +303,7 @@ run_part() {
     plain) bash scripts/build.sh plain all benchmarks/all ;;
     shared) run_shared ;;
     distributed) run_distributed ;;
+    docs) run_docs ;;
     report) run_report ;;
     versions) run_versions "$version" ;;
     wheel) run_wheel ;;
@@ -281,7 +312,7 @@ run_part() {
 }
 
 version=${2:-}
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers plain shared distributed report versions wheel
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers plain shared distributed docs report versions wheel
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;

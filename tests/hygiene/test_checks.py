@@ -15,7 +15,13 @@ import check_includes
 import check_language
 import check_licence
 import check_places
+import check_reference
 import check_symbols
+import check_torch_names
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs/site"))
+import pages
+import torch_links
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import make_reference_pages
@@ -35,6 +41,65 @@ class Tree(unittest.TestCase):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
+
+
+class Reference(Tree):
+    def setUp(self):
+        super().setUp()
+        self.write("docs/site/Doxyfile", (Path(__file__).resolve().parents[2] / "docs/site/Doxyfile").read_text())
+
+    def missing(self, header):
+        self.write("include/lockstep/a.h", f"namespace lockstep {{\n{header}\n}}\n")
+        found, warnings = check_reference.coverage(self.root)
+        return [line.split()[-1] for kind in ("names", "members") for line in found.missing(kind)], warnings
+
+    def test_missing(self):
+        for header, names in (
+            ("/// Adds.\nvoid add(int a);\nvoid add();", []),
+            ("void add(int a);", ["lockstep::add"]),
+            ("struct Options { int a = 0; };", ["lockstep::Options", "lockstep::Options::a"]),
+            ("/// Options.\nclass Options {\n public:\n  Options();\n  ~Options();\n private:\n  int a_ = 0;\n};", []),
+            ("/// A kind.\nenum class Kind { a, b };", ["lockstep::Kind::a", "lockstep::Kind::b"]),
+            ("/// A net.\nclass NetImpl {};\nTORCH_MODULE(Net);", []),
+            ("namespace detail { void add(int a); }", []),
+        ):
+            with self.subTest(header=header):
+                self.assertEqual(self.missing(header), (names, []))
+
+    def test_comment_that_doxygen_does_not_read(self):
+        self.assertIn("tag <name>", "".join(self.missing("/// Writes <name>.\nvoid write();")[1]))
+
+
+class Pages(Tree):
+    def test_links(self):
+        self.write("CONTRIBUTING.md", "text")
+        self.write("docs/README.md", "# Start\n\n## Reference\n\n- [a](a.md#b)\n- [c](../CONTRIBUTING.md)\n")
+        self.write("docs/a.md", "[header](../include/lockstep/ddp/a.h) [text](../notes/)\n\n```\n[no](link)\n```\n")
+        self.write("include/lockstep/ddp/a.h", "")
+        self.write("notes/a.txt", "")
+        site = pages.Site(self.root)
+        site.add("docs/README.md")
+        self.assertEqual(site.texts["a.md"], "[header](api/ddp.md) text\n\n```\n[no](link)\n```\n")
+        site.add_navigation()
+        self.assertIn("[c](project/CONTRIBUTING.md)", site.texts["index.md"])
+        self.assertTrue(site.texts["index.md"].endswith(":caption: Reference\n\nproject/CONTRIBUTING\napi/index\n```\n"))
+
+    def test_link_to_nothing(self):
+        self.write("docs/README.md", "[a](a.md)")
+        with self.assertRaisesRegex(SystemExit, "docs/README.md links a.md, which does not exist"):
+            pages.Site(self.root).add("docs/README.md")
+
+
+class TorchNames(Tree):
+    def test_table(self):
+        table = self.write("names.txt", "page.html\n    json.dumps json.nothing\n    nowhere.at.all\n")
+        self.assertEqual([line.split()[-1] for line in check_torch_names.problems(table)], ["json.nothing", "nowhere.at.all"])
+
+    def test_ends_of_names(self):
+        names = torch_links.Names()
+        self.assertIn("torch.optim.lr_scheduler.StepLR", names.page_of("StepLR", True))
+        self.assertIsNone(names.page_of("StepLR", False))
+        self.assertIn("distributed.html", names.page_of("torch.distributed.all_reduce(t)", False))
 
 
 class Includes(Tree):
