@@ -50,10 +50,12 @@ struct Name {
 
 }  // namespace
 
-CallRules::CallRules(int rank, int size, std::string whoami, std::string backend, BackendTraits traits)
+CallRules::CallRules(int rank, int size, std::string whoami, std::string backend, BackendTraits traits,
+                     std::string group)
     : rank_(rank),
       size_(size),
       whoami_(std::move(whoami)),
+      group_(std::move(group)),
       backend_(std::move(backend)),
       traits_(std::move(traits)),
       carried_{} {
@@ -67,7 +69,9 @@ CallRules::CallRules(int rank, int size, std::string whoami, std::string backend
 
 void CallRules::refuse(CallKind kind, const std::source_location& where, std::string_view complaint) const {
   const CallRecord record{.kind = kind, .where = where};
-  throw_error<ArgumentError>("{}: {}: {}", whoami_, record.describe(), complaint);
+  const auto text = record.describe();
+  throw_error<ArgumentError>(ErrorDetails{.group = group_, .call = text}, "{}: {}: {}", whoami_, text,
+                             complaint);
 }
 
 // The checks of one call, by kind.

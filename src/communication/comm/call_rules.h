@@ -20,8 +20,9 @@ namespace lockstep::comm {
 // nanoseconds.
 class CallRules {
  public:
-  // `whoami`: "rank 1 of 2 (group default, shm)", for messages.
-  CallRules(int rank, int size, std::string whoami, std::string backend, BackendTraits traits);
+  // For errors: `whoami` is "rank 1 of 2 (group default, shm)", `group` the name of a ProcessGroup.
+  CallRules(int rank, int size, std::string whoami, std::string backend, BackendTraits traits,
+            std::string group = {});
 
   // Throws ArgumentError that names rank, call, source line and argument, or Error in a forked child of the
   // rank.
@@ -44,6 +45,7 @@ class CallRules {
   int rank_;
   int size_;
   std::string whoami_;
+  std::string group_;
   std::string backend_;
   BackendTraits traits_;
   ForkMark mark_;

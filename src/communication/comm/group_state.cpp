@@ -47,7 +47,7 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       backend_name_(backend->getBackendName()),
       whoami_(fmt::format("rank {} of {} ({}group {}, {})", rank_, size_,
                           global_rank_text(rank_, info_.global_ranks), info_.name, backend_name_)),
-      rules_(rank_, size_, whoami_, backend_name_, info_.traits),
+      rules_(rank_, size_, whoami_, backend_name_, info_.traits, info_.name),
       calls_(calls_of(backend, info_.traits, info_.with_python)),
       log_(info_.node_group ? &info_.node_group->own_status() : nullptr),
       closed_(kClosed),
@@ -71,7 +71,7 @@ GroupState::~GroupState() { close(); }
 
 c10::intrusive_ptr<c10d::Backend> GroupState::backend() const {
   if (auto open = locked_backend()) return open;
-  throw_error<Error>("{}: {}", whoami(), closed_.load());
+  throw_error<Error>(ErrorDetails{.group = info_.name}, "{}: {}", whoami(), closed_.load());
 }
 
 c10::intrusive_ptr<c10d::Backend> GroupState::locked_backend() const {
@@ -80,7 +80,8 @@ c10::intrusive_ptr<c10d::Backend> GroupState::locked_backend() const {
 }
 
 void GroupState::throw_closed(const CallRecord& call) const {
-  throw_error<Error>("{}: {}: {}", whoami(), call.describe(), closed_.load());
+  throw_error<Error>(ErrorDetails{.group = info_.name, .call = call.describe()}, "{}: {}: {}", whoami(),
+                     call.describe(), closed_.load());
 }
 
 std::shared_ptr<node::NodeGroup> GroupState::node_group() const {
