@@ -262,7 +262,7 @@ class Docs(Tree):
         self.assertEqual(check_docs.problems(self.root), ["docs/start.md has not the program of README.md"])
 
     def test_pictures(self):
-        self.write("docs/pictures/make_pictures.py", SPDX + "def problems():\n    return ['a.svg']\n")
+        self.write("docs/pictures/make_pictures.py", "def problems():\n    return ['a.svg']\n")
         self.assertIn("docs/pictures/a.svg is not what its script draws", check_docs.problems(self.root)[0])
 
 
