@@ -164,7 +164,7 @@ void run(const Flags& flags) {
     net->to(context.device());
     train(net, net, context, flags);
   } else {
-    lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
+    lockstep::DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
     train(ddp, net, context, flags);
   }
 }

@@ -59,7 +59,7 @@ void train(const Flags& flags) {
   };
   torch::manual_seed(0);
   auto net = make_net();
-  lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
+  lockstep::DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   torch::optim::SGD optimizer(ddp->parameters(), flags.lr);
   const lockstep::transforms::Normalize normalize({0.5}, {0.5});
   const MNIST train_set(flags.data_dir, {.train = true, .download = true, .normalize = normalize});

@@ -24,7 +24,7 @@ at::Tensor target_of(const at::Tensor& x) { return x.select(1, 0).mul(x.select(1
 void train(lockstep::Context& context) {
   lockstep::manual_seed(1);  // torch::manual_seed would seed the generator that all threads share
   const auto net = lockstep::convert_sync_batchnorm(Net());
-  lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
+  lockstep::DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   torch::optim::Adam optimizer(ddp->parameters(), 1e-2);
   lockstep::manual_seed(100 + static_cast<std::uint64_t>(context.rank()));  // different data on each rank
   for (int step = 1; step <= 400; ++step) {

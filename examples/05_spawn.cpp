@@ -4,6 +4,7 @@
 //   build/release/bin/05_spawn
 #include <filesystem>
 #include <iostream>
+#include <tuple>
 
 #include <torch/torch.h>
 
@@ -28,7 +29,7 @@ void train(int rank, const Settings& settings, const at::Tensor& data, const std
   const auto context = lockstep::init();
   torch::manual_seed(1);
   auto net = make_net();
-  lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
+  lockstep::DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   torch::optim::Adam optimizer(ddp->parameters(), settings.learning_rate);
   const auto own = data.chunk(context.world_size())[static_cast<std::size_t>(rank)].to(context.device());
   for (int step = 0; step < settings.steps; ++step) {
@@ -46,8 +47,8 @@ int main() {
   try {
     const auto result = std::filesystem::temp_directory_path() / "05_spawn.pt";
     const auto data = torch::randn({256, 8});
-    lockstep::spawn({.nprocs = 2, .timeout = std::chrono::minutes(5)}, train, Settings{}, data,
-                    result.string());
+    lockstep::spawn(train, std::tuple(Settings{}, data, result.string()),
+                    {.nprocs = 2, .timeout = std::chrono::minutes(5)});
     auto net = make_net();
     lockstep::load_state_dict(net, lockstep::load(result));
     const auto loss = torch::nn::functional::mse_loss(net->forward(data), target_of(data));

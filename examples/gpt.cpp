@@ -85,7 +85,7 @@ void train(const Flags& flags) {
                                        .n_embd = flags.width,
                                        .n_layer = flags.layers,
                                        .n_head = flags.width / 32});
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   optim::FusedAdamW optimizer(net->parameters(), optim::FusedAdamWOptions(flags.lr).weight_decay(0.1));
   optim::CosineAnnealingLR schedule(optimizer, flags.steps, flags.lr / 10);
   const auto loss_of = [&](auto& model, const data::Batch& batch) {

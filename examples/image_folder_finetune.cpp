@@ -79,7 +79,7 @@ void train(const Flags& flags) {
                 .num_workers = flags.workers,
                 .device = context.device()});
   auto net = make_net(flags, std::ssize(train_images.classes()));
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   torch::optim::SGD optimizer(ddp->parameters(),
                               torch::optim::SGDOptions(flags.lr).momentum(0.9).weight_decay(5e-5));
   const auto epoch = train_loader.size();  // one of warm-up, then a cosine

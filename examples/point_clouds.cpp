@@ -66,7 +66,7 @@ void train(const Dataset& train_set, const Dataset& test_set, const Flags& flags
                                       .augmentation_seed = flags.seed});
   auto net = make_net(flags);
   convert_sync_batchnorm(net);  // statistics over the clouds of all ranks
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   torch::optim::SGD optimizer(net->parameters(),
                               torch::optim::SGDOptions(flags.lr).momentum(0.9).weight_decay(1e-4));
   optim::CosineAnnealingLR schedule(optimizer, flags.epochs, flags.lr / 100);

@@ -34,7 +34,7 @@ void train_on(const Dataset& train_set, const Dataset& test_set, const Flags& fl
                                           .sampler = std::make_shared<data::DistributedEvalSampler>(test_set),
                                           .device = context.device()});
   auto net = make_net();
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   Trainer trainer(ddp, optimizer,
                   {.epochs = flags.epochs,
@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
   app.add_option("--run", flags.run, "Folder of the snapshots");
   CLI11_PARSE(app, argc, argv);
   try {
-    spawn({.nprocs = flags.nprocs}, train, flags);
+    spawn(train, std::tuple(flags), {.nprocs = flags.nprocs});
   } catch (const std::exception& error) {
     std::cerr << "spawn_mnist: " << error.what() << std::endl;
     return 1;

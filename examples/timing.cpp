@@ -5,6 +5,7 @@
 #include <chrono>
 #include <fstream>
 #include <iostream>
+#include <tuple>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -48,7 +49,7 @@ void train(int /*rank*/, const Flags& flags, const std::string& file) {
   const auto train_set = draw_pictures(flags.samples, 1), test_set = draw_pictures(512, 2);
   torch::manual_seed(0);
   auto net = make_net();
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   const auto batch_size = flags.batch_size / context.world_size();
   data::DataLoader loader(train_set,
@@ -74,7 +75,7 @@ void train(int /*rank*/, const Flags& flags, const std::string& file) {
 
 Result measure(int ranks, const Flags& flags) {
   const auto file = std::filesystem::temp_directory_path() / fmt::format("timing-{}.pt", ::getpid());
-  spawn({.nprocs = ranks}, train, flags, file.string());
+  spawn(train, std::tuple(flags, file.string()), {.nprocs = ranks});
   const auto result = load(file);
   std::filesystem::remove(file);
   return {ranks, result["seconds"], result["accuracy"]};

@@ -82,7 +82,7 @@ std::vector<at::Tensor> train(const Context& context, const Case& each, const c1
   Net net(each.sparse);
   net->to(device);
   auto options = each.options;
-  options.device = device;
+  options.device_ids = {device};
   DistributedDataParallel ddp(net, options);
   if (each.hook != nullptr) ddp->register_comm_hook(each.hook());
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));

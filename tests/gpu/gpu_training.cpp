@@ -151,7 +151,7 @@ int train(const lockstep::Context& context, const Flags& flags, Net net, const B
     lockstep::to_memory_format(*net, at::MemoryFormat::ChannelsLast);
     batch.input = batch.input.contiguous(at::MemoryFormat::ChannelsLast);
   }
-  lockstep::DistributedDataParallel ddp(net, {.device = device});
+  lockstep::DistributedDataParallel ddp(net, {.device_ids = {device}});
   std::optional<lockstep::gpu::MasterWeights> masters;
   if (flags.precision == "bf16_weights") masters.emplace(ddp->parameters());
   const auto optimizer = make_optimizer(flags, masters ? masters->copies() : ddp->parameters());

@@ -25,7 +25,7 @@ Result train(const Context& context, bool graphed, int steps) {
   at::globalContext().setDeterministicCuDNN(true);
   testing::ResNet18 net(16);
   net->to(context.device());
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   ddp->register_comm_hook(allreduce_hook);  // makes DDP reduce with one rank too
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   GraphedStep step(context.device(),
@@ -67,7 +67,7 @@ Result train_gpt(const Context& context, bool graphed, int steps) {
   const auto device = context.device();
   testing::Gpt net(testing::GptOptions{});
   net->to(device);
-  DistributedDataParallel ddp(net, {.device = device});
+  DistributedDataParallel ddp(net, {.device_ids = {device}});
   ddp->register_comm_hook(allreduce_hook);
   const auto on_device = at::TensorOptions().device(device);
   optim::FusedAdamW optimizer(ddp->parameters(), optim::FusedAdamWOptions(at::full({}, 0.01, on_device)));
@@ -154,7 +154,7 @@ void what_cannot_be_captured() {
 void a_kept_loss_is_named() {
   const auto context = init({.backend = "nccl"});
   torch::nn::Linear net(4, 4);
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   ddp->register_comm_hook(allreduce_hook);
   const auto x = torch::ones({2, 4}, torch::TensorOptions().device(context.device()));
   auto kept = ddp->forward(x).sum();

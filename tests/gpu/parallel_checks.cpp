@@ -90,7 +90,7 @@ const auto kSgd = torch::optim::SGDOptions(0.05).momentum(0.9);
 // The parameters of one net that DistributedDataParallel has trained.
 torch::nn::Sequential train_replicated(const Context& context) {
   auto net = make_layers(context.device());
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   torch::optim::SGD optimizer(ddp->parameters(), kSgd);
   train([&](const auto& x) { return ddp->forward(x); }, optimizer, context);
   return net;
@@ -122,7 +122,7 @@ void zero(const InitOptions& options) {
   const auto context = init(options);
   const auto replicated = train_replicated(context);
   auto net = make_layers(context.device());
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(ddp->parameters(), kSgd);
   train([&](const auto& x) { return ddp->forward(x); }, optimizer, context);
   for (const auto& item : replicated->named_parameters())
@@ -214,7 +214,7 @@ void trainer(const InitOptions& options) {
   const auto path = context.group().broadcast_object(folder ? folder->path().string() : "", 0);
   const auto train_to = [&](std::int64_t epochs, const std::string& name, bool resume) {
     auto net = make_layers(context.device());
-    DistributedDataParallel ddp(net, {.device = context.device()});
+    DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
     optim::FusedAdamW optimizer(ddp->parameters(), 1e-3);
     torch::manual_seed(3);
     const data::TensorDataset rows(torch::randn({64, kWidth}), torch::randn({64, kWidth}));

@@ -75,7 +75,7 @@ Run train_ddp(const Context& context, const Batches& batches) {
   torch::manual_seed(0);
   testing::ResNet18 net(16);
   net->to(context.device());
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   ddp->register_comm_hook(allreduce_hook);  // makes DDP reduce with one rank too
   return train(net, batches.images, batches.labels, [&](const at::Tensor& x, const at::Tensor& y) {
     const auto rows = x.size(0) / context.world_size();
@@ -147,7 +147,7 @@ void gradients_outlive_the_group() {
   {
     const auto context = init();
     net->to(context.device());
-    DistributedDataParallel ddp(net, {.device = context.device()});
+    DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
     ddp->register_comm_hook(allreduce_hook);
     ddp->forward(torch::ones({2, 100}, torch::TensorOptions().device(context.device()))).sum().backward();
     context.synchronize();
@@ -179,7 +179,7 @@ void ddp_of_two(const InitOptions& options) {
   auto whole_net = make();
   const auto whole = train_mlp(whole_net, whole_net, 1, 0);
   auto net = make();
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   const auto run = train_mlp(ddp, net, context.world_size(), context.rank());
   for (std::size_t i = 0; i < run.weights.size(); ++i) {
     const auto all = context.group().all_gather_object(save_bytes(Value(run.weights[i])));
@@ -209,7 +209,7 @@ void mixed_precision() {
   torch::manual_seed(0);
   testing::Gpt net(testing::GptOptions{});
   net->to(context.device());
-  DistributedDataParallel ddp(net, {.device = context.device()});
+  DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   amp::GradScaler scaler(context.device(), {.init_scale = 1e15, .growth_interval = 1000});
   const auto ids = torch::randint(64, {4, 16}, at::kLong).to(context.device());

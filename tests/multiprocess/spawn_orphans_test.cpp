@@ -39,11 +39,13 @@ void start_stubborn_child() {
 // Tells on stdout what spawn() threw.
 void spawn_sleepers(void (*prepare_rank)()) {
   try {
-    spawn({.nprocs = static_cast<int>(kRanks), .grace_period = std::chrono::milliseconds(100)}, [&](int) {
-      prepare_rank();
-      start_stubborn_child();
-      while (true) ::pause();
-    });
+    spawn(
+        [&](int) {
+          prepare_rank();
+          start_stubborn_child();
+          while (true) ::pause();
+        },
+        {.nprocs = static_cast<int>(kRanks), .grace_period = std::chrono::milliseconds(100)});
   } catch (const Error& error) {
     std::cout << error.what() << std::flush;
   }
@@ -164,7 +166,7 @@ TEST(SpawnOrphans, NoneAfterControlCThatTheProgramHandles) {
 
 // After a good end.
 const testing::Scenario leftovers("spawn orphans: leftovers", [] {
-  spawn({.nprocs = 2, .grace_period = std::chrono::milliseconds(100)}, [](int) { start_stubborn_child(); });
+  spawn([](int) { start_stubborn_child(); }, {.nprocs = 2, .grace_period = std::chrono::milliseconds(100)});
 });
 
 TEST(SpawnOrphans, NoneAfterANormalEnd) {

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <sys/wait.h>
 #include <thread>
+#include <tuple>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -74,47 +75,49 @@ const testing::Scenario arguments("spawn: arguments", [] {
   const std::vector<double> weights{1, 2, 3};
   auto number = std::make_unique<double>(10);
   spawn(
-      {.nprocs = 3},
       [&, moved = std::make_unique<int>(7)](int rank, std::unique_ptr<double> own,
                                             const std::vector<double>& list, std::string_view text) {
         require(captured == "captured" && *moved == 7 && text == "text", "an argument was lost");
         results[rank] = *own + list[static_cast<std::size_t>(rank)];
       },
-      std::move(number), weights, "text");
+      std::tuple(std::move(number), weights, "text"), {.nprocs = 3});
   EXPECT_EQ(results[0], 11);
   EXPECT_EQ(results[1], 12);
   EXPECT_EQ(results[2], 13);
-  EXPECT_EQ(*number, 10) << "the ranks took from their own copies";
 });
 TEST(Spawn, PassesCapturesAndArgumentsOfAnyType) { expect_passes_alone(arguments); }
 
 const testing::Scenario meeting("spawn: meeting", [] {
   for (const char* backend : {"shm", "gloo"}) {
     const Results results(3);
-    spawn({.nprocs = 3}, [&](int rank) {
-      const auto context = init({.backend = backend});
-      require(context.rank() == rank && context.local_rank() == rank && context.world_size() == 3 &&
-                  context.local_world_size() == 3,
-              "the context is another rank's");
-      auto values = torch::full({1000}, static_cast<double>(rank + 1));
-      context.group().all_reduce(values);
-      results[rank] = values.sum().item<double>();
-    });
+    spawn(
+        [&](int rank) {
+          const auto context = init({.backend = backend});
+          require(context.rank() == rank && context.local_rank() == rank && context.world_size() == 3 &&
+                      context.local_world_size() == 3,
+                  "the context is another rank's");
+          auto values = torch::full({1000}, static_cast<double>(rank + 1));
+          context.group().all_reduce(values);
+          results[rank] = values.sum().item<double>();
+        },
+        {.nprocs = 3});
     for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(results[rank], 6000) << backend;
   }
 });
 TEST(Spawn, RanksJoinInInit) { expect_passes_alone(meeting); }
 
 const testing::Scenario environment("spawn: environment", [] {
-  spawn({.nprocs = 2, .threads_per_rank = 3}, [](int rank) {
-    const Env env;
-    require(env.get_int("RANK") == rank && env.get_int("LOCAL_RANK") == rank, "RANK");
-    require(env.get_int("WORLD_SIZE") == 2 && env.get_int("LOCAL_WORLD_SIZE") == 2, "WORLD_SIZE");
-    require(env.get("GROUP_RANK") == "0" && env.get("MASTER_ADDR") == "127.0.0.1", "GROUP_RANK");
-    require(env.get("OMP_NUM_THREADS") == "3" && at::get_num_threads() == 3, "threads");
-    char byte = 0;
-    require(::read(STDIN_FILENO, &byte, 1) == 0, "stdin is to be empty");
-  });
+  spawn(
+      [](int rank) {
+        const Env env;
+        require(env.get_int("RANK") == rank && env.get_int("LOCAL_RANK") == rank, "RANK");
+        require(env.get_int("WORLD_SIZE") == 2 && env.get_int("LOCAL_WORLD_SIZE") == 2, "WORLD_SIZE");
+        require(env.get("GROUP_RANK") == "0" && env.get("MASTER_ADDR") == "127.0.0.1", "GROUP_RANK");
+        require(env.get("OMP_NUM_THREADS") == "3" && at::get_num_threads() == 3, "threads");
+        char byte = 0;
+        require(::read(STDIN_FILENO, &byte, 1) == 0, "stdin is to be empty");
+      },
+      {.nprocs = 2, .threads_per_rank = 3});
   EXPECT_FALSE(Env().has("RANK")) << "this process's own environment was changed";
 });
 TEST(Spawn, RanksHaveTheLaunchersEnvironment) { expect_passes_alone(environment); }
@@ -129,7 +132,7 @@ const testing::Scenario raised("spawn: raised", [] {
     sleep_for_ever();
   };
   try {
-    spawn({.nprocs = 3}, throw_in_one);
+    spawn(throw_in_one, {.nprocs = 3});
     ADD_FAILURE() << "nothing was thrown";
   } catch (const RankRaised& error) {
     EXPECT_EQ(error.rank(), 1);
@@ -139,18 +142,18 @@ const testing::Scenario raised("spawn: raised", [] {
     EXPECT_THAT(error.what(),
                 AllOf(StartsWith("rank 1 of 3 (process "), HasSubstr("OwnError: the disk is full")));
   }
-  EXPECT_THAT([] { spawn({}, [](int) { throw 42; }); },
+  EXPECT_THAT([] { spawn([](int) { throw 42; }, {}); },
               Throws<RankRaised>(AllOf(Property(&RankRaised::type, "int"), Property(&RankRaised::text, ""))));
-  EXPECT_THAT([] { spawn({}, [](int) { TORCH_CHECK(false, "of LibTorch"); }); },
+  EXPECT_THAT([] { spawn([](int) { TORCH_CHECK(false, "of LibTorch"); }, {}); },
               Throws<RankRaised>(Property(&RankRaised::text, "of LibTorch")));
-  EXPECT_THAT([] { spawn({}, [](int) { throw OwnError(std::string(100'000, 'x')); }); },
+  EXPECT_THAT([] { spawn([](int) { throw OwnError(std::string(100'000, 'x')); }, {}); },
               Throws<RankRaised>(Property(&RankRaised::text, std::string(16'383, 'x'))));
 });
 TEST(Spawn, ReportsTheExceptionOfARank) { expect_passes_alone(raised); }
 
 template <typename Fn>
 void expect_exit(int code, int signal, const std::string& message, Fn&& fn) {
-  EXPECT_THAT([&] { spawn({.nprocs = 2}, fn); },
+  EXPECT_THAT([&] { spawn(fn, {.nprocs = 2}); },
               Throws<RankExited>(AllOf(Property(&RankExited::exit_code, code),
                                        Property(&RankExited::signal, signal), Property(&RankExited::rank, 1),
                                        Property(&RankExited::what, HasSubstr(message)))));
@@ -170,7 +173,7 @@ const testing::Scenario exited("spawn: exited", [] {
   expect_exit(137, SIGKILL, "was killed by SIGKILL", only_one([] { ::raise(SIGKILL); }));
   expect_exit(134, SIGABRT, "was killed by SIGABRT",
               only_one([] { std::thread([] { throw OwnError("in a thread"); }).join(); }));
-  spawn({.nprocs = 2}, [](int) { std::exit(0); });
+  spawn([](int) { std::exit(0); }, {.nprocs = 2});
 });
 TEST(Spawn, ReportsHowARankExited) { expect_passes_alone(exited); }
 
@@ -182,12 +185,14 @@ const testing::Scenario endings("spawn: endings", [] {
     ~Guard() { std::printf("destructor of the parent. "); }
   };
   const Guard guard;
-  spawn({.nprocs = 3}, [](int rank) {
-    std::cout << "said by a rank. ";
-    std::printf("printed by a rank. ");
-    std::atexit([] { std::printf("handler of a rank. "); });
-    if (rank == 1) std::exit(0);
-  });
+  spawn(
+      [](int rank) {
+        std::cout << "said by a rank. ";
+        std::printf("printed by a rank. ");
+        std::atexit([] { std::printf("handler of a rank. "); });
+        if (rank == 1) std::exit(0);
+      },
+      {.nprocs = 3});
 });
 TEST(Spawn, RanksFlushAndRunOnlyTheirOwnExitHandlers) {
   const auto result = run_alone(endings);
@@ -202,14 +207,16 @@ TEST(Spawn, RanksFlushAndRunOnlyTheirOwnExitHandlers) {
 const testing::Scenario first_failure("spawn: first failure", [] {
   for (const char* backend : {"shm", "gloo"}) {
     const auto run = [&] {
-      spawn({.nprocs = 3}, [&](int rank) {
-        const auto context = init({.backend = backend});
-        // Leaving many groups takes a while, during which the other ranks fail too.
-        std::vector<ProcessGroup> groups;
-        for (int i = 0; i < 4; ++i) groups.push_back(*context.new_group({0, 1, 2}));
-        if (rank == 2) throw OwnError("the cause");
-        groups.front().barrier();
-      });
+      spawn(
+          [&](int rank) {
+            const auto context = init({.backend = backend});
+            // Leaving many groups takes a while, during which the other ranks fail too.
+            std::vector<ProcessGroup> groups;
+            for (int i = 0; i < 4; ++i) groups.push_back(*context.new_group({0, 1, 2}));
+            if (rank == 2) throw OwnError("the cause");
+            groups.front().barrier();
+          },
+          {.nprocs = 3});
     };
     EXPECT_THAT(run, Throws<RankRaised>(
                          AllOf(Property(&RankRaised::rank, 2), Property(&RankRaised::text, "the cause"))))
@@ -220,11 +227,13 @@ TEST(Spawn, ReportsTheCauseNotItsConsequence) { expect_passes_alone(first_failur
 
 const testing::Scenario deadline("spawn: timeout", [] {
   const auto run = [] {
-    spawn({.nprocs = 3, .timeout = 200ms, .grace_period = 50ms}, [](int rank) {
-      if (rank == 0) return;
-      if (rank == 2) ::signal(SIGTERM, SIG_IGN);
-      sleep_for_ever();
-    });
+    spawn(
+        [](int rank) {
+          if (rank == 0) return;
+          if (rank == 2) ::signal(SIGTERM, SIG_IGN);
+          sleep_for_ever();
+        },
+        {.nprocs = 3, .timeout = 200ms, .grace_period = 50ms});
   };
   EXPECT_THAT(run,
               ThrowsMessage<TimeoutError>(AllOf(HasSubstr("200 ms"), HasSubstr("still running: rank 1, 2"))));
@@ -236,11 +245,13 @@ const testing::Scenario not_joined("spawn: not joined", [] {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const Results results(2);
-  auto context = spawn({.nprocs = 2, .join = false}, [&](int rank) {
-    char byte = 0;
-    require(::read(ends[0], &byte, 1) == 1, "read");
-    results[rank] = ::getpid();
-  });
+  auto context = spawn(
+      [&](int rank) {
+        char byte = 0;
+        require(::read(ends[0], &byte, 1) == 1, "read");
+        results[rank] = ::getpid();
+      },
+      {.nprocs = 2, .join = false});
   EXPECT_FALSE(context.join(1ms));
   EXPECT_FALSE(context.join(20ms));
   ASSERT_EQ(::write(ends[1], "xx", 2), 2);
@@ -249,18 +260,20 @@ const testing::Scenario not_joined("spawn: not joined", [] {
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(results[rank], context.pids().at(static_cast<std::size_t>(rank)));
   }
-  auto failing = spawn({.join = false}, [](int) { throw OwnError("later"); });
+  auto failing = spawn([](int) { throw OwnError("later"); }, {.join = false});
   EXPECT_THAT([&] { failing.join(); }, ThrowsMessage<RankRaised>(HasSubstr("later")));
   EXPECT_THAT([&] { failing.join(); }, ThrowsMessage<RankRaised>(HasSubstr("later"))) << "a second time";
 });
 TEST(Spawn, MayBeJoinedLater) { expect_passes_alone(not_joined); }
 
 const testing::Scenario dropped("spawn: dropped", [] {
-  auto context = spawn({.nprocs = 2, .join = false, .grace_period = 50ms}, [](int rank) {
-    if (rank == 1) ::signal(SIGTERM, SIG_IGN);
-    sleep_for_ever();
-  });
-  context = spawn({.join = false}, [](int) { sleep_for_ever(); });
+  auto context = spawn(
+      [](int rank) {
+        if (rank == 1) ::signal(SIGTERM, SIG_IGN);
+        sleep_for_ever();
+      },
+      {.nprocs = 2, .join = false, .grace_period = 50ms});
+  context = spawn([](int) { sleep_for_ever(); }, {.join = false});
   EXPECT_FALSE(context.join(1ms));
   const auto moved = std::move(context);
   EXPECT_EQ(moved.pids().size(), 1U);
@@ -275,12 +288,14 @@ std::ptrdiff_t open_descriptors() {
 const testing::Scenario repeated("spawn: repeated", [] {
   const auto before = open_descriptors();
   for (int round = 0; round < 50; ++round) {
-    spawn({.nprocs = 2}, [&](int rank) {
-      const auto context = init({.backend = "shm"});
-      auto value = torch::full({1}, static_cast<double>(rank));
-      context.group().all_reduce(value);
-      require(value.item<double>() == 1, "sum");
-    });
+    spawn(
+        [&](int rank) {
+          const auto context = init({.backend = "shm"});
+          auto value = torch::full({1}, static_cast<double>(rank));
+          context.group().all_reduce(value);
+          require(value.item<double>() == 1, "sum");
+        },
+        {.nprocs = 2});
   }
   EXPECT_EQ(open_descriptors(), before);
   EXPECT_EQ(::waitpid(-1, nullptr, 0), -1) << "a process is left";
@@ -289,20 +304,20 @@ TEST(Spawn, MayBeRepeated) { expect_passes_alone(repeated); }
 
 const testing::Scenario refused("spawn: refused", [] {
   const auto nothing = [](int) {};
-  EXPECT_THAT([&] { spawn({.nprocs = 0}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("nprocs is 0")));
-  EXPECT_THAT([&] { spawn({.threads_per_rank = 0}, nothing); },
+  EXPECT_THAT([&] { spawn(nothing, {.nprocs = 0}); }, ThrowsMessage<ArgumentError>(HasSubstr("nprocs is 0")));
+  EXPECT_THAT([&] { spawn(nothing, {.threads_per_rank = 0}); },
               ThrowsMessage<ArgumentError>(HasSubstr("threads_per_rank is 0; it must be 1 or more")));
-  EXPECT_THAT([&] { spawn({}, [&](int) { spawn({}, nothing); }); },
+  EXPECT_THAT([&] { spawn([&](int) { spawn(nothing, {}); }, {}); },
               Throws<RankRaised>(AllOf(Property(&RankRaised::type, "lockstep::ArgumentError"),
                                        Property(&RankRaised::text, HasSubstr("rank 0 of a run already")))));
   spawn_threads(1, [&](Context&) {
-    EXPECT_THAT([&] { spawn({}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("spawn_threads")));
+    EXPECT_THAT([&] { spawn(nothing, {}); }, ThrowsMessage<ArgumentError>(HasSubstr("spawn_threads")));
   });
   {
     const auto context = rendezvous::init({{}, Env(std::map<std::string, std::string>())});
-    EXPECT_THAT([&] { spawn({}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("end its Context")));
+    EXPECT_THAT([&] { spawn(nothing, {}); }, ThrowsMessage<ArgumentError>(HasSubstr("end its Context")));
   }
-  spawn({}, nothing);
+  spawn(nothing, {});
 });
 TEST(Spawn, InvalidUseIsRejected) { expect_passes_alone(refused); }
 
@@ -315,12 +330,12 @@ const testing::Scenario threads("spawn: threads", [] {
       char byte = 0;
       static_cast<void>(::read(ends[0], &byte, 1));
     });
-    const auto run = [] { spawn({}, [](int) {}); };
+    const auto run = [] { spawn([](int) {}, {}); };
     EXPECT_THAT(run, ThrowsMessage<ArgumentError>(
                          AllOf(HasSubstr("1 other thread,"), HasSubstr("\"loading-data\""))));
     ASSERT_EQ(::write(ends[1], "x", 1), 1);
   }
-  spawn({}, [](int) {});
+  spawn([](int) {}, {});
 });
 TEST(Spawn, AnotherThreadIsNamedAndRejected) { expect_passes_alone(threads); }
 

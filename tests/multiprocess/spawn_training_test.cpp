@@ -56,16 +56,17 @@ at::Tensor trained_by_spawn(const std::string& backend) {
   const std::int64_t size = Net()->parameters()[0].numel() + 8 + 8 * 14 * 14 * 10 + 10;
   const auto memory = SharedMemory::create("trained", static_cast<std::size_t>(size) * sizeof(float));
   const auto shared = at::from_blob(memory.data(), {size}, at::kFloat);
-  spawn({.nprocs = kRanks, .timeout = std::chrono::seconds(100), .threads_per_rank = kThreads},
-        [&](int rank) {
-          const auto context = init({.backend = backend});
-          const auto trained = train(context);
-          if (at::get_num_threads() != kThreads || threads_here() < kThreads) {
-            throw std::runtime_error("operators do not use several threads");
-          }
-          if (rank == 0) shared.copy_(trained);
-          context.barrier();
-        });
+  spawn(
+      [&](int rank) {
+        const auto context = init({.backend = backend});
+        const auto trained = train(context);
+        if (at::get_num_threads() != kThreads || threads_here() < kThreads) {
+          throw std::runtime_error("operators do not use several threads");
+        }
+        if (rank == 0) shared.copy_(trained);
+        context.barrier();
+      },
+      {.nprocs = kRanks, .timeout = std::chrono::seconds(100), .threads_per_rank = kThreads});
   return shared.clone();
 }
 

@@ -49,7 +49,7 @@ const Mistake second_init("SecondInit", {.on_all = {"in a run already", "end the
 
 const Mistake no_ranks("SpawnOfNoRanks", {.on_all = {"spawn: nprocs is 0", "at least 1"}}, [] {
   const auto context = init({.timeout = 20s});
-  spawn({.nprocs = 0}, [](int) {});
+  spawn([](int) {}, {.nprocs = 0});
 });
 
 const Mistake no_threads("SpawnThreadsOfNoRanks", {.on_all = {"spawn_threads: world_size is 0"}}, [] {

@@ -81,7 +81,7 @@ const Mistake ddp_without_gpu("DdpOnAGpuWithoutOne",
                               {.on_all = {"no cuda:0", "DistributedDataParallel", "context.device()"}}, [] {
                                 const auto context = init({.timeout = 20s});
                                 Linear net(2, 2);
-                                DistributedDataParallel ddp(net, {.device = at::Device("cuda:0")});
+                                DistributedDataParallel ddp(net, {.device_ids = {at::Device("cuda:0")}});
                               });
 
 const Mistake replicas_without_gpu("DataParallelOnGpusWithoutOne", {.on_all = {"cuda:0", "at::kCPU"}}, [] {

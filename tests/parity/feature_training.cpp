@@ -82,11 +82,11 @@ CommHook hook_of(const FeatureCase& each) {
 }
 
 DistributedDataParallelOptions options_of(const FeatureCase& each) {
-  DistributedDataParallelOptions options{.bucket_cap_mb_list = numbers_in<double>(each.bucket_caps),
-                                         .find_unused_parameters = each.find_unused,
+  DistributedDataParallelOptions options{.find_unused_parameters = each.find_unused,
                                          .gradient_as_bucket_view = each.view,
                                          .static_graph = each.static_graph,
                                          .skip_all_reduce_unused_params = each.skip_unused,
+                                         .bucket_cap_mb_list = numbers_in<double>(each.bucket_caps),
                                          .batched_grad_copy = each.batched,
                                          .lazy_bucket_allocation = each.lazy};
   if (each.bucket_cap_mb > 0) options.bucket_cap_mb = each.bucket_cap_mb;

@@ -117,7 +117,7 @@ std::string refusal_of(const auto& action) {
 template <typename Net>
 lockstep::Dict train(const lockstep::Context& context, const std::string& name, Net net,
                      const std::vector<std::int64_t>& shape, const auto&... use_ddp) {
-  lockstep::DistributedDataParallel ddp(net, {.device = context.device(),
+  lockstep::DistributedDataParallel ddp(net, {.device_ids = {context.device()},
                                               .bucket_cap_mb = 0.02,
                                               .find_unused_parameters = name == "unused",
                                               .static_graph = name == "static"});

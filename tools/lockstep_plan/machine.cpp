@@ -100,13 +100,15 @@ Machine measure_machine(int ranks) {
   const auto memory = SharedMemory::create("lockstep-plan", sizeof(Machine));
   memory.commit(0, sizeof(Machine), "what rank 0 measures");
   auto* const measured = new (memory.data()) Machine;
-  spawn({.nprocs = ranks}, [&](int) {
-    const auto context = init();
-    Machine machine{.ranks_per_host = ranks, .memory = static_cast<std::int64_t>(available_memory())};
-    measure_block(machine);
-    machine.host = measure_link(ranks);
-    if (context.is_main()) *measured = machine;
-  });
+  spawn(
+      [&](int) {
+        const auto context = init();
+        Machine machine{.ranks_per_host = ranks, .memory = static_cast<std::int64_t>(available_memory())};
+        measure_block(machine);
+        machine.host = measure_link(ranks);
+        if (context.is_main()) *measured = machine;
+      },
+      {.nprocs = ranks});
   return *measured;
 }
 

@@ -206,7 +206,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
 /// `Module` is a TORCH_MODULE holder or a shared_ptr of a module; it is deduced:
 ///
 ///     Net net;
-///     lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
+///     lockstep::DistributedDataParallel ddp(net, {.device_ids = {context.device()}});
 ///     torch::optim::SGD optimizer(ddp->parameters(), 1e-2);
 ///
 /// Copies refer to the same module, as with every module holder. All ranks of the group call construction,
@@ -226,6 +226,22 @@ class DistributedDataParallel
                                    std::source_location where = std::source_location::current())
       : torch::nn::ModuleHolder<Impl>(
             std::make_shared<Impl>(nn::WrappedBy<Module>::pointer(module), options, where)) {}
+
+  /// forward(): `ddp(images)`.
+  template <typename... Arguments>
+  auto operator()(Arguments&&... arguments) const {
+    return this->ptr()->forward(std::forward<Arguments>(arguments)...);
+  }
+  /// WrapperModule::parameters(), without the arrow of a module holder.
+  std::vector<at::Tensor> parameters() const { return this->ptr()->parameters(); }
+  torch::OrderedDict<std::string, at::Tensor> named_parameters() const {
+    return this->ptr()->named_parameters();
+  }
+  /// Sets the mode of training or of evaluation, without the arrow of a module holder.
+  void train(bool on = true) const { this->ptr()->train(on); }
+  void eval() const { this->ptr()->eval(); }
+  /// DistributedDataParallelModule::no_sync(), without the arrow of a module holder.
+  NoSync no_sync() const { return this->ptr()->no_sync(); }
 };
 
 /// Records the next `steps` reduced steps on all ranks: forward, backward, each bucket's reduction and the

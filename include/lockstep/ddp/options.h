@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/comm/process_group.h>
+#include <lockstep/device/device.h>
 
 namespace lockstep {
 
@@ -27,23 +27,19 @@ struct MixedPrecision {
   bool cast_forward_inputs = true;
 };
 
-/// Options of DistributedDataParallel under PyTorch's names, with PyTorch's defaults unless noted. They must
-/// be the same on all ranks. docs/ddp.md lists PyTorch's options that C++ does not need.
+/// Options of DistributedDataParallel under PyTorch's names and in PyTorch's order, then Lockstep's, with PyTorch's
+/// defaults unless noted. They must be the same on all ranks. docs/ddp.md lists PyTorch's options that C++ does not need.
 struct DistributedDataParallelOptions {
-  /// Moves the module at construction, and every tensor argument of forward(), to this device. Default: moves
-  /// nothing. PyTorch: `device_ids` with one entry.
-  std::optional<c10::Device> device = std::nullopt;
+  /// Moves the module at construction, and every tensor argument of forward(), to this one device: `{0}` is
+  /// cuda:0, `{context.device()}` the device of the rank. Default: moves nothing.
+  std::vector<DeviceId> device_ids = {};
 
   /// Moves forward()'s outputs to this device. Default: moves nothing.
-  std::optional<c10::Device> output_device = std::nullopt;
+  std::optional<DeviceId> output_device = std::nullopt;
 
   /// Whether buffers (e.g. BatchNorm's running statistics) are broadcast from rank 0 at construction and
   /// before each forward.
   bool broadcast_buffers = true;
-
-  /// If set, replaces broadcast_buffers for the broadcast before each forward; construction broadcasts
-  /// buffers in any case (with init_sync).
-  std::optional<bool> forward_sync_buffers = std::nullopt;
 
   /// Whether parameters and buffers are broadcast from rank 0 at construction. If false, the caller must
   /// ensure that their values are equal; names, shapes, types and options are compared in any case.
@@ -55,10 +51,6 @@ struct DistributedDataParallelOptions {
   /// Size limit of a bucket in MiB, positive. Default: 25, and 1 for the first bucket so that the reduction
   /// starts early. A given value also limits the first bucket, as in PyTorch.
   std::optional<double> bucket_cap_mb = std::nullopt;
-
-  /// The limits of the first, second, ... bucket in MiB; the last one limits all further buckets. Excludes
-  /// bucket_cap_mb.
-  std::vector<double> bucket_cap_mb_list = {};
 
   /// Allows parameters to take no part in a step, on some ranks or on all, by searching the graph behind the
   /// outputs after each forward. TensorVisitor must know forward's return type. Costs the search, a copy of
@@ -81,25 +73,33 @@ struct DistributedDataParallelOptions {
   std::vector<std::string> delay_all_reduce_named_params = {};
   std::string param_to_hook_all_reduce = {};
 
+  /// Runs forward and backward with low-precision copies of the floating-point parameters, and sums gradients
+  /// in low precision. The optimizer sees parameters and gradients in their own types; outputs have the
+  /// low-precision type. Gradients have their own memory. Excludes communication hooks, optimizer_in_backward
+  /// and static_graph.
+  std::optional<MixedPrecision> mixed_precision = std::nullopt;
+
   /// With find_unused_parameters or static_graph: does not reduce buckets without a used parameter. The
   /// unused parameters must be the same on all ranks.
   bool skip_all_reduce_unused_params = false;
 
+  /// The limits of the first, second, ... bucket in MiB; the last one limits all further buckets. Excludes
+  /// bucket_cap_mb.
+  std::vector<double> bucket_cap_mb_list = {};
+
   /// Whether the gradients of a full bucket are copied into it by two kernels instead of one per gradient.
   /// Rounds like PyTorch with the same option.
   bool batched_grad_copy = false;
+
+  /// If set, replaces broadcast_buffers for the broadcast before each forward; construction broadcasts
+  /// buffers in any case (with init_sync).
+  std::optional<bool> forward_sync_buffers = std::nullopt;
 
   /// Whether a bucket gets its memory when the first of its gradients is ready, and frees it when the
   /// gradients are averaged. With gradient_as_bucket_view the gradients keep the memory until zero_grad().
   /// Between two steps the buckets then have no memory, which backward's activations can use. Excludes
   /// GraphedStep; optimizer_in_backward implies it. PyTorch: 2.15 and later.
   bool lazy_bucket_allocation = false;
-
-  /// Runs forward and backward with low-precision copies of the floating-point parameters, and sums gradients
-  /// in low precision. The optimizer sees parameters and gradients in their own types; outputs have the
-  /// low-precision type. Gradients have their own memory. Excludes communication hooks, optimizer_in_backward
-  /// and static_graph.
-  std::optional<MixedPrecision> mixed_precision = std::nullopt;
 
   /// Names of parameters and buffers of the wrapped module that are neither checked nor broadcast nor
   /// reduced, e.g. expert_names(); they may differ between ranks. PyTorch:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <source_location>
 #include <string>
 #include <string_view>
 
@@ -15,6 +16,20 @@
 #include <lockstep/device/pytree.h>
 
 namespace lockstep {
+
+/// A device, or the index of a CUDA device: `1` is cuda:1. PyTorch: an element of `device_ids`.
+class DeviceId {
+ public:
+  DeviceId(c10::Device device) : device_(device) {}
+  DeviceId(c10::DeviceType type) : device_(type) {}
+  /// Throws ArgumentError unless `cuda_index` is between 0 and 127.
+  DeviceId(int cuda_index, std::source_location where = std::source_location::current());
+
+  operator c10::Device() const { return device_; }
+
+ private:
+  c10::Device device_;
+};
 
 /// Number of devices of `type` that this process can use. CPU: 1. CUDA: the number of GPUs that
 /// CUDA_VISIBLE_DEVICES does not hide. 0 if LibTorch does not support the type. Never throws. PyTorch:

@@ -14,24 +14,11 @@
 #include <c10/core/Device.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/device/device.h>
 #include <lockstep/device/pytree.h>
 #include <lockstep/nn/wrapped_module.h>
 
 namespace lockstep {
-
-/// A device, or the index of a CUDA device: `1` is cuda:1. PyTorch: an element of `device_ids`.
-class DeviceId {
- public:
-  DeviceId(c10::Device device) : device_(device) {}
-  DeviceId(c10::DeviceType type) : device_(type) {}
-  /// Throws ArgumentError unless `cuda_index` is between 0 and 127.
-  DeviceId(int cuda_index, std::source_location where = std::source_location::current());
-
-  operator c10::Device() const { return device_; }
-
- private:
-  c10::Device device_;
-};
 
 /// Options of DataParallel under PyTorch's names.
 struct DataParallelOptions {

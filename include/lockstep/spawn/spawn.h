@@ -7,6 +7,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -34,7 +35,7 @@ struct SpawnOptions {
   /// by the number of ranks; if OMP_NUM_THREADS is set, LibTorch's value for it.
   std::optional<int> threads_per_rank = std::nullopt;
 
-  /// The line that errors of the run name. Default: where the options are written, `spawn({.nprocs = 2}, ...)`.
+  /// The line that errors of the run name. Default: where the options are written, `spawn(..., {.nprocs = 2})`.
   std::source_location where = std::source_location::current();
 };
 
@@ -112,7 +113,7 @@ class SpawnContext {
 };
 
 /// The number of GPUs that ranks started now can use: those of this host that CUDA_VISIBLE_DEVICES does not
-/// hide. Does not initialize CUDA, so it may be called before spawn(): `spawn({.nprocs = gpu_count()}, ...)`.
+/// hide. Does not initialize CUDA, so it may be called before spawn(): `spawn(..., {.nprocs = gpu_count()})`.
 /// PyTorch: `torch.cuda.device_count`.
 int gpu_count();
 
@@ -120,13 +121,12 @@ namespace spawning {
 SpawnContext spawn_ranks(const SpawnOptions& options, const std::function<void(int rank)>& body);
 }
 
-/// Runs `fn(rank, args...)` in options.nprocs processes that are forked from this one. lockstep::init() joins
-/// the run of all of them: the environment variables are those of `lockstep run`. PyTorch:
-/// `torch.multiprocessing.spawn` (`start_processes` with `start_method="fork"`).
+/// Runs `fn(rank)`, or `fn(rank, args...)` with a tuple of arguments, in options.nprocs processes that are
+/// forked from this one. lockstep::init() joins the run of all of them: the environment variables are those of
+/// `lockstep run`. PyTorch: `torch.multiprocessing.spawn` (`start_processes` with `start_method="fork"`).
 ///
-///   lockstep::spawn({.nprocs = 4}, train, settings, std::move(dataset));
-///
-/// The options come first because a parameter pack must come last.
+///   lockstep::spawn(train, {.nprocs = 4});
+///   lockstep::spawn(train, std::tuple(settings, std::move(dataset)), {.nprocs = 4});
 ///
 /// `fn` and `args` may have any type, move-only types and lambdas with captures included: a rank has a copy
 /// of this process's memory at the call. Memory that a rank writes is its own; return results through files,
@@ -143,11 +143,19 @@ SpawnContext spawn_ranks(const SpawnOptions& options, const std::function<void(i
 /// safe: another thread runs (named in the message; LibTorch's idle workers are ended first), CUDA is
 /// initialized, or a context exists; and if this process or thread is itself a rank. See docs/spawn.md, also
 /// for signals.
+template <typename Fn>
+SpawnContext spawn(Fn&& fn, const SpawnOptions& options) {
+  static_assert(std::is_invocable_v<Fn&, int>,
+                "spawn: write spawn(fn, options), with fn callable as fn(rank)");
+  return spawning::spawn_ranks(options, [&](int rank) { static_cast<void>(std::invoke(fn, rank)); });
+}
 template <typename Fn, typename... Args>
-SpawnContext spawn(const SpawnOptions& options, Fn&& fn, Args&&... args) {
-  static_assert(std::is_invocable_v<Fn, int, Args...>, "spawn: fn must be callable as fn(rank, args...)");
+SpawnContext spawn(Fn&& fn, std::tuple<Args...> args, const SpawnOptions& options) {
+  static_assert(std::is_invocable_v<Fn&, int, Args...>,
+                "spawn: fn must be callable as fn(rank, args...), with the tuple's elements as args");
   return spawning::spawn_ranks(options, [&](int rank) {
-    static_cast<void>(std::invoke(std::forward<Fn>(fn), rank, std::forward<Args>(args)...));
+    std::apply([&](Args&... each) { static_cast<void>(std::invoke(fn, rank, std::forward<Args>(each)...)); },
+               args);
   });
 }
 

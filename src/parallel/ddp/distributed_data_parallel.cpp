@@ -25,6 +25,11 @@
 namespace lockstep {
 namespace {
 
+std::optional<c10::Device> device_of(const DistributedDataParallelOptions& options) {
+  if (options.device_ids.empty()) return std::nullopt;
+  return options.device_ids.front();
+}
+
 const torch::nn::Module& moved_to_device(const std::shared_ptr<torch::nn::Module>& module,
                                          const DistributedDataParallelOptions& options,
                                          std::source_location where) {
@@ -33,10 +38,16 @@ const torch::nn::Module& moved_to_device(const std::shared_ptr<torch::nn::Module
   modules::tell_on_failure(ranks, "DistributedDataParallel", where, [&] {
     if (!module)
       throw ArgumentError("DistributedDataParallel: the module is empty (a null holder or pointer)");
-    if (options.device) require_device("DistributedDataParallel: device", *options.device);
+    if (options.device_ids.size() > 1) {
+      throw_error<ArgumentError>(
+          "DistributedDataParallel: device_ids has {} devices; a rank trains on one: start one rank for each device",
+          options.device_ids.size());
+    }
+    const auto device = device_of(options);
+    if (device) require_device("DistributedDataParallel: device_ids", *device);
     if (options.output_device)
-      require_device("DistributedDataParallel: output_device", *options.output_device);
-    if (options.device) module->to(*options.device);
+      require_device("DistributedDataParallel: output_device", c10::Device(*options.output_device));
+    if (device) module->to(*device);
   });
   return *module;
 }
@@ -48,11 +59,12 @@ DistributedDataParallelModule::DistributedDataParallelModule(const std::shared_p
                                                              std::source_location where)
     : nn::WrapperModule("DistributedDataParallel"),
       watches_outputs_(options.find_unused_parameters || options.static_graph || options.output_device),
-      device_(options.device),
+      device_(device_of(options)),
       input_dtype_(options.mixed_precision && options.mixed_precision->cast_forward_inputs
                        ? options.mixed_precision->param_dtype
                        : std::nullopt),
-      output_device_(options.output_device),
+      output_device_(options.output_device ? std::optional(c10::Device(*options.output_device))
+                                           : std::nullopt),
       state_([&] {
         const CallerPlace place(where);
         return std::make_unique<ddp::DdpState>(moved_to_device(module, options, where), options, sync_,

@@ -75,13 +75,6 @@ void check_outputs(const std::vector<Tensors>& outputs) {
 
 }  // namespace
 
-DeviceId::DeviceId(int cuda_index, std::source_location where)
-    : device_(c10::kCUDA, static_cast<c10::DeviceIndex>(std::clamp(cuda_index, 0, 127))) {
-  if (cuda_index == device_.index()) return;
-  const CallerPlace place(where);
-  throw_error<ArgumentError>("DataParallel: {} is not the index of a CUDA device", cuda_index);
-}
-
 DataParallelModule::DataParallelModule(std::shared_ptr<torch::nn::Module> module,
                                        const DataParallelOptions& options, const IsReplica& is_replica,
                                        std::source_location where)

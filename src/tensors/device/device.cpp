@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -9,6 +11,7 @@
 
 #include <lockstep/device/device.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 
 namespace lockstep {
@@ -40,6 +43,13 @@ std::string usable_devices(c10::DeviceType type, int count) {
 }
 
 }  // namespace
+
+DeviceId::DeviceId(int cuda_index, std::source_location where)
+    : device_(c10::kCUDA, static_cast<c10::DeviceIndex>(std::clamp(cuda_index, 0, 127))) {
+  if (cuda_index == device_.index()) return;
+  const CallerPlace place(where);
+  throw_error<ArgumentError>("device_ids: {} is not the index of a CUDA device; it is 0 to 127", cuda_index);
+}
 
 void require_device(std::string_view caller, const c10::Device& device) {
   const int count = device_count(device.type());

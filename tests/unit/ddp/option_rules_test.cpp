@@ -59,12 +59,12 @@ TEST(OptionRules, EveryOptionIsRecognized) {
     return std::make_unique<torch::optim::SGD>(std::move(parameters), 0.1);
   };
   const DistributedDataParallelOptions options{.bucket_cap_mb = 1,
-                                               .bucket_cap_mb_list = {1},
                                                .find_unused_parameters = true,
                                                .delay_all_reduce_named_params = {"weight"},
-                                               .skip_all_reduce_unused_params = true,
-                                               .lazy_bucket_allocation = true,
                                                .mixed_precision = MixedPrecision{},
+                                               .skip_all_reduce_unused_params = true,
+                                               .bucket_cap_mb_list = {1},
+                                               .lazy_bucket_allocation = true,
                                                .optimizer_in_backward = optimizer};
   const auto used = features_of(options, fake.group);
   for (unsigned i = 0; i < static_cast<unsigned>(Feature::static_graph); ++i)
