@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -32,6 +33,15 @@ std::map<std::string, double> reduce_value(const std::map<std::string, double>& 
                                            ReduceOp op = ReduceOp::AVG,
                                            const std::optional<ProcessGroup>& process_group = std::nullopt,
                                            std::source_location where = std::source_location::current());
+
+/// The same with the argument of PyTorch's tutorials: `reduce_value(loss, true)` is the mean, `false` the sum.
+template <typename T>
+auto reduce_value(const T& value, std::same_as<bool> auto average,
+                  const std::optional<ProcessGroup>& process_group = std::nullopt,
+                  std::source_location where = std::source_location::current()) {
+  return reduce_value(value, average ? ReduceOp::AVG : ReduceOp::SUM, process_group,
+                      where);
+}
 
 struct EarlyStoppingOptions {
   std::int64_t patience = 3;      ///< validations without improvement before training stops

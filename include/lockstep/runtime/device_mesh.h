@@ -9,6 +9,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -133,6 +134,14 @@ class DeviceMesh {
 /// not more than that of the run. PyTorch: `torch.distributed.device_mesh.init_device_mesh`.
 DeviceMesh init_device_mesh(const std::vector<std::int64_t>& mesh_shape,
                             const DeviceMeshOptions& options = {},
+                            std::source_location where = std::source_location::current());
+/// The same with PyTorch's first argument, the type of the devices: "cpu", or that of this rank's device, e.g.
+/// "cuda"; ArgumentError for another. It changes nothing, as a group of init() serves all its device types.
+DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
+                            const DeviceMeshOptions& options = {},
+                            std::source_location where = std::source_location::current());
+DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
+                            const std::vector<std::string>& mesh_dim_names,
                             std::source_location where = std::source_location::current());
 
 /// Seeds a rank of a mesh. Ranks draw apart if their coordinates differ in one of the dimensions `apart`, and

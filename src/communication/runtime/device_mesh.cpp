@@ -349,6 +349,24 @@ DeviceMesh init_device_mesh(const Sizes& mesh_shape, const DeviceMeshOptions& op
   return DeviceMesh(at::arange(count, at::kInt).view(mesh_shape), options);
 }
 
+DeviceMesh init_device_mesh(std::string_view device_type, const Sizes& mesh_shape,
+                            const DeviceMeshOptions& options, std::source_location where) {
+  const CallerPlace place(where);
+  const auto own = runtime::require_run("lockstep::init_device_mesh").device().type();
+  if (const auto name = c10::DeviceTypeName(own, true); device_type != "cpu" && device_type != name) {
+    throw_error<ArgumentError>(
+        "init_device_mesh: device_type is \"{}\", but this rank trains on {}; pass \"{}\" or leave it out",
+        device_type, name, name);
+  }
+  return init_device_mesh(mesh_shape, options, where);
+}
+
+DeviceMesh init_device_mesh(std::string_view device_type, const Sizes& mesh_shape,
+                            const std::vector<std::string>& mesh_dim_names, std::source_location where) {
+  return init_device_mesh(device_type, mesh_shape, DeviceMeshOptions{.mesh_dim_names = mesh_dim_names},
+                          where);
+}
+
 void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<std::string>& apart,
                  std::source_location where) {
   const CallerPlace place(where);
