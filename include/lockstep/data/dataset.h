@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -75,6 +76,22 @@ template <typename D>
 concept IterableDataset = !BatchDataset<D> && requires(const D& dataset, const StreamShare& share) {
   { dataset.iter(share)->next().has_value() } -> std::convertible_to<bool>;
 };
+
+/// A dataset that returns single samples: `size()` and `get(index)`, as classes derived from
+/// torch::data::Dataset have. The loader makes the batches with `collate(std::vector<Sample>) const` of the
+/// dataset or, by default, stacks tensors and numbers: a sample is a tensor, a number, a tuple or pair of them, or
+/// a struct with `data` and `target`, such as torch::data::Example, whose batch is a Batch. Integers become int64.
+/// A loader with workers calls get() from several threads, so it must be thread-safe, with or without `const`. A
+/// dataset with get_batch() is faster. PyTorch: `Dataset.__getitem__`, with default_collate.
+template <typename D>
+concept SampleDataset = !BatchDataset<D> && !IterableDataset<D> && requires(D& dataset, std::size_t index) {
+  dataset.size();
+  dataset.get(index);
+};
+
+/// A dataset of a DataLoader.
+template <typename D>
+concept LoadableDataset = BatchDataset<D> || SampleDataset<D> || IterableDataset<D>;
 
 /// For get_batch() of your own dataset: throws ArgumentError unless `indices` is an int64 CPU tensor of shape
 /// [batch] with values in 0 .. size-1.

@@ -16,8 +16,7 @@
 
 namespace lockstep::data {
 
-template <typename Dataset>
-  requires BatchDataset<Dataset> || IterableDataset<Dataset>
+template <LoadableDataset Dataset>
 class DataLoader;
 
 /// The channels of a decoded image. torchvision: io.ImageReadMode.
@@ -145,7 +144,7 @@ BatchOf<Dataset> save_samples(const Dataset& dataset, const std::filesystem::pat
 /// reads it, so the loader keeps its position; its generator, or LibTorch's default one, advances as in
 /// begin(). Do not call it during a pass. With several ranks, call it on one. Throws what the loader throws,
 /// and ArgumentError when there is no batch.
-template <typename Dataset>
+template <LoadableDataset Dataset>
 auto save_samples(DataLoader<Dataset> loader, const std::filesystem::path& file,
                   const GridOptions& options = {}) {
   auto next = loader.begin();

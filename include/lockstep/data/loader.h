@@ -84,8 +84,7 @@ class LoaderBase {
 /// With workers, random operators on CPU tensors in get_batch() use a seed derived from the base seed of the
 /// pass and the batch number, so the results do not depend on the number of workers or on timing. An
 /// exception of get_batch() is rethrown at its batch, with its type, and names the worker.
-template <typename Dataset>
-  requires BatchDataset<Dataset> || IterableDataset<Dataset>
+template <LoadableDataset Dataset>
 class DataLoader : public LoaderBase {
  public:
   using BatchType = typename DatasetPass<Dataset>::BatchType;
@@ -97,7 +96,7 @@ class DataLoader : public LoaderBase {
   explicit DataLoader(Dataset dataset, const DataLoaderOptions& options = {},
                       std::source_location where = std::source_location::current())
       : LoaderBase(size_of(dataset), options, typeid(BatchType), PyTree<BatchType>, where),
-        dataset_(std::make_shared<const Dataset>(std::move(dataset))) {}
+        dataset_(std::make_shared<Dataset>(std::move(dataset))) {}
 
   Iterator begin() { return Iterator(*this); }
   std::default_sentinel_t end() const { return {}; }
@@ -105,8 +104,8 @@ class DataLoader : public LoaderBase {
 
  private:
   static std::optional<std::int64_t> size_of([[maybe_unused]] const Dataset& dataset) {
-    if constexpr (BatchDataset<Dataset>) {
-      return static_cast<std::int64_t>(dataset.size());
+    if constexpr (BatchDataset<Dataset> || SampleDataset<Dataset>) {
+      return size_of_dataset(dataset);
     } else {
       return std::nullopt;
     }
@@ -128,8 +127,7 @@ class DataLoader : public LoaderBase {
 
 /// One pass; a move-only input iterator. It owns the batch until it advances. Each batch is new, so tensors
 /// copied out of it stay valid.
-template <typename Dataset>
-  requires BatchDataset<Dataset> || IterableDataset<Dataset>
+template <LoadableDataset Dataset>
 class DataLoader<Dataset>::Iterator {
  public:
   using iterator_concept = std::input_iterator_tag;

@@ -180,7 +180,7 @@ class WeightedRandomSampler : public Sampler {
                         WeightedRandomSamplerOptions options = {},
                         std::source_location where = std::source_location::current());
   /// With the options in PyTorch's order. `weights`: a tensor or a vector.
-  template <typename Weights>
+  template <typename Weights = std::vector<double>>
   WeightedRandomSampler(const Weights& weights, std::int64_t num_samples, std::same_as<bool> auto replacement,
                         std::optional<at::Generator> generator = {},
                         std::source_location where = std::source_location::current())

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <memory>
 #include <optional>
 #include <source_location>
@@ -93,9 +94,11 @@ struct InitOptions {
   bool enable_reconfigure = false;
 };
 
+class Context;
 namespace rendezvous {
 class Session;
-}
+Context& init_process_group(const std::string& backend, InitOptions options, std::source_location where);
+}  // namespace rendezvous
 
 /// This process's membership in a run. Owns the default process group.
 ///
@@ -187,8 +190,11 @@ Context& init_process_group(const InitOptions& options = {},
                             std::source_location where = std::source_location::current());
 /// The same with the backend in front: `init_process_group("gloo", {.world_size = 2, .rank = 0})`. Throws
 /// ArgumentError if the options name another backend.
-Context& init_process_group(const std::string& backend, InitOptions options = {},
-                            std::source_location where = std::source_location::current());
+template <std::convertible_to<std::string> Backend>
+Context& init_process_group(const Backend& backend, const InitOptions& options = {},
+                            std::source_location where = std::source_location::current()) {
+  return rendezvous::init_process_group(backend, options, where);
+}
 
 /// Leaves the run that init_process_group() has joined: the default group and all other groups end. Throws
 /// ArgumentError without one, and with a context of init(), which ends its run itself. PyTorch:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <iosfwd>
@@ -140,9 +141,13 @@ DeviceMesh init_device_mesh(const std::vector<std::int64_t>& mesh_shape,
 DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
                             const DeviceMeshOptions& options = {},
                             std::source_location where = std::source_location::current());
+template <std::size_t N>
 DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
-                            const std::vector<std::string>& mesh_dim_names,
-                            std::source_location where = std::source_location::current());
+                            const char* const (&mesh_dim_names)[N],
+                            std::source_location where = std::source_location::current()) {
+  return init_device_mesh(device_type, mesh_shape,
+                          DeviceMeshOptions{.mesh_dim_names = {mesh_dim_names, mesh_dim_names + N}}, where);
+}
 
 /// Seeds a rank of a mesh. Ranks draw apart if their coordinates differ in one of the dimensions `apart`, and
 /// alike otherwise. On a mesh, dropout draws apart on ranks with other samples, positions or layers. No rank

@@ -29,7 +29,8 @@ Context& init_process_group(const InitOptions& options, std::source_location whe
   return kept_context().emplace(std::move(context));
 }
 
-Context& init_process_group(const std::string& backend, InitOptions options, std::source_location where) {
+Context& rendezvous::init_process_group(const std::string& backend, InitOptions options,
+                                        std::source_location where) {
   const CallerPlace place(where);
   if (options.backend != InitOptions().backend && options.backend != backend) {
     throw_error<ArgumentError>(
@@ -38,7 +39,7 @@ Context& init_process_group(const std::string& backend, InitOptions options, std
         backend, options.backend);
   }
   options.backend = backend;
-  return init_process_group(options, where);
+  return lockstep::init_process_group(options, where);
 }
 
 void destroy_process_group(std::source_location where) {

@@ -361,12 +361,6 @@ DeviceMesh init_device_mesh(std::string_view device_type, const Sizes& mesh_shap
   return init_device_mesh(mesh_shape, options, where);
 }
 
-DeviceMesh init_device_mesh(std::string_view device_type, const Sizes& mesh_shape,
-                            const std::vector<std::string>& mesh_dim_names, std::source_location where) {
-  return init_device_mesh(device_type, mesh_shape, DeviceMeshOptions{.mesh_dim_names = mesh_dim_names},
-                          where);
-}
-
 void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<std::string>& apart,
                  std::source_location where) {
   const CallerPlace place(where);

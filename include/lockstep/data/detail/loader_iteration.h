@@ -15,8 +15,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/mutex.h>
 #include <lockstep/data/dataset.h>
+#include <lockstep/data/detail/collate.h>
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/subset.h>
@@ -59,37 +61,48 @@ class DatasetPass<Dataset> {
   std::source_location where_;
 };
 
+/// The number of samples. Throws ArgumentError for a dataset of LibTorch that does not know it.
+template <typename Dataset>
+std::int64_t size_of_dataset(const Dataset& dataset) {
+  if constexpr (requires { static_cast<std::int64_t>(dataset.size()); }) {
+    return static_cast<std::int64_t>(dataset.size());
+  } else {
+    const auto size = dataset.size();
+    if (!size)
+      throw ArgumentError("DataLoader: size() of the dataset is nullopt; return the number of samples");
+    return static_cast<std::int64_t>(*size);
+  }
+}
+
 /// The type of an iterable dataset's samples.
 template <IterableDataset Dataset>
 using SampleOf =
     std::remove_cvref_t<decltype(*std::declval<const Dataset&>().iter(std::declval<StreamShare>())->next())>;
 
-/// Stacks the tensors of samples, given as the list of tensors of each. Throws ArgumentError when the samples
-/// differ in their number of tensors or in a shape.
-std::vector<at::Tensor> stack_tensors(const std::vector<std::vector<at::Tensor>>& samples);
+/// A pass over a dataset of single samples.
+template <SampleDataset Dataset>
+class DatasetPass<Dataset> {
+ public:
+  using Sample = std::remove_cvref_t<decltype(std::declval<Dataset&>().get(std::size_t{}))>;
+  using BatchType = decltype(collate(std::declval<const Dataset&>(), std::declval<std::vector<Sample>>()));
 
-/// The batch of the dataset's collate(), or the stacked tensors in the structure of a sample. PyTorch:
-/// default_collate.
-template <IterableDataset Dataset>
-auto collate(const Dataset& dataset, std::vector<SampleOf<Dataset>> samples) {
-  if constexpr (requires { dataset.collate(std::move(samples)); }) {
-    return dataset.collate(std::move(samples));
-  } else {
-    static_assert(
-        !requires(Dataset& changing) { changing.collate(std::move(samples)); },
-        "The dataset's collate() must be const and take a vector of samples.");
-    static_assert(
-        is_mergeable_batch<SampleOf<Dataset>>,
-        "Samples of this type cannot be stacked: next() should return a tensor, a pair, tuple, "
-        "array, vector or optional of tensors, or a struct with visit_tensors(); or give the dataset "
-        "a collate() function.");
-    std::vector<std::vector<at::Tensor>> tensors;
-    for (auto& sample : samples) tensors.push_back(tensors_of(sample));
-    auto batch = std::move(samples.front());
-    replace_tensors(batch, stack_tensors(tensors));
-    return batch;
+  DatasetPass(std::shared_ptr<const Dataset> dataset, const PassStart& start)
+      : dataset_(std::const_pointer_cast<Dataset>(std::move(dataset))), where_(start.where) {}
+
+  std::optional<BatchType> read(const at::Tensor& indices) const {
+    check_indices(indices, size_of_dataset(*dataset_), where_);
+    const auto* const index = indices.const_data_ptr<std::int64_t>();
+    std::vector<Sample> samples;
+    for (std::int64_t i = 0; i < indices.size(0); ++i)
+      samples.push_back(dataset_->get(static_cast<std::size_t>(index[i])));
+    return collate(std::as_const(*dataset_), std::move(samples));
   }
-}
+  void skip(const at::Tensor& /*indices*/) const {}
+
+ private:
+  std::shared_ptr<Dataset> dataset_;  // get() of LibTorch's datasets is not const
+  std::source_location where_;
+};
 
 // Note [Turns of a stream]
 //
