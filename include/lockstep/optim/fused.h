@@ -78,9 +78,11 @@ class FusedOptionsOf : public Base, public FusedOptions {
     this->set_maximize(value);
     return self();
   }
+  /// The learning rate as a number; after set_lr() the tensor holds it too.
   const double& lr() const noexcept { return Base::lr(); }
   double& lr() noexcept { return Base::lr(); }
   Derived& lr(double value) { return this->set_lr(value), self(); }
+  /// Factor of the L2 penalty, or of AdamW's decoupled decay.
   const double& weight_decay() const noexcept { return Base::weight_decay(); }
   double& weight_decay() noexcept { return Base::weight_decay(); }
   Derived& weight_decay(double value) { return Base::weight_decay(value), self(); }
@@ -231,31 +233,41 @@ class FusedAdamOptionsOf : public FusedOptionsOf<FusedAdamOptionsOf<Base>, Base>
 
  public:
   using Parent::Parent;
+  /// Two decay rates.
   using Betas = std::tuple<double, double>;
 
   FusedAdamOptionsOf(double lr = 1e-3) : Parent(lr) {}  // NOLINT: implicit as in LibTorch
 
+  /// Decay rates of the averages of gradients and of their squares; default: 0.9 and 0.999.
   const Betas& betas() const noexcept { return Base::betas(); }
   Betas& betas() noexcept { return Base::betas(); }
   FusedAdamOptionsOf& betas(Betas value) { return Base::betas(value), *this; }
+  /// Added to the denominator; default: 1e-8.
   const double& eps() const noexcept { return Base::eps(); }
   double& eps() noexcept { return Base::eps(); }
   FusedAdamOptionsOf& eps(double value) { return Base::eps(value), *this; }
+  /// Divides by the greatest average of squares so far; default: false.
   const bool& amsgrad() const noexcept { return Base::amsgrad(); }
   bool& amsgrad() noexcept { return Base::amsgrad(); }
   FusedAdamOptionsOf& amsgrad(bool value) { return Base::amsgrad(value), *this; }
   bool operator==(const FusedAdamOptionsOf& other) const { return this->equals(other); }
 };
 
+/// Options of FusedAdam: those of torch::optim::Adam, with maximize() and lr_tensor().
 using FusedAdamOptions = FusedAdamOptionsOf<torch::optim::AdamOptions>;
+/// Options of FusedAdamW: those of torch::optim::AdamW, with maximize() and lr_tensor().
 using FusedAdamWOptions = FusedAdamOptionsOf<torch::optim::AdamWOptions>;
 
 /// The state of FusedAdam and FusedAdamW per parameter, on its device: `step` in float32, the others in the
 /// parameter's dtype and layout. `max_exp_avg_sq` is undefined without amsgrad.
 struct FusedAdamParamState : torch::optim::OptimizerCloneableParamState<FusedAdamParamState> {
+  /// Steps made.
   TORCH_ARG(at::Tensor, step);
+  /// Average of the gradients.
   TORCH_ARG(at::Tensor, exp_avg);
+  /// Average of the squares of the gradients.
   TORCH_ARG(at::Tensor, exp_avg_sq);
+  /// Greatest exp_avg_sq so far, with amsgrad.
   TORCH_ARG(at::Tensor, max_exp_avg_sq);
 
  public:
@@ -277,12 +289,15 @@ struct FusedSGDOptions : FusedOptionsOf<FusedSGDOptions, torch::optim::SGDOption
   using FusedOptionsOf::FusedOptionsOf;
   FusedSGDOptions(double lr = 1e-3) : FusedOptionsOf(lr) {}  // NOLINT: implicit as in LibTorch
 
+  /// Factor of the earlier steps' gradients; default: 0.
   const double& momentum() const noexcept { return SGDOptions::momentum(); }
   double& momentum() noexcept { return SGDOptions::momentum(); }
   FusedSGDOptions& momentum(double value) { return SGDOptions::momentum(value), *this; }
+  /// The share of the gradient that does not enter the momentum; default: 0.
   const double& dampening() const noexcept { return SGDOptions::dampening(); }
   double& dampening() noexcept { return SGDOptions::dampening(); }
   FusedSGDOptions& dampening(double value) { return SGDOptions::dampening(value), *this; }
+  /// Nesterov momentum; default: false.
   const bool& nesterov() const noexcept { return SGDOptions::nesterov(); }
   bool& nesterov() noexcept { return SGDOptions::nesterov(); }
   FusedSGDOptions& nesterov(bool value) { return SGDOptions::nesterov(value), *this; }

@@ -52,6 +52,7 @@ class LRScheduler {
   /// The rate of each parameter group. PyTorch: `get_last_lr()`.
   const std::vector<double>& get_last_lr() const;
 
+  /// The state of the schedule and its arguments, with Python's names.
   Dict state_dict() const;
   /// Loads the entries of the dict, arguments included, as Python does. The rates are in the optimizer's
   /// state dict. Throws CheckpointError that names the entry that does not fit; the scheduler is then
@@ -146,27 +147,35 @@ struct CosineAnnealingWarmRestarts : LRScheduler {
 };
 
 /// How the height of the cycles changes: not, halved after each cycle, or times gamma after each step.
-enum class CyclicMode : std::uint8_t { triangular, triangular2, exp_range };
+enum class CyclicMode : std::uint8_t {
+  triangular,   ///< all cycles have the same height
+  triangular2,  ///< the height is halved after each cycle
+  exp_range,    ///< the height is multiplied by gamma after each step
+};
+/// The names of the enumerators, which Literal accepts.
 OneOf<"triangular", "triangular2", "exp_range"> literals_of(CyclicMode);
 
 /// The argument of CyclicLROptions::scale_fn: the number of the cycle, from 1, or of the step, from 0.
-enum class ScaleMode : std::uint8_t { cycle, iterations };
+enum class ScaleMode : std::uint8_t {
+  cycle,       ///< the number of the cycle, from 1
+  iterations,  ///< the number of the step, from 0
+};
 OneOf<"cycle", "iterations"> literals_of(ScaleMode);
 
 /// Options of CyclicLR, with PyTorch's names and defaults.
 struct CyclicLROptions {
-  PerGroup base_lr;
-  PerGroup max_lr;
-  std::int64_t step_size_up = 2000;
+  PerGroup base_lr;                                 ///< lowest rate, at which cycles begin
+  PerGroup max_lr;                                  ///< highest rate
+  std::int64_t step_size_up = 2000;                 ///< steps from base_lr to max_lr
   std::optional<std::int64_t> step_size_down = {};  ///< default: step_size_up
-  Literal<CyclicMode> mode = "triangular";
-  double gamma = 1.0;                           ///< of "exp_range"
-  std::function<double(double)> scale_fn = {};  ///< instead of `mode`; not saved
-  Literal<ScaleMode> scale_mode = "cycle";
+  Literal<CyclicMode> mode = "triangular";          ///< how the height of the cycles changes
+  double gamma = 1.0;                               ///< of "exp_range"
+  std::function<double(double)> scale_fn = {};      ///< instead of `mode`; not saved
+  Literal<ScaleMode> scale_mode = "cycle";          ///< what scale_fn gets
   /// Cycles the option `momentum`, or beta1 of an optimizer with `betas`, against the rate.
   bool cycle_momentum = true;
-  PerGroup base_momentum = 0.8;
-  PerGroup max_momentum = 0.9;
+  PerGroup base_momentum = 0.8;  ///< lowest momentum, at max_lr
+  PerGroup max_momentum = 0.9;   ///< highest momentum, at the lowest rate
 };
 
 /// Cycles the rate between two bounds. PyTorch: `CyclicLR`.
@@ -176,24 +185,27 @@ struct CyclicLR : LRScheduler {
 };
 
 /// The curve on which a rate goes from one value to another: half a cosine or a line.
-enum class AnnealStrategy : std::uint8_t { cos, linear };
+enum class AnnealStrategy : std::uint8_t {
+  cos,     ///< half a cosine
+  linear,  ///< a line
+};
 OneOf<"cos", "linear"> literals_of(AnnealStrategy);
 
 /// Options of OneCycleLR, with PyTorch's names and defaults.
 struct OneCycleLROptions {
-  PerGroup max_lr;
-  std::optional<std::int64_t> total_steps = {};
-  std::optional<std::int64_t> epochs = {};           ///< with steps_per_epoch, instead of total_steps
+  PerGroup max_lr;                               ///< highest rate
+  std::optional<std::int64_t> total_steps = {};  ///< steps of the cycle; or give epochs and steps_per_epoch
+  std::optional<std::int64_t> epochs = {};       ///< with steps_per_epoch, instead of total_steps
   std::optional<std::int64_t> steps_per_epoch = {};  ///< batches
   double pct_start = 0.3;                            ///< the share of total_steps in which the rate rises
-  Literal<AnnealStrategy> anneal_strategy = "cos";
+  Literal<AnnealStrategy> anneal_strategy = "cos";   ///< the curve between two rates
   /// Cycles the option `momentum`, or beta1 of an optimizer with `betas`, against the rate.
   bool cycle_momentum = true;
-  PerGroup base_momentum = 0.85;
-  PerGroup max_momentum = 0.95;
-  double div_factor = 25.0;
-  double final_div_factor = 1e4;
-  bool three_phase = false;
+  PerGroup base_momentum = 0.85;  ///< lowest momentum, at max_lr
+  PerGroup max_momentum = 0.95;   ///< highest momentum, at the lowest rate
+  double div_factor = 25.0;       ///< the first rate is max_lr / div_factor
+  double final_div_factor = 1e4;  ///< the last rate is the first rate / final_div_factor
+  bool three_phase = false;  ///< fall back to the first rate, as fast as the rate rose, before the last phase
 };
 
 /// Raises the rate from max_lr / div_factor to max_lr, then lowers it to almost nothing. step() throws
@@ -230,25 +242,31 @@ struct ChainedScheduler : LRScheduler {
 };
 
 /// Which metrics are better: smaller or larger ones.
-enum class PlateauMode : std::uint8_t { min, max };
+enum class PlateauMode : std::uint8_t {
+  min,  ///< smaller metrics are better
+  max,  ///< larger metrics are better
+};
 OneOf<"min", "max"> literals_of(PlateauMode);
 
 /// Whether ReduceLROnPlateauOptions::threshold is a share of the best metric or a difference from it.
-enum class ThresholdMode : std::uint8_t { rel, abs };
+enum class ThresholdMode : std::uint8_t {
+  rel,  ///< a share of the best metric
+  abs,  ///< a difference from the best metric
+};
 OneOf<"rel", "abs"> literals_of(ThresholdMode);
 
 /// Options of ReduceLROnPlateau, with PyTorch's names and defaults.
 struct ReduceLROnPlateauOptions {
-  Literal<PlateauMode> mode = "min";
-  double factor = 0.1;  ///< rates are multiplied by it; below 1
-  std::int64_t patience = 10;
-  double threshold = 1e-4;
-  Literal<ThresholdMode> threshold_mode = "rel";
-  std::int64_t cooldown = 0;
-  double min_lr = 0;
+  Literal<PlateauMode> mode = "min";  ///< which metrics are better
+  double factor = 0.1;                ///< rates are multiplied by it; below 1
+  std::int64_t patience = 10;         ///< steps without an improvement that do not lower the rates
+  double threshold = 1e-4;            ///< the least change that counts as an improvement
+  Literal<ThresholdMode> threshold_mode = "rel";  ///< what threshold is measured in
+  std::int64_t cooldown = 0;  ///< steps after a reduction in which bad metrics do not count
+  double min_lr = 0;          ///< rates do not fall below it
   /// One per parameter group, instead of min_lr.
   std::vector<double> min_lrs = {};
-  double eps = 1e-8;
+  double eps = 1e-8;  ///< smaller changes of a rate are not made
 };
 
 /// Lowers the learning rates when a metric has stopped improving. Unlike
@@ -265,8 +283,10 @@ class ReduceLROnPlateau {
   void step(double metric, std::source_location where = std::source_location::current());
   /// The rate of each parameter group. PyTorch: `get_last_lr()`.
   const std::vector<double>& get_last_lr() const { return last_lr_; }
+  /// Whether a smaller or a larger metric is better.
   PlateauMode mode() const { return mode_; }
 
+  /// The state of the scheduler and its options, with Python's names.
   Dict state_dict() const;
   /// Loads the entries of the dict, options included, as Python does. Throws CheckpointError that names the
   /// entry that does not fit; the scheduler is then unchanged.
@@ -295,7 +315,10 @@ class ReduceLROnPlateau {
 };
 
 /// How a rate grows with the number of ranks.
-enum class ScalingRule : std::uint8_t { linear, sqrt };
+enum class ScalingRule : std::uint8_t {
+  linear,  ///< rate times ranks
+  sqrt,    ///< rate times the square root of the ranks
+};
 OneOf<"linear", "sqrt"> literals_of(ScalingRule);
 
 /// The learning rate of `world_size` ranks whose gradients are averaged, from the rate of one rank with the

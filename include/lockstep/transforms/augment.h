@@ -19,10 +19,10 @@ namespace lockstep::transforms {
 /// Each is {least, greatest} of a factor, or one number for {1 - number, 1 + number}, but not below 0; for
 /// hue, a part of the circle of hues in [-0.5, 0.5], one number is {-number, number}.
 struct ColorJitterOptions {
-  Numbers brightness = {};
-  Numbers contrast = {};
-  Numbers saturation = {};
-  Numbers hue = {};
+  Numbers brightness = {};  ///< factor of all values
+  Numbers contrast = {};    ///< factor of the distance from the mean gray
+  Numbers saturation = {};  ///< factor of the distance from the gray of the pixel
+  Numbers hue = {};         ///< shift of the hue
 };
 
 /// Changes the colours of images of 1 or 3 channels, in a random order. torchvision: v2.ColorJitter.
@@ -30,6 +30,7 @@ class ColorJitter {
  public:
   explicit ColorJitter(const ColorJitterOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -45,6 +46,7 @@ class Grayscale {
   /// 1 channel, or 3 equal ones.
   explicit Grayscale(std::int64_t num_output_channels = 1);
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -56,12 +58,14 @@ class RandomGrayscale {
  public:
   explicit RandomGrayscale(double p = 0.1);
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
   double p_;
 };
 
+/// Options of GaussianBlur, with torchvision's names and defaults.
 struct GaussianBlurOptions {
   Numbers sigma = {0.1, 2.0};  ///< standard deviation in pixels: one, or {least, greatest}
 };
@@ -72,6 +76,7 @@ class GaussianBlur {
   /// Odd numbers: one, or {of columns, of rows}. An image needs more than half of each.
   explicit GaussianBlur(Size kernel_size, GaussianBlurOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -86,12 +91,13 @@ struct ErasingValue : Numbers {
   ErasingValue(const char* random) : ErasingValue(std::string_view(random)) {}
 };
 
+/// Options of RandomErasing, with torchvision's names and defaults.
 struct RandomErasingOptions {
-  double p = 0.5;
+  double p = 0.5;              ///< probability that a rectangle is filled
   Range scale = {0.02, 0.33};  ///< of the rectangle's area, relative to the image
   Range ratio = {0.3, 3.3};    ///< of its height to its width
-  ErasingValue value = 0;
-  bool inplace = false;  ///< overwrite the image
+  ErasingValue value = 0;      ///< what fills the rectangle
+  bool inplace = false;        ///< overwrite the image
 };
 
 /// Fills a rectangle with probability p. torchvision: v2.RandomErasing.
@@ -99,6 +105,7 @@ class RandomErasing {
  public:
   explicit RandomErasing(RandomErasingOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -106,8 +113,14 @@ class RandomErasing {
   Range log_ratio_;
 };
 
-enum class AutoAugmentPolicy : std::uint8_t { IMAGENET, CIFAR10, SVHN };
+/// The data set on which the operations of AutoAugment were learned. torchvision: v2.AutoAugmentPolicy.
+enum class AutoAugmentPolicy : std::uint8_t {
+  IMAGENET,  ///< ImageNet
+  CIFAR10,   ///< CIFAR-10
+  SVHN,      ///< Street View House Numbers
+};
 
+/// Options of AutoAugment, with torchvision's names and defaults.
 struct AutoAugmentOptions {
   InterpolationMode interpolation = InterpolationMode::NEAREST;  ///< nearest or bilinear
   Numbers fill = {};  ///< around moved images: one number, one per channel, or none for black
@@ -119,6 +132,7 @@ class AutoAugment {
   explicit AutoAugment(AutoAugmentPolicy policy = AutoAugmentPolicy::IMAGENET,
                        AutoAugmentOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -126,10 +140,11 @@ class AutoAugment {
   AutoAugmentOptions options_;
 };
 
+/// Options of RandAugment, with torchvision's names and defaults.
 struct RandAugmentOptions {
-  std::int64_t num_ops = 2;
-  std::int64_t magnitude = 9;  ///< of all operations, in 0 .. num_magnitude_bins-1
-  std::int64_t num_magnitude_bins = 31;
+  std::int64_t num_ops = 2;              ///< operations applied to an image
+  std::int64_t magnitude = 9;            ///< of all operations, in 0 .. num_magnitude_bins-1
+  std::int64_t num_magnitude_bins = 31;  ///< number of magnitudes between none and the greatest
   InterpolationMode interpolation = InterpolationMode::NEAREST;  ///< nearest or bilinear
   Numbers fill = {};  ///< around moved images: one number, one per channel, or none for black
 };
@@ -139,14 +154,16 @@ class RandAugment {
  public:
   explicit RandAugment(RandAugmentOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
   RandAugmentOptions options_;
 };
 
+/// Options of TrivialAugmentWide, with torchvision's names and defaults.
 struct TrivialAugmentWideOptions {
-  std::int64_t num_magnitude_bins = 31;
+  std::int64_t num_magnitude_bins = 31;  ///< number of magnitudes between none and the greatest
   InterpolationMode interpolation = InterpolationMode::NEAREST;  ///< nearest or bilinear
   Numbers fill = {};  ///< around moved images: one number, one per channel, or none for black
 };
@@ -156,6 +173,7 @@ class TrivialAugmentWide {
  public:
   explicit TrivialAugmentWide(TrivialAugmentWideOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -165,6 +183,7 @@ class TrivialAugmentWide {
 /// Images [n, channels, height, width] and float labels [n, classes].
 using MixedBatch = std::pair<at::Tensor, at::Tensor>;
 
+/// Options of MixUp and CutMix, with torchvision's names and defaults.
 struct MixOptions {
   double alpha = 1.0;  ///< the part of a sample has the distribution Beta(alpha, alpha)
   std::optional<std::int64_t> num_classes = {};  ///< needed for labels of shape [n]
@@ -178,6 +197,7 @@ class MixUp {
   /// `images` of floats [n, channels, height, width], `labels` int64 [n] or probabilities [n, classes].
   MixedBatch operator()(const at::Tensor& images, const at::Tensor& labels,
                         const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -191,6 +211,7 @@ class CutMix {
   /// `images` uint8 or float [n, channels, height, width], `labels` int64 [n] or probabilities [n, classes].
   MixedBatch operator()(const at::Tensor& images, const at::Tensor& labels,
                         const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:

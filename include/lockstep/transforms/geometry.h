@@ -10,14 +10,26 @@
 
 namespace lockstep::transforms {
 
-enum class InterpolationMode : std::uint8_t { NEAREST, NEAREST_EXACT, BILINEAR, BICUBIC };
+/// How values between pixels are computed. torchvision: v2.InterpolationMode.
+enum class InterpolationMode : std::uint8_t {
+  NEAREST,        ///< the pixel at the rounded-down place, as OpenCV has it
+  NEAREST_EXACT,  ///< the nearest pixel, as Pillow has it
+  BILINEAR,       ///< a weighted mean of 2 x 2 pixels
+  BICUBIC,        ///< a cubic curve through 4 x 4 pixels
+};
 
 /// The pixels beyond the edges: a number, the outermost pixel, or the image mirrored without or with its
 /// outermost pixel.
-enum class PaddingMode : std::uint8_t { constant, edge, reflect, symmetric };
+enum class PaddingMode : std::uint8_t {
+  constant,   ///< a number
+  edge,       ///< the outermost pixel
+  reflect,    ///< the image mirrored, without its outermost pixel
+  symmetric,  ///< the image mirrored, with its outermost pixel
+};
 
+/// Options of Resize, with torchvision's names and defaults.
 struct ResizeOptions {
-  InterpolationMode interpolation = InterpolationMode::BILINEAR;
+  InterpolationMode interpolation = InterpolationMode::BILINEAR;  ///< how values between pixels are computed
   Size max_size = {};  ///< limit of the longer edge, where the size is one edge; its size where that is none
   bool antialias = true;  ///< for bilinear and bicubic
 };
@@ -30,6 +42,7 @@ class Resize {
   explicit Resize(Size size, ResizeOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -48,17 +61,19 @@ class CenterCrop {
   Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
   Size size_;
 };
 
+/// Options of RandomCrop, with torchvision's names and defaults.
 struct RandomCropOptions {
   Padding padding = {};        ///< added to every image
   bool pad_if_needed = false;  ///< pad images that are smaller than the crop
   Numbers fill = 0;            ///< for PaddingMode::constant; one number, or one per channel
-  PaddingMode padding_mode = PaddingMode::constant;
+  PaddingMode padding_mode = PaddingMode::constant;  ///< the pixels beyond the edges
 };
 
 /// torchvision: v2.RandomCrop.
@@ -71,6 +86,7 @@ class RandomCrop {
   Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -78,11 +94,12 @@ class RandomCrop {
   RandomCropOptions options_;
 };
 
+/// Options of RandomResizedCrop, with torchvision's names and defaults.
 struct RandomResizedCropOptions {
   Range scale = {0.08, 1.0};             ///< of the area of the part, relative to the image
   Range ratio = {3.0 / 4.0, 4.0 / 3.0};  ///< of its width to its height
-  InterpolationMode interpolation = InterpolationMode::BILINEAR;
-  bool antialias = true;
+  InterpolationMode interpolation = InterpolationMode::BILINEAR;  ///< how values between pixels are computed
+  bool antialias = true;  ///< for bilinear and bicubic, when the part is made smaller
 };
 
 /// A part of the image of random area and shape, resized. torchvision: v2.RandomResizedCrop.
@@ -95,6 +112,7 @@ class RandomResizedCrop {
   Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -108,6 +126,7 @@ class RandomHorizontalFlip {
  public:
   explicit RandomHorizontalFlip(double p = 0.5);
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -119,15 +138,17 @@ class RandomVerticalFlip {
  public:
   explicit RandomVerticalFlip(double p = 0.5);
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
   double p_;
 };
 
+/// Options of Pad, with torchvision's names and defaults.
 struct PadOptions {
   Numbers fill = 0;  ///< for PaddingMode::constant; one number, or one per channel
-  PaddingMode padding_mode = PaddingMode::constant;
+  PaddingMode padding_mode = PaddingMode::constant;  ///< the pixels beyond the edges
 };
 
 /// torchvision: v2.Pad.
@@ -135,6 +156,7 @@ class Pad {
  public:
   explicit Pad(Padding padding, PadOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -142,6 +164,7 @@ class Pad {
   PadOptions options_;
 };
 
+/// Options of RandomRotation, with torchvision's names and defaults.
 struct RandomRotationOptions {
   InterpolationMode interpolation = InterpolationMode::NEAREST;  ///< nearest or bilinear
   bool expand = false;  ///< enlarge the image so that all of it is seen
@@ -155,6 +178,7 @@ class RandomRotation {
   /// `degrees`: {least, greatest}, or one number for {-number, number}.
   explicit RandomRotation(Numbers degrees, RandomRotationOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
@@ -162,6 +186,7 @@ class RandomRotation {
   RandomRotationOptions options_;
 };
 
+/// Options of RandomAffine, with torchvision's names and defaults.
 struct RandomAffineOptions {
   Numbers translate = {};  ///< {x, y}: the greatest parts of width and height, in [0, 1]
   Numbers scale = {};      ///< {least, greatest}
@@ -179,6 +204,7 @@ class RandomAffine {
   /// `degrees` of rotation: {least, greatest}, or one number for {-number, number}.
   explicit RandomAffine(Numbers degrees, RandomAffineOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:

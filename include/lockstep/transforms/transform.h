@@ -24,6 +24,7 @@
 /// ArgumentError.
 namespace lockstep::transforms {
 
+/// The generator of a transform's random numbers, or none for LibTorch's default CPU generator.
 using OptionalGenerator = std::optional<at::Generator>;
 
 /// One number, a list, or none: what Python's functions take as `int`, `(int, int)` or None.
@@ -49,16 +50,16 @@ using Range = std::pair<double, double>;
 
 /// The size of an image in pixels.
 struct ImageSize {
-  std::int64_t height = 0;
-  std::int64_t width = 0;
+  std::int64_t height = 0;  ///< rows of pixels
+  std::int64_t width = 0;   ///< columns of pixels
 };
 
 /// A rectangle of pixels. It may extend beyond the image.
 struct Box {
-  std::int64_t top = 0;
-  std::int64_t left = 0;
-  std::int64_t height = 0;
-  std::int64_t width = 0;
+  std::int64_t top = 0;     ///< first row
+  std::int64_t left = 0;    ///< first column
+  std::int64_t height = 0;  ///< rows of pixels
+  std::int64_t width = 0;   ///< columns of pixels
   bool operator==(const Box&) const = default;
 };
 
@@ -70,6 +71,7 @@ struct EncodedImage {
   /// may then return fewer pixels than the box has, but not fewer than the result.
   std::function<at::Tensor(const Box& box, const std::optional<ImageSize>& result)> decode;
 
+  /// Decodes the whole image.
   at::Tensor decode_all() const { return decode({.height = height, .width = width}, std::nullopt); }
 };
 

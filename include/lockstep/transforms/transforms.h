@@ -23,9 +23,11 @@ namespace lockstep::transforms {
 class ToTensor {
  public:
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const { return "ToTensor()"; }
 };
 
+/// Options of ToDtype, with torchvision's names and defaults.
 struct ToDtypeOptions {
   bool scale = false;  ///< map the range of the old dtype to that of the new one: [0, 255] and [0.0, 1.0]
 };
@@ -36,8 +38,11 @@ class ToDtype {
   /// Throws ArgumentError for other dtypes.
   explicit ToDtype(at::ScalarType dtype, ToDtypeOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
+  /// The dtype of the results.
   at::ScalarType dtype() const { return dtype_; }
+  /// Whether the range of the old dtype is mapped to that of the new one.
   bool scale() const { return options_.scale; }
 
  private:
@@ -45,6 +50,7 @@ class ToDtype {
   ToDtypeOptions options_;
 };
 
+/// Options of Normalize, with torchvision's names and defaults.
 struct NormalizeOptions {
   bool inplace = false;  ///< overwrite the image
 };
@@ -55,6 +61,7 @@ class Normalize {
   /// One value for all channels, or one per channel. Throws ArgumentError when a list is empty or a std is 0.
   Normalize(std::vector<double> mean, std::vector<double> std, NormalizeOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
   const std::vector<double>& mean() const { return mean_; }
   const std::vector<double>& std() const { return std_; }
@@ -133,6 +140,7 @@ class Compose {
         },
         steps_);
   }
+  /// The transform as torchvision prints it.
   std::string to_string() const { return text_; }
 
  private:
@@ -169,6 +177,7 @@ class RandomApply {
   /// Throws ArgumentError when the list is empty or p is outside [0, 1].
   explicit RandomApply(std::vector<Transform> transforms, double p = 0.5);
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const { return text_; }
 
  private:
@@ -184,6 +193,7 @@ class RandomChoice {
   /// is empty, or p has another length or negative numbers or only zeros.
   explicit RandomChoice(std::vector<Transform> transforms, Numbers p = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  /// The transform as torchvision prints it.
   std::string to_string() const;
 
  private:
