@@ -51,6 +51,7 @@ class [[nodiscard]] Autocast {
 
   /// Whether autocast is active: requested and supported.
   bool is_enabled() const { return enabled_; }
+  /// The dtype in which operators compute.
   at::ScalarType dtype() const { return dtype_; }
 
  private:

@@ -86,12 +86,19 @@ class GradScaler {
 
   /// The factor; 1 when disabled. Synchronizes with the device.
   double get_scale() const;
+  /// The factor by which the scale grows.
   double get_growth_factor() const { return growth_factor_; }
+  /// Sets the factor by which the scale grows.
   void set_growth_factor(double new_factor) { growth_factor_ = new_factor; }
+  /// The factor by which the scale falls after an inf or NaN.
   double get_backoff_factor() const { return backoff_factor_; }
+  /// Sets the factor by which the scale falls after an inf or NaN.
   void set_backoff_factor(double new_factor) { backoff_factor_ = new_factor; }
+  /// Steps without inf or NaN after which the scale grows.
   std::int64_t get_growth_interval() const { return growth_interval_; }
+  /// Sets the number of steps without inf or NaN after which the scale grows.
   void set_growth_interval(std::int64_t new_interval) { growth_interval_ = new_interval; }
+  /// Whether losses are scaled; false makes all functions do nothing.
   bool is_enabled() const { return enabled_; }
 
   /// {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"} as in Python; empty

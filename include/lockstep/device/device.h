@@ -137,6 +137,7 @@ class TransferStream {
 
   /// The device, with its index.
   c10::Device device() const { return stream_.device(); }
+  /// The stream on which copies run.
   const c10::Stream& stream() const { return stream_; }
 
   /// Replaces the tensors in `value` by copies on the device. Copies from pinned memory are asynchronous.

@@ -69,6 +69,7 @@ struct TensorVisitor<at::Tensor> {
 
 template <NonTensorLeaf T>
 struct TensorVisitor<T> {
+  /// Calls `f` with each tensor of the value, by reference.
   template <typename F>
   static void visit(T&, F&) {}
 };
@@ -83,6 +84,7 @@ struct TensorVisitor<T> {
 
 /// Visits what an optional or a smart pointer holds.
 struct PointeeVisitor {
+  /// Calls `f` with each tensor of the value, by reference.
   template <typename Pointer, typename F>
   static void visit(Pointer& value, F& f) {
     if (value) visit_tensors(*value, f);
@@ -98,6 +100,7 @@ struct TensorVisitor<std::unique_ptr<T>> : PointeeVisitor {};
 
 /// Visits the elements of a sequence.
 struct SequenceVisitor {
+  /// Calls `f` with each tensor of the value, by reference.
   template <typename Sequence, typename F>
   static void visit(Sequence& values, F& f) {
     for (auto& value : values) visit_tensors(value, f);
@@ -117,6 +120,7 @@ struct TensorVisitor<std::vector<bool>> {
 
 /// Visits the values of a map.
 struct MapVisitor {
+  /// Calls `f` with each tensor of the value, by reference.
   template <typename Map, typename F>
   static void visit(Map& values, F& f) {
     for (auto& [key, value] : values) visit_tensors(value, f);
@@ -130,6 +134,7 @@ struct TensorVisitor<std::unordered_map<Key, T>> : MapVisitor {};
 
 /// Visits the members of a pair or a tuple.
 struct TupleVisitor {
+  /// Calls `f` with each tensor of the value, by reference.
   template <typename Tuple, typename F>
   static void visit(Tuple& value, F& f) {
     std::apply([&](auto&... each) { (visit_tensors(each, f), ...); }, value);
@@ -202,6 +207,7 @@ decltype(auto) map_tensors(T&& value, const F& f) {
 /// A value of any PyTree type that can be copied. It converts from and to that type.
 class AnyPyTree {
  public:
+  /// A list of tensors.
   using Tensors = std::vector<at::Tensor>;
 
   AnyPyTree() = default;

@@ -43,6 +43,7 @@ class GraphDevice {
 /// without CUDA.
 std::shared_ptr<GraphDevice> make_graph_device(c10::Device device);
 
+/// Options of GraphedStep.
 struct GraphedStepOptions {
   /// The optimizers that the step calls: those of lockstep::optim, SGD, RMSprop, and Adagrad without
   /// lr_decay. Their hyper-parameters and state are compared before each replay.
@@ -68,9 +69,9 @@ struct GraphedStepOptions {
 
 /// Counts of the calls of a GraphedStep.
 struct GraphedStepStats {
-  std::int64_t eager = 0;
-  std::int64_t captures = 0;
-  std::int64_t replays = 0;
+  std::int64_t eager = 0;     ///< calls that ran without a graph
+  std::int64_t captures = 0;  ///< graphs that were captured
+  std::int64_t replays = 0;   ///< calls that replayed a graph
 };
 
 /// Captures a training step, or other work on a GPU, in a graph after a few calls and replays it afterwards,
@@ -101,7 +102,9 @@ struct GraphedStepStats {
 /// must outlive the GraphedStep.
 class GraphedStep {
  public:
+  /// Inputs or results of a step.
   using Tensors = std::vector<at::Tensor>;
+  /// A training step: from the inputs to the results.
   using Step = std::function<Tensors(const Tensors&)>;
 
   /// Throws ArgumentError for invalid options and, when enabled, for a device without graphs.
@@ -115,6 +118,7 @@ class GraphedStep {
 
   /// Drops all graphs; the next call warms up again.
   void reset();
+  /// How many calls ran, were captured and were replayed.
   const GraphedStepStats& stats() const;
 
  private:

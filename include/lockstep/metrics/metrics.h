@@ -59,9 +59,13 @@ class EarlyStopping {
   /// Takes the metric of a validation and returns whether to stop. NaN is no improvement.
   bool step(double metric);
   bool stops() const { return bad_validations_ >= options_.patience; }  ///< what step() returned last
+  /// The best number so far; nullopt before the first.
   std::optional<double> best() const { return best_; }
+  /// Whether larger numbers are better.
   bool higher_is_better() const { return options_.higher_is_better; }
+  /// The best number and the count of those since that are no better.
   Dict state_dict() const;
+  /// Continues from the result of state_dict(). Throws CheckpointError.
   void load_state_dict(const Dict& state_dict);
 
  private:
@@ -89,14 +93,18 @@ namespace lockstep::metrics {
 /// Sums over samples: the common part of most metrics.
 class Sums {
  public:
+  /// Forgets all samples.
   void reset();
+  /// The sums over all ranks. Collective; ranks may differ in their numbers of samples.
   Dict state_dict(const std::optional<ProcessGroup>& process_group = std::nullopt,
                   std::source_location where = std::source_location::current()) const;
   /// Throws CheckpointError for the state of another metric or of another number of classes.
   void load_state_dict(const Dict& state_dict,
                        const std::optional<ProcessGroup>& process_group = std::nullopt,
                        std::source_location where = std::source_location::current());
+  /// The state of this rank alone. Makes no calls.
   Dict own_state_dict() const;
+  /// Continues from this rank's own_state_dict(). Throws CheckpointError.
   void load_own_state_dict(const Dict& state_dict);
 
  protected:
@@ -130,6 +138,7 @@ class AverageMeter : public Sums {
   /// The mean over the samples of all ranks; NaN without samples.
   double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
                  std::source_location where = std::source_location::current()) const;
+  /// Forgets all values.
   void reset();
 
  private:
@@ -139,11 +148,13 @@ class AverageMeter : public Sums {
 /// Samples per second since construction or reset().
 class Throughput {
  public:
+  /// Counts samples of this rank.
   void update(std::int64_t samples) { samples_ += samples; }
   double rate() const;  ///< of this rank
   /// The sum of the ranks' rates.
   double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
                  std::source_location where = std::source_location::current()) const;
+  /// Forgets all samples and starts the clock again.
   void reset() { *this = Throughput(); }
 
  private:
@@ -199,6 +210,7 @@ enum class Average : std::uint8_t {
 /// Scores per class, float64 [num_classes]. A quotient by zero is 0. scikit-learn:
 /// `precision_recall_fscore_support` with average=None and zero_division=0.
 struct ClassScores {
+  /// By class; `support` is the number of targets.
   at::Tensor precision, recall, f1, support;
 };
 /// Computes them from a confusion matrix, of counts or of shares. Throws ArgumentError if it is not square,
@@ -207,10 +219,13 @@ ClassScores class_scores(const at::Tensor& confusion_matrix,
                          std::source_location where = std::source_location::current());
 // Each takes a confusion matrix. scikit-learn: `precision_score`, `recall_score`, `f1_score` with
 // zero_division=0.
+/// The precision of a confusion matrix, averaged over the classes. scikit-learn: precision_score.
 double precision(const at::Tensor& confusion_matrix, Average average = Average::macro,
                  std::source_location where = std::source_location::current());
+/// The recall of a confusion matrix, averaged over the classes. scikit-learn: recall_score.
 double recall(const at::Tensor& confusion_matrix, Average average = Average::macro,
               std::source_location where = std::source_location::current());
+/// The F1 score of a confusion matrix, averaged over the classes. scikit-learn: f1_score.
 double f1_score(const at::Tensor& confusion_matrix, Average average = Average::macro,
                 std::source_location where = std::source_location::current());
 /// The mean recall of the classes that occur among the targets (class-mean accuracy). scikit-learn:
@@ -263,13 +278,18 @@ class Auroc {
   /// NaN if a class has no positive or no negative sample, where it is undefined.
   double compute(const std::optional<ProcessGroup>& process_group = std::nullopt,
                  std::source_location where = std::source_location::current()) const;
+  /// Forgets all samples.
   void reset();
+  /// The samples of all ranks. Collective.
   Dict state_dict(const std::optional<ProcessGroup>& process_group = std::nullopt,
                   std::source_location where = std::source_location::current()) const;
+  /// Continues from the result of state_dict(). Throws CheckpointError.
   void load_state_dict(const Dict& state_dict,
                        const std::optional<ProcessGroup>& process_group = std::nullopt,
                        std::source_location where = std::source_location::current());
+  /// The state of this rank alone. Makes no calls.
   Dict own_state_dict() const;
+  /// Continues from this rank's own_state_dict(). Throws CheckpointError.
   void load_own_state_dict(const Dict& state_dict);
 
  private:

@@ -36,7 +36,7 @@ class DynamicCache {
 
 /// PyTorch: the arguments of transformers' `generate`.
 struct GenerateOptions {
-  std::int64_t max_new_tokens = 20;
+  std::int64_t max_new_tokens = 20;  ///< greatest number of tokens that are added
   /// Draws tokens; otherwise takes the most likely one.
   bool do_sample = false;
   /// With do_sample: logits are divided by it. Default: 1.
@@ -59,17 +59,17 @@ using Attention =
 
 /// PyTorch: the fields of transformers.GPT2Config.
 struct GPT2Options {
-  std::int64_t vocab_size = 50257;
-  std::int64_t n_positions = 1024;
-  std::int64_t n_embd = 768;  ///< a multiple of n_head
-  std::int64_t n_layer = 12;
-  std::int64_t n_head = 12;
+  std::int64_t vocab_size = 50257;           ///< tokens of the vocabulary
+  std::int64_t n_positions = 1024;           ///< greatest length of a sequence
+  std::int64_t n_embd = 768;                 ///< a multiple of n_head
+  std::int64_t n_layer = 12;                 ///< blocks
+  std::int64_t n_head = 12;                  ///< heads of each attention
   std::optional<std::int64_t> n_inner = {};  ///< default: 4 * n_embd
-  double resid_pdrop = 0.1;
-  double embd_pdrop = 0.1;
-  double attn_pdrop = 0.1;
-  double layer_norm_epsilon = 1e-5;
-  double initializer_range = 0.02;
+  double resid_pdrop = 0.1;                  ///< dropout of what blocks add
+  double embd_pdrop = 0.1;                   ///< dropout of the embeddings
+  double attn_pdrop = 0.1;                   ///< dropout of the weights of attention
+  double layer_norm_epsilon = 1e-5;          ///< added to the variance
+  double initializer_range = 0.02;           ///< standard deviation of the first weights
   /// Default: LibTorch's. Another has no dropout: attn_pdrop is 0.
   Attention attn_implementation = {};
 };
@@ -108,10 +108,11 @@ class GPT2Impl : public torch::nn::Cloneable<GPT2Impl> {
 
   /// Each once, as in Python: lm_head.weight is transformer.wte.weight.
   std::vector<at::Tensor> parameters(bool recurse = true) const;
+  /// The parameters by Python's names, each once.
   torch::OrderedDict<std::string, at::Tensor> named_parameters(bool recurse = true) const;
 
-  std::shared_ptr<GPT2ModelImpl> transformer;
-  std::shared_ptr<LMHeadImpl> lm_head;
+  std::shared_ptr<GPT2ModelImpl> transformer;  ///< embeddings and blocks
+  std::shared_ptr<LMHeadImpl> lm_head;         ///< the projection to the vocabulary
 
  private:
   GPT2Impl(const GPT2Impl& whole, int stage_index, int num_stages);
@@ -124,21 +125,21 @@ TORCH_MODULE(GPT2);
 
 /// PyTorch: the fields of transformers.LlamaConfig, of the 7B model by default.
 struct LlamaOptions {
-  std::int64_t vocab_size = 32000;
-  std::int64_t hidden_size = 4096;
-  std::int64_t intermediate_size = 11008;
-  std::int64_t num_hidden_layers = 32;
-  std::int64_t num_attention_heads = 32;
+  std::int64_t vocab_size = 32000;         ///< tokens of the vocabulary
+  std::int64_t hidden_size = 4096;         ///< width of the model
+  std::int64_t intermediate_size = 11008;  ///< width of the hidden layer of a block
+  std::int64_t num_hidden_layers = 32;     ///< blocks
+  std::int64_t num_attention_heads = 32;   ///< heads of each attention
   /// Heads of keys and values; a divisor of num_attention_heads. Default: num_attention_heads.
   std::optional<std::int64_t> num_key_value_heads = {};
   std::optional<std::int64_t> head_dim = {};  ///< even; default: hidden_size / num_attention_heads
-  double rms_norm_eps = 1e-6;
-  double rope_theta = 10000;  ///< the base of the rotary embedding
-  double initializer_range = 0.02;
-  bool tie_word_embeddings = false;
-  bool attention_bias = false;
-  double attention_dropout = 0;
-  bool mlp_bias = false;
+  double rms_norm_eps = 1e-6;                 ///< added to the mean square
+  double rope_theta = 10000;                  ///< the base of the rotary embedding
+  double initializer_range = 0.02;            ///< standard deviation of the first weights
+  bool tie_word_embeddings = false;  ///< the projection to the vocabulary uses the embedding's weight
+  bool attention_bias = false;       ///< the projections of attention have biases
+  double attention_dropout = 0;      ///< dropout of the weights of attention
+  bool mlp_bias = false;             ///< the layers of the MLP have biases
   /// Default: LibTorch's. Another has no dropout: attention_dropout is 0.
   Attention attn_implementation = {};
 };
@@ -166,10 +167,11 @@ class LlamaImpl : public torch::nn::Cloneable<LlamaImpl> {
 
   /// Each once, as in Python, also with tie_word_embeddings.
   std::vector<at::Tensor> parameters(bool recurse = true) const;
+  /// The parameters by Python's names, each once.
   torch::OrderedDict<std::string, at::Tensor> named_parameters(bool recurse = true) const;
 
-  std::shared_ptr<LlamaModelImpl> model;
-  std::shared_ptr<LMHeadImpl> lm_head;
+  std::shared_ptr<LlamaModelImpl> model;  ///< embedding, blocks and norm
+  std::shared_ptr<LMHeadImpl> lm_head;    ///< the projection to the vocabulary
 
  private:
   LlamaImpl(const LlamaImpl& whole, int stage_index, int num_stages);

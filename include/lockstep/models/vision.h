@@ -30,7 +30,7 @@ namespace lockstep::models {
 
 /// PyTorch: the arguments of `torchvision.models.ResNet`.
 struct ResNetOptions {
-  std::int64_t num_classes = 1000;
+  std::int64_t num_classes = 1000;  ///< number of results
   /// The last normalization of each block starts at zero, so the block starts as the identity.
   bool zero_init_residual = false;
   std::int64_t groups = 1;            ///< of the 3x3 convolutions; other than 1 needs bottlenecks
@@ -40,7 +40,10 @@ struct ResNetOptions {
 };
 
 /// The building block of a ResNet. PyTorch: `BasicBlock`, `Bottleneck`.
-enum class ResNetBlock : std::uint8_t { basic, bottleneck };
+enum class ResNetBlock : std::uint8_t {
+  basic,       ///< two 3 x 3 convolutions
+  bottleneck,  ///< 1 x 1, 3 x 3 and 1 x 1 convolutions
+};
 
 class ResNetImpl : public torch::nn::Cloneable<ResNetImpl> {
  public:
@@ -52,12 +55,19 @@ class ResNetImpl : public torch::nn::Cloneable<ResNetImpl> {
   at::Tensor forward(const at::Tensor& images);
   void reset() override;
 
+  /// 7 x 7, stride 2
   torch::nn::Conv2d conv1{nullptr};
+  /// after conv1
   torch::nn::BatchNorm2d bn1{nullptr};
+  /// after bn1
   torch::nn::ReLU relu{nullptr};
+  /// 3 x 3, stride 2
   torch::nn::MaxPool2d maxpool{nullptr};
+  /// The blocks of the four stages, with 64, 128, 256 and 512 channels (four times as many with bottlenecks).
   torch::nn::Sequential layer1{nullptr}, layer2{nullptr}, layer3{nullptr}, layer4{nullptr};
+  /// the mean of all places
   torch::nn::AdaptiveAvgPool2d avgpool{nullptr};
+  /// the classifier
   torch::nn::Linear fc{nullptr};
 
  private:
@@ -69,12 +79,15 @@ class ResNetImpl : public torch::nn::Cloneable<ResNetImpl> {
 /// PyTorch: `torchvision.models.ResNet`.
 TORCH_MODULE(ResNet);
 
-/// PyTorch: the functions of these names in `torchvision.models`. The last one sets groups and
-/// width_per_group.
+/// ResNet-18. torchvision: models.resnet18.
 ResNet resnet18(const ResNetOptions& options = {});
+/// ResNet-34. torchvision: models.resnet34.
 ResNet resnet34(const ResNetOptions& options = {});
+/// ResNet-50. torchvision: models.resnet50.
 ResNet resnet50(const ResNetOptions& options = {});
+/// ResNet-101. torchvision: models.resnet101.
 ResNet resnet101(const ResNetOptions& options = {});
+/// ResNeXt-50 with 32 groups of width 4. torchvision: models.resnext50_32x4d.
 ResNet resnext50_32x4d(const ResNetOptions& options = {});
 
 /// One row of MobileNetV2Options::inverted_residual_setting.
@@ -87,13 +100,14 @@ struct InvertedResidualSetting {
 
 /// PyTorch: the arguments of `torchvision.models.MobileNetV2`.
 struct MobileNetV2Options {
-  std::int64_t num_classes = 1000;
-  double width_mult = 1;
+  std::int64_t num_classes = 1000;  ///< number of results
+  double width_mult = 1;            ///< factor of the channels of all layers
+  /// The groups of blocks, from the image to the classifier.
   std::vector<InvertedResidualSetting> inverted_residual_setting = {
       {1, 16, 1, 1}, {6, 24, 2, 2},  {6, 32, 3, 2}, {6, 64, 4, 2},
       {6, 96, 3, 1}, {6, 160, 3, 2}, {6, 320, 1, 1}};
   std::int64_t round_nearest = 8;  ///< channels are multiples of it
-  double dropout = 0.2;
+  double dropout = 0.2;            ///< probability, before the classifier
 };
 
 class MobileNetV2Impl : public torch::nn::Cloneable<MobileNetV2Impl> {
@@ -105,6 +119,7 @@ class MobileNetV2Impl : public torch::nn::Cloneable<MobileNetV2Impl> {
   at::Tensor forward(const at::Tensor& images);
   void reset() override;
 
+  /// all convolutions
   torch::nn::Sequential features{nullptr};
   torch::nn::Sequential classifier{nullptr};  ///< dropout and a linear layer of 1280 inputs (width_mult <= 1)
 
@@ -120,15 +135,15 @@ MobileNetV2 mobilenet_v2(const MobileNetV2Options& options = {});
 
 /// PyTorch: the arguments of `torchvision.models.VisionTransformer`. The defaults are those of ViT-B/16.
 struct VisionTransformerOptions {
-  std::int64_t image_size = 224;  ///< height and width; a multiple of patch_size
-  std::int64_t patch_size = 16;
-  std::int64_t num_layers = 12;
-  std::int64_t num_heads = 12;
-  std::int64_t hidden_dim = 768;  ///< a multiple of num_heads
-  std::int64_t mlp_dim = 3072;
-  double dropout = 0;
-  double attention_dropout = 0;
-  std::int64_t num_classes = 1000;
+  std::int64_t image_size = 224;    ///< height and width; a multiple of patch_size
+  std::int64_t patch_size = 16;     ///< pixels of an edge of a patch
+  std::int64_t num_layers = 12;     ///< blocks of the encoder
+  std::int64_t num_heads = 12;      ///< heads of each attention
+  std::int64_t hidden_dim = 768;    ///< a multiple of num_heads
+  std::int64_t mlp_dim = 3072;      ///< width of the hidden layer of a block
+  double dropout = 0;               ///< probability, of embeddings and hidden layers
+  double attention_dropout = 0;     ///< probability, of the weights of attention
+  std::int64_t num_classes = 1000;  ///< number of results
   /// The width of a further layer before the head.
   std::optional<std::int64_t> representation_size = {};
 };
@@ -137,11 +152,13 @@ struct VisionTransformerOptions {
 class VisionTransformerHeadsImpl : public torch::nn::Cloneable<VisionTransformerHeadsImpl> {
  public:
   explicit VisionTransformerHeadsImpl(const VisionTransformerOptions& options);
+  /// The classes' results for the encoder's class token.
   at::Tensor forward(const at::Tensor& class_token);
   void reset() override;
 
   torch::nn::Linear pre_logits{nullptr};  ///< empty without representation_size
   torch::nn::Tanh act{nullptr};           ///< likewise
+  /// the classifier
   torch::nn::Linear head{nullptr};
 
  private:
@@ -161,9 +178,11 @@ class VisionTransformerImpl : public torch::nn::Cloneable<VisionTransformerImpl>
   at::Tensor forward(const at::Tensor& images);
   void reset() override;
 
+  /// the embedding of patches
   torch::nn::Conv2d conv_proj{nullptr};
-  at::Tensor class_token;
-  std::shared_ptr<VisionTransformerEncoderImpl> encoder;
+  at::Tensor class_token;                                 ///< before the patches, [1, 1, hidden_dim]
+  std::shared_ptr<VisionTransformerEncoderImpl> encoder;  ///< positions and blocks
+  /// the classifier
   VisionTransformerHeads heads{nullptr};
 
  private:
@@ -184,9 +203,9 @@ VisionTransformer vit_tiny_16(const VisionTransformerOptions& options = {});
 
 /// PyTorch: the arguments of PointNet's classifier.
 struct PointNetOptions {
-  std::int64_t num_classes = 40;
+  std::int64_t num_classes = 40;  ///< number of results
   bool feature_transform = true;  ///< also transforms the features of the points, not only the points
-  double dropout = 0.3;
+  double dropout = 0.3;           ///< probability, before the classifier
 };
 
 /// The T-Net of PointNet: predicts a matrix [k, k] for each cloud; starts as the identity.
@@ -201,11 +220,17 @@ class PointNetImpl : public torch::nn::Cloneable<PointNetImpl> {
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& points);
   void reset() override;
 
+  /// The transforms of the points and of their features.
   std::shared_ptr<PointNetTransformImpl> stn, fstn;
+  /// Shared layers of the points, in order.
   torch::nn::Conv1d conv1{nullptr}, conv2{nullptr}, conv3{nullptr}, conv4{nullptr}, conv5{nullptr};
+  /// After the convolution of the same number.
   torch::nn::BatchNorm1d bn1{nullptr}, bn2{nullptr}, bn3{nullptr}, bn4{nullptr}, bn5{nullptr};
+  /// The classifier, in order.
   torch::nn::Linear fc1{nullptr}, fc2{nullptr}, fc3{nullptr};
+  /// After fc1 and fc2.
   torch::nn::BatchNorm1d bn6{nullptr}, bn7{nullptr};
+  /// before fc3
   torch::nn::Dropout dropout{nullptr};
 
  private:
@@ -223,8 +248,8 @@ at::Tensor feature_transform_regularizer(const at::Tensor& transform);
 struct DGCNNOptions {
   std::int64_t output_channels = 40;  ///< number of classes
   std::int64_t k = 20;                ///< neighbours of each point, itself included
-  std::int64_t emb_dims = 1024;
-  double dropout = 0.5;
+  std::int64_t emb_dims = 1024;       ///< features of the whole cloud
+  double dropout = 0.5;               ///< probability, after each hidden layer of the classifier
 };
 
 class DGCNNImpl : public torch::nn::Cloneable<DGCNNImpl> {
@@ -241,13 +266,20 @@ class DGCNNImpl : public torch::nn::Cloneable<DGCNNImpl> {
 
   /// Each once, as in Python: bn1 to bn5 are also in conv1 to conv5.
   std::vector<at::Tensor> parameters(bool recurse = true) const;
+  /// The parameters by Python's names, each once.
   torch::OrderedDict<std::string, at::Tensor> named_parameters(bool recurse = true) const;
 
+  /// Parts of conv1 to conv4.
   torch::nn::BatchNorm2d bn1{nullptr}, bn2{nullptr}, bn3{nullptr}, bn4{nullptr};
+  /// part of conv5
   torch::nn::BatchNorm1d bn5{nullptr};
+  /// Edge convolutions, then the layer that joins their results.
   torch::nn::Sequential conv1{nullptr}, conv2{nullptr}, conv3{nullptr}, conv4{nullptr}, conv5{nullptr};
+  /// The classifier, in order.
   torch::nn::Linear linear1{nullptr}, linear2{nullptr}, linear3{nullptr};
+  /// After linear1 and linear2.
   torch::nn::BatchNorm1d bn6{nullptr}, bn7{nullptr};
+  /// After bn6 and bn7.
   torch::nn::Dropout dp1{nullptr}, dp2{nullptr};
 
  private:

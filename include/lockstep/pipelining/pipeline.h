@@ -28,8 +28,10 @@
 /// PyTorch: `torch.distributed.pipelining`.
 namespace lockstep::pipelining {
 
+/// A list of tensors: inputs, outputs, targets or losses.
 using Tensors = std::vector<at::Tensor>;
 
+/// Options of PipelineStage.
 struct PipelineStageOptions {
   /// The ranks of the pipeline. Default: the default group.
   std::optional<ProcessGroup> group = {};
@@ -68,12 +70,19 @@ class PipelineStage {
   PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forward forward, int stage_index,
                 int num_stages, PipelineStageOptions options);
 
+  /// The number of this stage, from 0.
   int stage_index() const { return stage_index_; }
+  /// The number of stages of the pipeline.
   int num_stages() const { return num_stages_; }
+  /// Whether it takes the arguments of step().
   bool is_first() const { return stage_index_ == 0; }
+  /// Whether it computes the outputs and the losses.
   bool is_last() const { return stage_index_ + 1 == num_stages_; }
+  /// The module of this stage.
   const std::shared_ptr<torch::nn::Module>& submodule() const { return submodule_; }
+  /// The options that the constructor was given.
   const PipelineStageOptions& options() const { return options_; }
+  /// The function that runs a micro-batch.
   const Forward& forward() const { return forward_; }
 
  private:
@@ -143,6 +152,7 @@ class PipelineStage {
   PipelineStageOptions options_;
 };
 
+/// Options of all schedules.
 struct PipelineScheduleOptions {
   /// Whether gradients are divided by the number of micro-batches, which is right for a loss that averages
   /// over a batch.
@@ -267,14 +277,24 @@ class PipelineScheduleSingle : public PipelineScheduleMulti<name> {
 
 /// PyTorch: the classes of these names.
 using ScheduleGPipe = PipelineScheduleSingle<"GPipe">;
+/// One forward, one backward. PyTorch: `Schedule1F1B`.
 using Schedule1F1B = PipelineScheduleSingle<"1F1B">;
+/// One forward, one backward, with several stages per rank. PyTorch: `ScheduleInterleaved1F1B`.
 using ScheduleInterleaved1F1B = PipelineScheduleMulti<"Interleaved1F1B">;
+/// All micro-batches of a stage, then of the next one of the rank. PyTorch: `ScheduleLoopedBFS`.
 using ScheduleLoopedBFS = PipelineScheduleMulti<"LoopedBFS">;
+/// Interleaved 1F1B with backward in two parts. PyTorch: `ScheduleInterleavedZeroBubble`.
 using ScheduleInterleavedZeroBubble = PipelineScheduleMulti<"InterleavedZeroBubble">;
+/// Two stages per rank in the shape of a V, backward in two parts. PyTorch: `ScheduleZBVZeroBubble`.
 using ScheduleZBVZeroBubble = PipelineScheduleMulti<"ZBVZeroBubble">;
+/// Two stages per rank in the shape of a V, forward beside backward. PyTorch: `ScheduleDualPipeV`.
 using ScheduleDualPipeV = PipelineScheduleMulti<"DualPipeV">;
 
-enum class SplitBy { count, parameters };
+/// By what split_sequential() makes parts equal.
+enum class SplitBy {
+  count,       ///< the number of layers
+  parameters,  ///< the number of parameters
+};
 
 /// The layers of `net` in `num_stages` consecutive parts, whose largest number of layers or of parameters is
 /// as small as possible. The parts share the layers with `net`, under their names in it. Throws ArgumentError

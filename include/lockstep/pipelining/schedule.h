@@ -15,25 +15,26 @@ enum class ComputationType {
   FORWARD,          ///< F
   BACKWARD_INPUT,   ///< I: gradients of the stage's inputs
   BACKWARD_WEIGHT,  ///< W: gradients of its parameters, after I
-  UNSHARD,
-  RESHARD,
-  SEND_F,         ///< the outputs, to the next stage
-  RECV_F,         ///< the inputs, from the stage before
-  SEND_B,         ///< the gradients of the inputs, to the stage before
-  RECV_B,         ///< the gradients of the outputs, from the next stage
-  FULL_BACKWARD,  ///< B: I and W in one
-  OVERLAP_F_B,    ///< several actions of different stages
-  REDUCE_GRAD,    ///< after the stage's last B or W
+  UNSHARD,          ///< gathers the parameters of a stage of fully_shard()
+  RESHARD,          ///< frees the gathered parameters
+  SEND_F,           ///< the outputs, to the next stage
+  RECV_F,           ///< the inputs, from the stage before
+  SEND_B,           ///< the gradients of the inputs, to the stage before
+  RECV_B,           ///< the gradients of the outputs, from the next stage
+  FULL_BACKWARD,    ///< B: I and W in one
+  OVERLAP_F_B,      ///< several actions of different stages
+  REDUCE_GRAD,      ///< after the stage's last B or W
 };
 
 /// One action in PyTorch's textual form: `2F0` is the forward of stage 2 and micro-batch 0, `1UNSHARD` has no
 /// micro-batch, `(0F1;3B0)OVERLAP_F_B` has parts. PyTorch: `_Action`.
 struct Action {
-  int stage_index = -1;  ///< -1 for OVERLAP_F_B
-  ComputationType computation_type = ComputationType::FORWARD;
-  std::optional<int> microbatch_index = {};
-  std::vector<Action> sub_actions = {};  ///< of OVERLAP_F_B, else empty
+  int stage_index = -1;                                         ///< -1 for OVERLAP_F_B
+  ComputationType computation_type = ComputationType::FORWARD;  ///< what is done
+  std::optional<int> microbatch_index = {};                     ///< nullopt for actions of a whole stage
+  std::vector<Action> sub_actions = {};                         ///< of OVERLAP_F_B, else empty
 
+  /// As PyTorch prints it: "0F1", stage, action, micro-batch.
   std::string str() const;
   /// Throws ArgumentError. Surrounding spaces are allowed.
   static Action from_str(std::string_view text);
@@ -48,8 +49,8 @@ using Actions = std::vector<std::optional<Action>>;
 /// The actions of all ranks. Each stage is on one rank.
 struct Plan {
   std::vector<Actions> pipeline_order;  ///< [rank]
-  int num_stages = 0;
-  int n_microbatches = 0;
+  int num_stages = 0;                   ///< of all ranks
+  int n_microbatches = 0;               ///< of a step
 };
 
 /// The compute actions of PyTorch's schedule of this name, which may have any case and begin with "Schedule":
@@ -64,6 +65,7 @@ Plan make_plan(std::string_view schedule_name, int pp_group_size, int n_local_st
 /// WAIT_SEND_B and WAIT_REDUCE_GRAD of PyTorch 2.15 are left out: a schedule waits where it must. PyTorch:
 /// `_load_csv` and `_dump_csv`.
 Plan plan_from_csv(std::string_view csv);
+/// A line per rank with its actions, as plan_from_csv() and PyTorch read it.
 std::string to_csv(const Plan& plan);
 
 /// The rank of each stage. Throws ArgumentError for a stage on no rank or on two. PyTorch:
@@ -86,16 +88,17 @@ Plan add_comms(const Plan& plan);
 
 /// The times of a stage's actions, in any unit.
 struct StageTimes {
-  double forward = 1;
-  double input = 1;
-  double weight = 1;  ///< FULL_BACKWARD takes input + weight
+  double forward = 1;  ///< seconds, or any other unit
+  double input = 1;    ///< the gradients of the inputs
+  double weight = 1;   ///< FULL_BACKWARD takes input + weight
 };
 
+/// An action in a simulated or measured run.
 struct TimedAction {
-  int rank;
+  int rank;       ///< rank of the pipeline
   Action action;  ///< F, B, I or W
-  double start;
-  double end;
+  double start;   ///< in the unit of StageTimes
+  double end;     ///< in the unit of StageTimes
 };
 
 /// A step, simulated or measured.
