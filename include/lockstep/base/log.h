@@ -5,6 +5,7 @@
 
 namespace lockstep {
 
+/// How much the log shows: messages of this level and of those above it. Environment: LOCKSTEP_LOG_LEVEL.
 enum class LogLevel { debug, info, warning, error };
 
 /// Writes one line to stderr: "[lockstep] message", with the rank after init(). Lines below the level in the

@@ -36,8 +36,11 @@ namespace lockstep {
 /// A std::mutex.
 class LOCKSTEP_THREAD_ATTRIBUTE(capability("mutex")) Mutex {
  public:
+  /// Waits until it owns the mutex.
   void lock() LOCKSTEP_THREAD_ATTRIBUTE(acquire_capability()) { mutex_.lock(); }
+  /// Owns the mutex if no other thread does.
   bool try_lock() LOCKSTEP_THREAD_ATTRIBUTE(try_acquire_capability(true)) { return mutex_.try_lock(); }
+  /// Gives the mutex up.
   void unlock() LOCKSTEP_THREAD_ATTRIBUTE(release_capability()) { mutex_.unlock(); }
 
  private:

@@ -27,6 +27,7 @@ class Timeout {
       : limit_(checked(static_cast<double>(seconds), where)) {}
 
   operator std::chrono::milliseconds() const { return limit_; }
+  /// The limit in milliseconds.
   std::chrono::milliseconds milliseconds() const { return limit_; }
 
   friend bool operator==(const Timeout&, const Timeout&) = default;

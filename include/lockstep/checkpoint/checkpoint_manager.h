@@ -33,6 +33,7 @@ enum class CheckpointWriting : std::uint8_t {
   every_rank,
 };
 
+/// Options of CheckpointManager.
 struct CheckpointManagerOptions {
   /// Number of newest checkpoints to keep; 0 keeps all.
   std::int64_t keep_last = 3;
@@ -49,19 +50,22 @@ struct CheckpointManagerOptions {
   bool sync = true;
   /// The ranks that save and load together. Default: the default group or, without one, this process alone.
   std::optional<ProcessGroup> process_group = {};
-  CheckpointReading reading = CheckpointReading::broadcast;
-  CheckpointWriting writing = CheckpointWriting::first_rank;
+  CheckpointReading reading = CheckpointReading::broadcast;   ///< which ranks read the files
+  CheckpointWriting writing = CheckpointWriting::first_rank;  ///< which ranks write the files
 };
 
+/// A checkpoint in the folder.
 struct CheckpointInfo {
-  std::int64_t step = 0;
+  std::int64_t step = 0;  ///< step after which it was saved
+  /// its file, or its folder where every rank writes
   std::filesystem::path file{};
+  /// the number that was given to save()
   std::optional<double> metric{};
 };
 
 struct Checkpoint {
-  CheckpointInfo info;
-  Value contents;
+  CheckpointInfo info;  ///< which one it is
+  Value contents;       ///< what was given to save()
 };
 
 /// Saves, retains and loads the checkpoints of a run in one folder.
@@ -127,6 +131,7 @@ class CheckpointManager {
   CheckpointInfo load(std::int64_t step, Dict& contents,
                       std::source_location where = std::source_location::current());
 
+  /// The folder of the checkpoints.
   const std::filesystem::path& folder() const;
 
  private:

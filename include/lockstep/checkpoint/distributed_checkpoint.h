@@ -28,8 +28,11 @@ class Reader {
 
   /// The names of all entries: nested keys and list indices, joined by dots.
   std::vector<std::string> keys() const;
+  /// Whether the key holds a tensor. Throws CheckpointError for a key that does not exist.
   bool is_tensor(const std::string& key) const;
+  /// The shape of the whole tensor.
   std::vector<std::int64_t> shape(const std::string& key) const;
+  /// The dtype of the tensor.
   at::ScalarType dtype(const std::string& key) const;
 
   /// A whole entry, assembled from its pieces.
@@ -99,8 +102,8 @@ void save(const Dict& contents, const std::filesystem::path& folder, const SaveO
 
 /// The part of a tensor at one coordinate of a device mesh.
 struct LocalShape {
-  std::vector<std::int64_t> local_shape;
-  std::vector<std::int64_t> global_offset;
+  std::vector<std::int64_t> local_shape;    ///< shape of this rank's part
+  std::vector<std::int64_t> global_offset;  ///< where the part begins in the whole tensor
 };
 
 /// The shape and offset of DTensor's part at `my_coordinate` of a device mesh. placements[i] is the tensor

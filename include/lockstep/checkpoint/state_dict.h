@@ -78,9 +78,10 @@ struct LoadStateDictOptions {
   bool freeze = false;
 };
 
+/// A key of a state dict that was not loaded.
 struct SkippedKey {
-  std::string key;
-  std::string reason;
+  std::string key;     ///< name in the state dict
+  std::string reason;  ///< why it was not loaded
 };
 
 enum class PrefixChange : std::uint8_t { none, added, removed };
@@ -89,7 +90,7 @@ enum class PrefixChange : std::uint8_t { none, added, removed };
 struct LoadReport {
   std::vector<std::string> missing_keys;     ///< in the module only
   std::vector<std::string> unexpected_keys;  ///< in the dict only
-  std::vector<std::string> loaded_keys;
+  std::vector<std::string> loaded_keys;      ///< names in the module
   std::vector<SkippedKey> skipped;           ///< with `partial`: in both, but incompatible
   PrefixChange prefix = PrefixChange::none;  ///< what happened to the prefix "module."
 };

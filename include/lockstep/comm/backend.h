@@ -20,7 +20,7 @@ namespace lockstep {
 /// The tensors and calls that a c10d::Backend carries. ProcessGroup rejects unsupported arguments before
 /// anything is sent. A c10d::Backend does not report its traits, so its creator supplies them.
 struct BackendTraits {
-  std::set<c10::DeviceType> devices = {c10::DeviceType::CPU};
+  std::set<c10::DeviceType> devices = {c10::DeviceType::CPU};  ///< device types whose tensors it takes
   /// Element types of reductions. Complex tensors travel as pairs of reals and need no entry.
   std::set<c10::ScalarType> dtypes = {};
   /// Whether the backend supports AVG. If false, ProcessGroup sums and divides the result in wait().

@@ -116,7 +116,7 @@ struct ProcessGroupInfo {
   std::string name = "default";                ///< for messages
   std::vector<int> global_ranks = {};          ///< [i] = the global rank of group rank i; empty: i itself
   Timeout timeout = std::chrono::minutes(30);  ///< the backend's, for messages
-  BackendTraits traits = {};
+  BackendTraits traits = {};                   ///< what the backend can do
   /// Whether the ranks compare each collective before they run it, so that different calls are a DesyncError
   /// on all ranks with any backend. shm always compares. PyTorch: `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
   bool check_calls = false;
@@ -169,9 +169,12 @@ class ProcessGroup {
   ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info);
 
   int rank() const;  ///< of this process within this group
+  /// The number of ranks of the group.
   int size() const;
+  /// The name of the group.
   const std::string& name() const;
   const std::string& backend_name() const;  ///< "gloo", "fake", ...
+  /// The time limit of each call.
   std::chrono::milliseconds timeout() const;
   /// The rank in the default group of group rank `group_rank`.
   int global_rank(int group_rank) const;

@@ -37,6 +37,7 @@ at::Tensor unshard(const at::Tensor& part, const DeviceMesh& mesh, std::int64_t 
                    LoadBalancer load_balancer = LoadBalancer::head_tail,
                    std::source_location where = std::source_location::current());
 
+/// Options of scaled_dot_product_attention().
 struct AttentionOptions {
   /// A position attends to itself and to earlier ones of the whole sequence.
   bool is_causal = false;

@@ -57,9 +57,9 @@ BatchOf<Dataset> get_batch_at(const Dataset& dataset, const at::Tensor& indices,
 
 /// The part of an iterable dataset that one pass on one rank reads.
 struct StreamShare {
-  int rank = 0;          ///< of the current world; 0 with DataLoaderOptions::distributed = false
-  int num_replicas = 1;  ///< ranks that share the data
-  std::int64_t epoch = 0;
+  int rank = 0;            ///< of the current world; 0 with DataLoaderOptions::distributed = false
+  int num_replicas = 1;    ///< ranks that share the data
+  std::int64_t epoch = 0;  ///< the epoch of this pass
 };
 
 /// A dataset without random access, such as a log. `iter(share)` starts a pass and returns a pointer to a
@@ -129,8 +129,8 @@ class TargetTransform {
 /// augmentation_seed, the transform draws from the generator of the sample. torchvision: the arguments
 /// `transform` and `target_transform`.
 struct SampleTransforms {
-  std::optional<transforms::Transform> transform = {};
-  TargetTransform target_transform = {};
+  std::optional<transforms::Transform> transform = {};  ///< applied to each image
+  TargetTransform target_transform = {};                ///< applied to each target
 };
 
 /// Samples and targets in memory, of any dtype. Copies share the data. PyTorch: TensorDataset.
@@ -145,11 +145,14 @@ class TensorDataset {
     return {data_.to(device), target_.to(device), transforms_};
   }
 
+  /// The number of samples.
   std::int64_t size() const { return data_.size(0); }
   /// Throws ArgumentError when an index is out of range or the shapes of transformed samples differ.
   Batch get_batch(const at::Tensor& indices,
                   std::source_location where = std::source_location::current()) const;
+  /// All data, [size(), ...].
   const at::Tensor& data() const { return data_; }
+  /// All targets, [size(), ...].
   const at::Tensor& target() const { return target_; }
 
  private:
@@ -158,6 +161,7 @@ class TensorDataset {
   SampleTransforms transforms_;
 };
 
+/// Options of ImageDataset.
 struct ImageDatasetOptions {
   /// Applied to each batch after x / 255. Excludes `transform`.
   std::optional<transforms::Normalize> normalize = {};
@@ -180,6 +184,7 @@ class ImageDataset {
   /// A copy on `device`, which assembles bit-equal batches there: only indices are then copied to it.
   ImageDataset to(const c10::Device& device) const;
 
+  /// The number of samples.
   std::int64_t size() const { return images_.size(0); }
   /// float32 [batch, channels, height, width], or what the transform makes of the images, and targets
   /// [batch, ...], newly allocated. Throws ArgumentError when an index is out of range or the shapes of
@@ -188,6 +193,7 @@ class ImageDataset {
                   std::source_location where = std::source_location::current()) const;
   /// uint8 [n, channels, height, width], as stored.
   const at::Tensor& images() const { return images_; }
+  /// The targets of all samples, int64 [size()].
   const at::Tensor& targets() const { return targets_; }
 
  private:

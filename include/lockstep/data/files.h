@@ -19,12 +19,13 @@ namespace lockstep::data {
 /// A column by its name in the header or by its number from 0; -1 is the last.
 using CsvColumn = std::variant<std::int64_t, std::string>;
 
+/// Options of CsvDataset.
 struct CsvDatasetOptions {
   std::vector<CsvColumn> target_columns = {std::int64_t{-1}};  ///< the other columns are features
   /// The target column names classes: targets are indices into classes(). Otherwise targets are numbers.
   bool target_classes = false;
-  char delimiter = ',';
-  bool header = true;  ///< the first row names the columns
+  char delimiter = ',';  ///< between the columns
+  bool header = true;    ///< the first row names the columns
   /// Applied to the features of each row, float32 [columns].
   std::optional<transforms::Transform> transform = {};
   TargetTransform target_transform = {};  ///< applied to the target of each row
@@ -72,8 +73,8 @@ std::map<std::string, at::Tensor> load_npz(const std::filesystem::path& file,
 
 /// The names of the two arrays in an .npz file.
 struct NpzNames {
-  std::string data;
-  std::string target;
+  std::string data;    ///< name of the array of data
+  std::string target;  ///< name of the array of targets
 };
 
 /// Samples [n, ...] and targets [n, ...] in NumPy files. Batches have the arrays' dtypes.
@@ -91,6 +92,7 @@ class NumpyDataset : public TensorDataset {
                std::source_location where = std::source_location::current());
 };
 
+/// Options of TokenDataset.
 struct TokenDatasetOptions {
   at::ScalarType dtype = at::kUInt16;  ///< of the tokens in the file: at::kUInt16 or at::kUInt32
   std::int64_t context_length = 1024;  ///< tokens of a sample; nanoGPT: block_size
@@ -120,6 +122,7 @@ class TokenDataset {
   explicit TokenDataset(const std::filesystem::path& file, const TokenDatasetOptions& options = {},
                         std::source_location where = std::source_location::current());
 
+  /// The number of samples.
   std::int64_t size() const { return windows_; }
   /// Throws ArgumentError when an index is out of range.
   Batch get_batch(const at::Tensor& indices,

@@ -30,8 +30,9 @@ enum class ImageReadMode {
 
 using transforms::Box;
 
+/// Options of decode_image().
 struct DecodeOptions {
-  ImageReadMode mode = ImageReadMode::UNCHANGED;
+  ImageReadMode mode = ImageReadMode::UNCHANGED;  ///< the channels of the result
   /// Reduce the 16 bits per channel of a PNG file to the upper 8. torchvision: v2.ToDtype(uint8, scale=True).
   bool eight_bits = false;
   /// Rotate and flip the image as the EXIF orientation of a JPEG, PNG or WebP file asks.
@@ -47,16 +48,17 @@ struct DecodeOptions {
   int scale_denominator = 1;
 };
 
+/// The format of an image file.
 enum class ImageFormat { jpeg, png, webp, bmp };
 
 /// The header of an image file.
 struct ImageInfo {
-  ImageFormat format = ImageFormat::jpeg;
-  std::int64_t width = 0;   ///< pixels
-  std::int64_t height = 0;  ///< pixels
-  int channels = 0;         ///< of ImageReadMode::UNCHANGED
-  int bits = 8;             ///< per channel: 8 or 16
-  int orientation = 1;      ///< EXIF orientation, 1 to 8; 1 without one
+  ImageFormat format = ImageFormat::jpeg;  ///< format of the file
+  std::int64_t width = 0;                  ///< pixels
+  std::int64_t height = 0;                 ///< pixels
+  int channels = 0;                        ///< of ImageReadMode::UNCHANGED
+  int bits = 8;                            ///< per channel: 8 or 16
+  int orientation = 1;                     ///< EXIF orientation, 1 to 8; 1 without one
 };
 
 /// Reads the header of a JPEG, PNG, WebP or BMP file. `bytes`: uint8 [n] on the CPU. Throws DataError when
@@ -84,6 +86,7 @@ at::Tensor encode_jpeg(const at::Tensor& image, int quality = 75);
 /// ArgumentError. torchvision: io.encode_png, which takes 1 or 3 channels.
 at::Tensor encode_png(const at::Tensor& image, int compression_level = 6);
 
+/// Options of make_grid() and of the functions that save grids.
 struct GridOptions {
   std::int64_t nrow = 8;     ///< images per row
   std::int64_t padding = 2;  ///< pixels between images
@@ -91,7 +94,7 @@ struct GridOptions {
   /// The range that normalize maps to [0, 1]; default: the smallest and the largest value.
   std::optional<std::pair<double, double>> value_range = {};
   bool scale_each = false;  ///< normalize each image by its own range
-  double pad_value = 0;
+  double pad_value = 0;     ///< value of the pixels between the images
 };
 
 /// Arranges images [n, channels, height, width], [channels, height, width] or [height, width] in a grid

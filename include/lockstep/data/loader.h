@@ -48,6 +48,7 @@ class LoaderBase {
   /// remaining samples. LibTorch's default generator and generators of user-defined samplers are not
   /// restored; save them separately. PyTorch: `load_state_dict()`.
   void seek(const LoaderPosition& position, std::source_location where = std::source_location::current());
+  /// What draws the indices of batches.
   const std::shared_ptr<BatchSource>& batch_sampler() const { return batch_sampler_; }
 
  protected:
@@ -87,6 +88,7 @@ class LoaderBase {
 template <LoadableDataset Dataset>
 class DataLoader : public LoaderBase {
  public:
+  /// What the dataset's get_batch() or collate() returns.
   using BatchType = typename DatasetPass<Dataset>::BatchType;
   class Iterator;
 
@@ -98,8 +100,11 @@ class DataLoader : public LoaderBase {
       : LoaderBase(size_of(dataset), options, typeid(BatchType), PyTree<BatchType>, where),
         dataset_(std::make_shared<Dataset>(std::move(dataset))) {}
 
+  /// Begins a pass.
   Iterator begin() { return Iterator(*this); }
+  /// The end of a pass.
   std::default_sentinel_t end() const { return {}; }
+  /// The dataset that the loader reads.
   const Dataset& dataset() const { return *dataset_; }
 
  private:

@@ -30,8 +30,8 @@ struct WorkerInfo {
     return *static_cast<const Dataset*>(dataset_of(typeid(Dataset)));
   }
 
-  const void* dataset_address = nullptr;
-  const std::type_info* dataset_type = nullptr;
+  const void* dataset_address = nullptr;         ///< the dataset of the loader
+  const std::type_info* dataset_type = nullptr;  ///< its type
 
  private:
   const void* dataset_of(const std::type_info& type) const;

@@ -108,6 +108,7 @@ class SequentialSampler : public Sampler {
   std::int64_t count_;
 };
 
+/// Options of RandomSampler.
 struct RandomSamplerOptions {
   bool replacement = false;                      ///< draw with replacement
   std::optional<std::int64_t> num_samples = {};  ///< default: the size of the dataset
@@ -137,6 +138,7 @@ class RandomSampler : public Sampler {
   RandomSamplerOptions options_;
 };
 
+/// Options of SubsetRandomSampler.
 struct SubsetRandomSamplerOptions {
   std::optional<at::Generator> generator = {};  ///< default: LibTorch's default CPU generator
 };
@@ -160,6 +162,7 @@ class SubsetRandomSampler : public Sampler {
   SubsetRandomSamplerOptions options_;
 };
 
+/// Options of WeightedRandomSampler.
 struct WeightedRandomSamplerOptions {
   bool replacement = true;                      ///< false: an index occurs at most once in a pass
   std::optional<at::Generator> generator = {};  ///< default: LibTorch's default CPU generator
@@ -215,9 +218,11 @@ class BatchSource {
   virtual std::unique_ptr<BatchStream> iter_from(std::int64_t batches, std::int64_t samples) const;
   /// As in Sampler.
   virtual std::int64_t shares() const { return 1; }
+  /// Whether it draws from LibTorch's default CPU generator.
   virtual bool uses_default_generator() const { return false; }
   /// Number of batches in one pass.
   virtual std::int64_t size() const = 0;
+  /// Sets the epoch, which determines the order of a shuffle.
   virtual void set_epoch(std::int64_t /*epoch*/) {}
 };
 
@@ -241,11 +246,12 @@ class BatchSampler : public BatchSource {
   bool drop_last_;
 };
 
+/// Options of DistributedSampler.
 struct DistributedSamplerOptions {
   std::optional<int> num_replicas = {};  ///< default: the size of the current world
   std::optional<int> rank = {};          ///< default: the rank in the current world
-  bool shuffle = true;
-  std::int64_t seed = 0;  ///< must be the same on all ranks
+  bool shuffle = true;                   ///< a new order in every epoch
+  std::int64_t seed = 0;                 ///< must be the same on all ranks
   /// Every rank gets the same number of samples. True drops the tail of the data; false repeats samples from
   /// the front of the order.
   bool drop_last = false;
@@ -290,6 +296,7 @@ class DistributedSampler : public Sampler {
   std::shared_ptr<Passes> passes_;
 };
 
+/// Options of DistributedEvalSampler.
 struct DistributedEvalSamplerOptions {
   std::optional<int> num_replicas = {};  ///< default: the size of the current world
   std::optional<int> rank = {};          ///< default: the rank in the current world

@@ -68,6 +68,7 @@ class ConcatIndex {
   /// Throws ArgumentError when there is no dataset.
   explicit ConcatIndex(const std::vector<std::int64_t>& sizes,
                        std::source_location where = std::source_location::current());
+  /// The index after the last sample of each dataset.
   const std::vector<std::int64_t>& ends() const { return ends_; }
   /// The shares of a batch, in the order of the datasets; at least one. Throws ArgumentError when an index is
   /// out of range.
@@ -111,6 +112,7 @@ class ConcatDataset {
     (add(std::move(others)), ...);
   }
 
+  /// The number of samples.
   std::int64_t size() const { return index_.ends().back(); }
   /// PyTorch: `cumulative_sizes`.
   const std::vector<std::int64_t>& cumulative_sizes() const { return index_.ends(); }
@@ -176,6 +178,7 @@ class Subset {
     check_indices(indices_, static_cast<std::int64_t>(dataset_->size()), where);
   }
 
+  /// The number of samples.
   std::int64_t size() const { return indices_.size(0); }
   /// The dataset's batch of these samples. Throws ArgumentError when an index is out of range.
   BatchOf<Dataset> get_batch(const at::Tensor& indices,
@@ -183,7 +186,9 @@ class Subset {
     check_indices(indices, size(), where);
     return get_batch_at(*dataset_, indices_.index_select(0, indices), where);
   }
+  /// The dataset of which it is a part.
   const Dataset& dataset() const { return *dataset_; }
+  /// The samples of the dataset, int64 [size()].
   const at::Tensor& indices() const { return indices_; }
 
  private:
@@ -198,8 +203,8 @@ struct SplitSize {
   template <std::floating_point F>
   SplitSize(F fraction) : value(static_cast<double>(fraction)), is_fraction(true) {}  // NOLINT
 
-  double value;
-  bool is_fraction = false;
+  double value;              ///< a number of samples, or a share in (0, 1)
+  bool is_fraction = false;  ///< whether the value is a share
 };
 
 /// The indices of random_split() for a dataset of `size` samples: one int64 tensor per split.
@@ -226,6 +231,7 @@ std::vector<Subset<Dataset>> random_split(Dataset dataset, const std::vector<Spl
   return subsets;
 }
 
+/// Options of stratified_shuffle_split().
 struct StratifiedSplitOptions {
   /// Default: the samples that are not for training; 0.1 without a train_size.
   std::optional<SplitSize> test_size = {};
@@ -234,6 +240,7 @@ struct StratifiedSplitOptions {
   std::int64_t seed = 0;  ///< 0 .. 2^32-1; scikit-learn: random_state
 };
 
+/// The result of stratified_shuffle_split().
 struct TrainTestIndices {
   at::Tensor train;  ///< int64
   at::Tensor test;   ///< int64
@@ -252,11 +259,13 @@ TrainTestIndices stratified_shuffle_split(const at::Tensor& labels,
                                           const StratifiedSplitOptions& options = {},
                                           std::source_location where = std::source_location::current());
 
+/// Options of train_val_split_indices().
 struct TrainValSplitOptions {
   double val_fraction = 0.2;  ///< of the samples of each class, rounded down
   std::int64_t seed = 0;      ///< of Python's `random.seed`
 };
 
+/// The result of train_val_split_indices().
 struct TrainValIndices {
   at::Tensor train;  ///< int64
   at::Tensor val;    ///< int64

@@ -33,7 +33,7 @@ struct MNISTOptions {
   bool train = true;  ///< the training images, or the 10,000 test images
   /// As in ImageDatasetOptions: of uint8 [channels, height, width].
   std::optional<transforms::Transform> transform = {};
-  TargetTransform target_transform = {};
+  TargetTransform target_transform = {};                ///< applied to each target
   bool download = false;                                ///< download what is missing or damaged
   std::optional<transforms::Normalize> normalize = {};  ///< as in ImageDatasetOptions
   /// Download sources, tried in this order: the URL of a folder with the four .gz files of MNIST or the
@@ -43,6 +43,7 @@ struct MNISTOptions {
   /// Limit for a download, including the wait for another process that is downloading.
   Timeout timeout = std::chrono::minutes(10);
 };
+/// Options of CIFAR10 and CIFAR100.
 using CIFAROptions = MNISTOptions;
 
 /// The MNIST handwritten digits: images float32 [batch, 1, 28, 28], labels int64 [batch].
@@ -69,6 +70,7 @@ class FashionMNIST : public ImageDataset {
   /// Throws as MNIST does.
   explicit FashionMNIST(const std::filesystem::path& root, const MNISTOptions& options = {},
                         std::source_location where = std::source_location::current());
+  /// The names of the classes, in the order of the targets.
   static const std::vector<std::string>& classes();
 };
 
@@ -79,6 +81,7 @@ class KMNIST : public ImageDataset {
   /// Throws as MNIST does.
   explicit KMNIST(const std::filesystem::path& root, const MNISTOptions& options = {},
                   std::source_location where = std::source_location::current());
+  /// The names of the classes, in the order of the targets.
   static const std::vector<std::string>& classes();
 };
 
@@ -106,7 +109,9 @@ class CIFAR100 : public ImageDataset {
   /// Throws as CIFAR10 does.
   explicit CIFAR100(const std::filesystem::path& root, const CIFAROptions& options = {},
                     std::source_location where = std::source_location::current());
+  /// The names of the classes, in the order of the targets.
   static const std::vector<std::string>& classes();
+  /// The target of each class by name.
   static std::map<std::string, std::int64_t> class_to_idx();
 };
 
@@ -140,6 +145,7 @@ enum class OnUnreadable {
   replace,  ///< the next readable sample of the dataset takes the place
 };
 
+/// Options of DatasetFolder and ImageFolder.
 struct DatasetFolderOptions {
   /// Applied to each sample: any callable `at::Tensor(const at::Tensor&)`, or a transform.
   std::optional<transforms::Transform> transform = {};
@@ -161,7 +167,7 @@ struct DatasetFolderOptions {
   bool apply_exif_orientation = false;
   /// ImageFolder only: see DecodeOptions::max_pixels.
   std::int64_t max_pixels = DecodeOptions().max_pixels;
-  OnUnreadable on_unreadable = OnUnreadable::raise;
+  OnUnreadable on_unreadable = OnUnreadable::raise;  ///< what an unreadable file does
   /// A file that keeps the list of files, which makes opening a large folder fast. It is used while the
   /// modification times of all folders stay the same, and written anew otherwise: files that were added,
   /// removed or renamed are noticed, contents that changed are not. Excludes is_valid_file and find_classes.
@@ -183,6 +189,7 @@ class DatasetFolder {
   DatasetFolder(const std::filesystem::path& root, SampleLoader loader, DatasetFolderOptions options = {},
                 std::source_location where = std::source_location::current());
 
+  /// The number of samples.
   std::int64_t size() const;
   /// Transformed samples, stacked, and int64 targets [batch], or what target_transform returns. Throws
   /// ArgumentError when an index is out of range or the shapes of the samples differ, and DataError as
@@ -190,7 +197,9 @@ class DatasetFolder {
   Batch get_batch(const at::Tensor& indices,
                   std::source_location where = std::source_location::current()) const;
 
+  /// The names of the classes, in the order of the targets.
   const std::vector<std::string>& classes() const;
+  /// The target of each class by name.
   const std::map<std::string, std::int64_t>& class_to_idx() const;
   /// The file of a sample. torchvision: `samples[i][0]`.
   std::filesystem::path path(std::int64_t index,
@@ -255,6 +264,7 @@ at::Tensor translate_point_cloud(const at::Tensor& points,
 /// The points in a random order: draws randperm(n). DGCNN: `np.random.shuffle(pointcloud)`.
 at::Tensor shuffle_points(const at::Tensor& points, const transforms::OptionalGenerator& generator = {});
 
+/// Options of ModelNet40.
 struct ModelNet40Options {
   bool train = true;  ///< the training clouds, or the test clouds
   /// Points of a cloud: the first ones of an HDF5 cloud (of 2048), or drawn by sample_points() from a mesh.
@@ -294,6 +304,7 @@ class ModelNet40 {
   explicit ModelNet40(const std::filesystem::path& root, ModelNet40Options options = {},
                       std::source_location where = std::source_location::current());
 
+  /// The number of samples.
   std::int64_t size() const;
   /// Throws ArgumentError when an index is out of range, and DataError naming a mesh that cannot be read.
   Batch get_batch(const at::Tensor& indices,

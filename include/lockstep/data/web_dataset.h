@@ -28,6 +28,7 @@ struct WebSample {
   std::map<std::string, at::Tensor> fields;  ///< extension in lower case -> contents, uint8 [n]
 };
 
+/// Options of WebDataset.
 struct WebDatasetOptions {
   /// The extension of the picture; of several, separated by ';', the first that a sample has. webdataset:
   /// `to_tuple("jpg;png", "cls")`.
@@ -41,7 +42,8 @@ struct WebDatasetOptions {
   TargetTransform target_transform = {};
   /// These three as in DatasetFolderOptions.
   bool scaled_decoding = false;
-  bool apply_exif_orientation = false;
+  bool apply_exif_orientation = false;  ///< turn images as their Exif data says
+  /// larger images are errors
   std::int64_t max_pixels = DecodeOptions().max_pixels;
   /// The treatment of a sample for which decoding, or the transform, throws DataError, or that lacks a field.
   OnUnreadable on_unreadable = OnUnreadable::raise;
@@ -81,6 +83,7 @@ class WebDataset {
   explicit WebDataset(std::vector<std::filesystem::path> shards, WebDatasetOptions options = {},
                       std::source_location where = std::source_location::current());
 
+  /// The number of samples.
   std::int64_t size() const;
   /// Pictures as uint8 RGB [batch, 3, height, width], or what the transform makes of them, and int64 targets
   /// [batch]; with `decode`, its tensors, stacked. Throws ArgumentError for an index out of range or unequal
@@ -91,6 +94,7 @@ class WebDataset {
   /// range.
   WebSample sample(std::int64_t index, std::source_location where = std::source_location::current()) const;
 
+  /// The files, in order.
   const std::vector<std::filesystem::path>& shards() const;
   /// The number of samples in each shard.
   std::vector<std::int64_t> shard_sizes() const;
@@ -103,6 +107,7 @@ class WebDataset {
   std::shared_ptr<std::atomic<std::int64_t>> unreadable_ = std::make_shared<std::atomic<std::int64_t>>(0);
 };
 
+/// Options of ShardSampler.
 struct ShardSamplerOptions {
   std::optional<int> num_replicas = {};  ///< default: the size of the current world
   std::optional<int> rank = {};          ///< default: the rank in the current world

@@ -98,9 +98,11 @@ class GradBucket {
   /// The gradients as one flat tensor [sum of the parameters' elements], not divided by the number of ranks.
   /// The gradient itself for a parameter with sparse gradients, which has a bucket of its own.
   const at::Tensor& buffer() const { return buffer_; }
+  /// Replaces the bucket's gradients, flat; the shape stays.
   void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
   /// Views of the buffer in the parameters' shapes.
   std::vector<at::Tensor> gradients() const;
+  /// The parameters of the bucket, in the order of their gradients in it.
   const std::vector<Parameter>& parameters() const { return parameters_; }
   /// The group of the DistributedDataParallel.
   const ProcessGroup& process_group() const { return group_; }
@@ -128,6 +130,7 @@ BucketWork allreduce_hook(GradBucket& bucket);
 /// Casts the gradients to float16 (bfloat16), divides and all-reduces them, and casts back: half of the
 /// bytes. PyTorch: `fp16_compress_hook`, `bf16_compress_hook`.
 BucketWork fp16_compress_hook(GradBucket& bucket);
+/// Averages gradients as bfloat16. PyTorch: `bf16_compress_hook`.
 BucketWork bf16_compress_hook(GradBucket& bucket);
 
 /// Casts the gradients to float16 (bfloat16) for another hook, and its result back. PyTorch:
@@ -135,6 +138,7 @@ BucketWork bf16_compress_hook(GradBucket& bucket);
 ///
 ///     ddp->register_comm_hook(fp16_compress_wrapper(PowerSGD({.matrix_approximation_rank = 2})));
 CommHook fp16_compress_wrapper(CommHook hook);
+/// Gives `hook` the gradients as bfloat16. PyTorch: `bf16_compress_wrapper`.
 CommHook bf16_compress_wrapper(CommHook hook);
 
 /// Divides `gradients` by the group's size and all-reduces them, for use in custom hooks.
@@ -144,16 +148,17 @@ BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& process_g
 /// Options of PowerSGD under the names of PyTorch's `PowerSGDState`, with its defaults.
 struct PowerSGDOptions {
   std::optional<ProcessGroup> process_group = std::nullopt;  ///< default: the bucket's
+  /// rank of the low-rank matrices; a higher one costs more traffic and loses less
   std::int64_t matrix_approximation_rank = 1;
   /// Iterations that average uncompressed gradients; at least 2 with error feedback or warm start.
   std::int64_t start_powerSGD_iter = 1000;
   /// Gradients are compressed if that saves more than this factor.
   double min_compression_rate = 2;
-  bool use_error_feedback = true;  ///< adds the compression error to the next step's gradients
-  bool warm_start = true;          ///< starts each step with the matrices of the last
-  double orthogonalization_epsilon = 0;
-  std::uint32_t random_seed = 0;  ///< the same on all ranks
-  bool batch_tensors_with_same_shape = false;
+  bool use_error_feedback = true;              ///< adds the compression error to the next step's gradients
+  bool warm_start = true;                      ///< starts each step with the matrices of the last
+  double orthogonalization_epsilon = 0;        ///< added while columns are made orthogonal
+  std::uint32_t random_seed = 0;               ///< the same on all ranks
+  bool batch_tensors_with_same_shape = false;  ///< approximate matrices of one shape together
 };
 
 /// A communication hook that sends gradients as products of two low-rank matrices. Copies share their state.
@@ -169,10 +174,11 @@ class PowerSGD {
   /// The elements of all gradients since compression began, and the elements sent. PyTorch:
   /// `compression_stats`.
   struct CompressionStats {
-    double rate = 0;
-    std::int64_t numel_before = 0;
-    std::int64_t numel_after = 0;
+    double rate = 0;                ///< numel_before / numel_after
+    std::int64_t numel_before = 0;  ///< elements of the gradients
+    std::int64_t numel_after = 0;   ///< elements that are sent
   };
+  /// How much smaller the traffic became so far.
   CompressionStats compression_stats() const;
 
  private:

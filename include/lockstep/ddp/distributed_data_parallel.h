@@ -27,15 +27,15 @@ namespace lockstep {
 
 /// A description of one bucket of gradients that are reduced together.
 struct BucketInfo {
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0;                    ///< bytes of the gradients
   std::vector<std::string> parameters = {};  ///< names in the wrapped module, in the order of the bucket
 };
 
 /// Statistics that DistributedDataParallel always keeps.
 struct DdpStats {
-  std::int64_t steps = 0;  ///< backward passes that were reduced
-  StepTimes last = {};
-  StepTimes mean = {};
+  std::int64_t steps = 0;                ///< backward passes that were reduced
+  StepTimes last = {};                   ///< of the last reduced step
+  StepTimes mean = {};                   ///< of all reduced steps
   std::vector<BucketInfo> buckets = {};  ///< in the order in which they are reduced
   /// [rank]: the number of steps in which that rank was the last to start the final reduction, so that the
   /// others waited for it. All zero unless all ranks run on one host.
@@ -109,6 +109,7 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   /// e.g. for changing the learning rate between steps. Otherwise empty.
   const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const;
 
+  /// The group over which gradients are averaged.
   const ProcessGroup& process_group() const;
 
   void begin_join() override;

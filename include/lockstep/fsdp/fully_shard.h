@@ -53,6 +53,7 @@ struct CPUOffloadPolicy {
   bool pin_memory = true;
 };
 
+/// Options of fully_shard().
 struct FullyShardOptions {
   /// One dimension: the ranks that the parameters are distributed over. Two: the second is that, and the
   /// first has replicas (HSDP). Default: the default group.
@@ -67,7 +68,7 @@ struct FullyShardOptions {
   /// multiple of the number of ranks. With shared memory such a shard has memory of its own, which the rank
   /// copies into the shared copy after the optimizer's step.
   std::function<std::optional<tensor::Placement>(const at::Tensor&)> shard_placement_fn = {};
-  MixedPrecisionPolicy mp_policy = {};
+  MixedPrecisionPolicy mp_policy = {};  ///< dtypes of computation, reduction and outputs
   /// For parameters on a device other than the CPU: they are copied there before they are gathered, and the
   /// gradients of shards are copied to the host after they are reduced. Parameters on the CPU are not
   /// affected. (PyTorch needs pin_memory = false for these where there is no accelerator.) Default: shards
@@ -84,12 +85,12 @@ struct FullyShardOptions {
 
 /// The calls of one group of fully_shard(), and the time that this rank waits for them, in milliseconds.
 struct FsdpTraffic {
-  std::int64_t gathers = 0;
+  std::int64_t gathers = 0;         ///< number of gathers of parameters
   std::int64_t gathered_bytes = 0;  ///< of the whole parameters, with padding
-  double gather_wait = 0;
-  std::int64_t reductions = 0;
-  std::int64_t reduced_bytes = 0;  ///< of the whole gradients, with padding
-  double reduction_wait = 0;       ///< with that for the replicas
+  double gather_wait = 0;           ///< ms for which computation waited for gathers
+  std::int64_t reductions = 0;      ///< number of reductions of gradients
+  std::int64_t reduced_bytes = 0;   ///< of the whole gradients, with padding
+  double reduction_wait = 0;        ///< with that for the replicas
 };
 
 /// Statistics that an FSDPModule always keeps.
@@ -106,7 +107,7 @@ struct FsdpStats {
   /// forward lasts from the first use of a parameter after the last backward, with gradients enabled, to the
   /// first gradient. Waits for gathers are parts of forward and backward.
   StepTimes last = {};
-  StepTimes mean = {};
+  StepTimes mean = {};  ///< of all steps
   /// For shared parameters: the wait for all ranks between steps, in milliseconds.
   double barrier_wait_last = 0;
   double barrier_wait_total = 0;
@@ -129,6 +130,7 @@ class UnshardHandle {
 /// long as the module's parameters. PyTorch: `FSDPModule`.
 class FSDPModule {
  public:
+  /// A parameter of the module and its name.
   struct NamedParameter {
     std::string name;      ///< in the module
     at::Tensor parameter;  ///< this rank's rows; a leaf
@@ -163,6 +165,7 @@ class FSDPModule {
   /// shard_placement_fn the rows are those of another dimension; the tensors are contiguous. After a
   /// backward `.grad` has the gradients' mean over the ranks. Ignored parameters are whole.
   std::vector<at::Tensor> parameters() const;
+  /// The parameters of the module with their names; this rank's rows of each.
   std::vector<NamedParameter> named_parameters() const;
 
   /// Undefines all gradients, as the optimizer's zero_grad() does, and forgets those that
@@ -299,8 +302,9 @@ inline void trace(const FSDPModule& module, const std::string& path, int steps =
   module.trace(path, steps);
 }
 
+/// Options of to_empty().
 struct ToEmptyOptions {
-  c10::Device device = c10::kCPU;
+  c10::Device device = c10::kCPU;  ///< where the memory is allocated
   /// Initializes the parameters and buffers that a module registers itself, which are whole and ordinary
   /// tensors during the call. Called on all ranks for each module that has such tensors on device meta,
   /// children first. All ranks set the same values; of a parameter each keeps its rows. Default: the values

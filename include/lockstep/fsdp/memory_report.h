@@ -16,16 +16,18 @@ namespace lockstep {
 
 /// Bytes of memory by category.
 struct MemoryBytes {
-  std::int64_t parameters = 0;  ///< and buffers of the module
-  std::int64_t gradients = 0;   ///< and what DDP and fully_shard() reduce them in
-  std::int64_t optimizer_states = 0;
-  std::int64_t gathered = 0;     ///< by fully_shard(): parameters of other ranks, until they are freed
-  std::int64_t activations = 0;  ///< that forward keeps for backward
+  std::int64_t parameters = 0;        ///< and buffers of the module
+  std::int64_t gradients = 0;         ///< and what DDP and fully_shard() reduce them in
+  std::int64_t optimizer_states = 0;  ///< bytes of the states of the optimizer
+  std::int64_t gathered = 0;          ///< by fully_shard(): parameters of other ranks, until they are freed
+  std::int64_t activations = 0;       ///< that forward keeps for backward
 
+  /// The sum of all parts, in bytes.
   std::int64_t total() const;
   bool operator==(const MemoryBytes&) const = default;
 };
 
+/// Options of memory_report().
 struct MemoryReportOptions {
   /// Computes a loss and returns it. Called once, if given: what it allocates on this thread and does not
   /// free is the activations.
@@ -65,18 +67,18 @@ enum class ShardingForm : std::uint8_t {
 
 /// The arguments of estimate_memory().
 struct MemoryPlan {
-  std::int64_t parameters = 0;  ///< elements; all of them are trained
-  at::ScalarType dtype = at::kFloat;
+  std::int64_t parameters = 0;        ///< elements; all of them are trained
+  at::ScalarType dtype = at::kFloat;  ///< of the parameters
   /// MixedPrecisionPolicy::param_dtype of fully_shard().
   std::optional<at::ScalarType> param_dtype = std::nullopt;
   /// Tensors of a parameter's shape and dtype that the optimizer has for it: 2 for Adam and AdamW, 1 for SGD
   /// with momentum, 0 for SGD.
   int optimizer_states = 2;
-  int ranks_per_host = 1;
-  int hosts = 1;
+  int ranks_per_host = 1;  ///< ranks of each host
+  int hosts = 1;           ///< number of hosts
   /// NUMA nodes of a host to which its ranks are bound: each has one copy of shared parameters.
   int numa_nodes = 1;
-  ShardingForm form = ShardingForm::ddp;
+  ShardingForm form = ShardingForm::ddp;  ///< how parameters, gradients and states are distributed
   /// Elements of the largest group of fully_shard(). Default: one group of all parameters.
   std::optional<std::int64_t> largest_group = std::nullopt;
   /// Elements of the outermost module's group of fully_shard(), which stays gathered until backward.
@@ -88,20 +90,22 @@ struct MemoryPlan {
 
 /// The result of estimate_memory().
 struct MemoryEstimate {
+  /// An estimate for one form of distribution and number of hosts.
   struct Choice {
-    ShardingForm form;
-    int hosts;
-    MemoryBytes rank;  ///< as in MemoryReport
-    MemoryBytes host;
+    ShardingForm form;  ///< how parameters, gradients and states are distributed
+    int hosts;          ///< number of hosts
+    MemoryBytes rank;   ///< as in MemoryReport
+    MemoryBytes host;   ///< bytes of one host
   };
 
-  Choice planned;
-  std::int64_t limit = 0;
-  int ranks_per_host = 1;
+  Choice planned;          ///< the plan that was given
+  std::int64_t limit = 0;  ///< bytes of memory of a host
+  int ranks_per_host = 1;  ///< of the plan
   /// Choices that fit, with as many ranks a host: other forms or, if none of them fits, the fewest hosts
   /// with which one does. Empty if the plan fits, or if nothing would.
   std::vector<Choice> instead = {};
 
+  /// Whether the planned bytes of a host are within the limit.
   bool fits() const { return planned.host.total() <= limit; }
 };
 

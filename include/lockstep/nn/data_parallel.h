@@ -47,7 +47,9 @@ class DataParallelModule : public nn::WrapperModule {
  public:
   ~DataParallelModule() override;
 
+  /// The devices of the replicas.
   const std::vector<c10::Device>& device_ids() const { return device_ids_; }
+  /// The device on which outputs are gathered.
   c10::Device output_device() const;
 
  protected:

@@ -21,6 +21,7 @@
 
 namespace lockstep {
 
+/// Options of MixtureOfExperts.
 struct MixtureOfExpertsOptions {
   std::int64_t dim = 0;          ///< required: the elements of a token
   std::int64_t num_experts = 0;  ///< required: of all ranks; a multiple of the mesh's size
@@ -50,7 +51,9 @@ class Expert {
     forward_ = [pointer](const at::Tensor& tokens) { return pointer->forward(tokens); };
   }
 
+  /// The module of the expert.
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+  /// The expert's output for its tokens.
   at::Tensor forward(const at::Tensor& tokens) const { return forward_(tokens); }
 
  private:
@@ -58,11 +61,13 @@ class Expert {
   std::function<at::Tensor(const at::Tensor&)> forward_;
 };
 
+/// The result of MixtureOfExperts.
 struct MixtureOfExpertsOutput {
   at::Tensor output;         ///< of the input's shape; zeros for a token that all its experts dropped
   at::Tensor aux_loss;       ///< no dimensions, float32 or float64; 1 if the experts have equal loads
   std::int64_t dropped = 0;  ///< choices of this rank's tokens that were dropped
 
+  /// Makes it a PyTree.
   template <typename F>
   void visit_tensors(F&& f) {
     f(output);
@@ -81,6 +86,7 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
   /// also without tokens. Throws ArgumentError.
   MixtureOfExpertsOutput forward(const at::Tensor& input);
 
+  /// The options that the constructor was given.
   const MixtureOfExpertsOptions& options() const { return options_; }
   /// The ranks of the mesh, if other ranks have other experts.
   const std::optional<ProcessGroup>& expert_group() const { return group_; }

@@ -32,9 +32,11 @@ using MultiAverageFunction =
 /// Exponential moving average: `decay * averaged + (1 - decay) * current`. Throw ArgumentError for a decay
 /// outside 0 to 1.
 AverageFunction get_ema_avg_fn(double decay = 0.999);
+/// Exponential averages: decay * average + (1 - decay) * value. PyTorch: `get_ema_multi_avg_fn`.
 MultiAverageFunction get_ema_multi_avg_fn(double decay = 0.999);
 /// The mean of all values.
 AverageFunction get_swa_avg_fn();
+/// Equally weighted averages of all values. PyTorch: `get_swa_multi_avg_fn`.
 MultiAverageFunction get_swa_multi_avg_fn();
 
 /// Options of AveragedModel, with PyTorch's names and defaults.

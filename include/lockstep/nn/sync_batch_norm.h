@@ -35,7 +35,9 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
   void pretty_print(std::ostream& stream) const override;
   std::int64_t version() const override { return 2; }
 
+  /// The group of the statistics; nullopt: the default group.
   const std::optional<ProcessGroup>& process_group() const { return group_; }
+  /// Sets the group of the statistics; nullopt: the default group.
   void set_process_group(std::optional<ProcessGroup> process_group) { group_ = std::move(process_group); }
 
  protected:

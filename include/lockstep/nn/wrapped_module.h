@@ -77,7 +77,7 @@ namespace lockstep {
 
 /// The times of a step on this rank, in milliseconds. PyTorch: `_get_ddp_logging_data`.
 struct StepTimes {
-  double forward = 0;
+  double forward = 0;   ///< ms of forward
   double backward = 0;  ///< from the end of forward to the last gradient, the loss included
   /// The wait for reductions after the last gradient: the cost of communication.
   double communication_exposed = 0;
@@ -111,7 +111,7 @@ class NonFiniteError : public Error {
 /// Throws ArgumentError, before anything is sent, if norm_type is NaN, or if max_norm is negative or NaN.
 /// Throws DesyncError if ranks that have parts of one gradient, or other gradients, pass different options.
 struct ClipGradNormOptions {
-  double norm_type = 2;
+  double norm_type = 2;  ///< the p of the p-norm; infinity for the greatest absolute value
   /// Throws NonFiniteError when the norm is infinite or NaN, before it scales the gradients.
   bool error_if_nonfinite = false;
 };

@@ -28,6 +28,7 @@ enum class ReduceOp : std::uint8_t {
 /// "SUM", "AVG", ...
 std::string_view name_of(ReduceOp op);
 
+/// The function of a process group that was called.
 enum class CallKind : std::uint8_t {
   all_reduce,
   broadcast,
@@ -48,22 +49,27 @@ enum class CallKind : std::uint8_t {
 /// "all_reduce", "broadcast", ...
 std::string_view name_of(CallKind kind);
 
-enum class CallState : std::uint8_t { issued, completed, failed };
+/// What has become of a call.
+enum class CallState : std::uint8_t {
+  issued,     ///< not ended yet
+  completed,  ///< ended without an error
+  failed,     ///< ended with an error
+};
 
 /// One call on a process group: its arguments, its source line and its state.
 struct CallRecord {
   std::uint64_t number = 0;  ///< 1, 2, ... in the order of issue on this rank; equal on all ranks that agree
-  CallKind kind = CallKind::barrier;
+  CallKind kind = CallKind::barrier;                   ///< which function was called
   c10::ScalarType dtype = c10::ScalarType::Undefined;  ///< Undefined for a barrier
   c10::DimVector shape = {};                           ///< of this rank's (first) tensor
   std::optional<ReduceOp> op = {};                     ///< of calls that reduce
-  int root = -1;  ///< src or dst of calls that have one for all ranks, else -1
-  std::source_location where = {};
-  std::string_view contents = {};  ///< what the tensors of a call of Lockstep's are: "gradients of bucket"
-  int index = -1;                  ///< of the contents, or -1
+  int root = -1;                    ///< src or dst of calls that have one for all ranks, else -1
+  std::source_location where = {};  ///< the line of the program
+  std::string_view contents = {};   ///< what the tensors of a call of Lockstep's are: "gradients of bucket"
+  int index = -1;                   ///< of the contents, or -1
   /// When the call was made. For sends and receives, the resolution is a system tick (a few milliseconds).
   std::chrono::steady_clock::time_point issued_at = {};
-  CallState state = CallState::issued;
+  CallState state = CallState::issued;  ///< what has become of it
 
   /// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40 (gradients of bucket 2)"
   std::string describe() const;

@@ -111,10 +111,13 @@ class [[nodiscard]] Context {
   Context(Context&&) noexcept;
   Context& operator=(Context&&) = delete;
 
+  /// The rank of this process, from 0.
   int rank() const;
+  /// The number of ranks of the run.
   int world_size() const;
   int local_rank() const;        ///< among the ranks on this host
   int local_world_size() const;  ///< number of ranks on this host
+  /// Whether this is rank 0.
   bool is_main() const { return rank() == 0; }
   /// The device of this rank, which is current in the thread that called init().
   c10::Device device() const;
@@ -126,6 +129,7 @@ class [[nodiscard]] Context {
   /// The default group. PyTorch: `torch.distributed.group.WORLD`.
   const ProcessGroup& group() const;
 
+  /// Waits until all ranks have called it.
   void barrier(std::source_location where = std::source_location::current()) const;
 
   /// Runs `action` on rank 0, then on all other ranks: for downloads and caches that the other ranks reuse.

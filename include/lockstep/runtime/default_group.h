@@ -49,11 +49,11 @@ struct GroupOptions {
 /// A message of batch_isend_irecv(). PyTorch: `torch.distributed.P2POp`.
 struct P2POp {
   enum Op { isend, irecv };
-  Op op;
-  at::Tensor tensor;
+  Op op;                                   ///< send or receive
+  at::Tensor tensor;                       ///< sent, or received into
   int peer;                                ///< rank within `group` that receives, or sends
   std::optional<ProcessGroup> group = {};  ///< default: the default group
-  int tag = 0;
+  int tag = 0;                             ///< of the call on the other rank
 };
 
 /// Starts the messages of one group and returns a Work for each. Sends and receives may be in any order;

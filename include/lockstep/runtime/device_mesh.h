@@ -27,6 +27,7 @@ struct MeshRanks;
 /// A dimension of a DeviceMesh: its number, 0 .. ndim()-1, or its name.
 using MeshDim = std::variant<int, std::string>;
 
+/// Options of init_device_mesh().
 struct DeviceMeshOptions {
   /// A name for each dimension, all different; empty: the dimensions have no names.
   std::vector<std::string> mesh_dim_names = {};
@@ -169,6 +170,7 @@ class Placement {
  public:
   enum class Kind { replicate, shard, partial };
 
+  /// Replicated, cut or partial.
   Kind kind() const { return kind_; }
   std::int64_t dim() const { return dim_; }  ///< of shard; negative: from the end
   bool operator==(const Placement&) const = default;

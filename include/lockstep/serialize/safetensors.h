@@ -27,6 +27,7 @@ using Metadata = std::map<std::string, std::string>;
 /// has no effect. Throws CheckpointError. Python: safetensors.torch.load_file(filename, device).
 Dict load_file(const std::filesystem::path& file, const LoadOptions& options = {});
 
+/// Options of save_file().
 struct SaveFileOptions {
   /// Written sorted by key. Omitted when empty.
   Metadata metadata = {};
@@ -41,6 +42,7 @@ struct SaveFileOptions {
 /// no longer share it after loading. After an error in `tensors` nothing has been written.
 void save_file(const Dict& tensors, const std::filesystem::path& file, const SaveFileOptions& options = {});
 
+/// Options of save_directory().
 struct SaveDirectoryOptions {
   /// Bytes of tensors in a file. A larger tensor has a file of its own.
   std::uint64_t max_shard_size = 5'000'000'000;
@@ -79,11 +81,16 @@ class SafeOpen {
 
   /// The tensor names, in the order of the header.
   std::vector<std::string> keys() const;
+  /// Whether the file has a tensor of this name.
   bool contains(std::string_view name) const;
+  /// The metadata of the file.
   const Metadata& metadata() const;
   // Each throws CheckpointError when the file has no such tensor; the message lists the names.
+  /// Reads a tensor. Throws CheckpointError for a name that the file does not have.
   at::Tensor get_tensor(std::string_view name) const;
+  /// The shape of a tensor, without reading it.
   const std::vector<std::int64_t>& shape(std::string_view name) const;
+  /// The dtype of a tensor, without reading it.
   at::ScalarType dtype(std::string_view name) const;
   std::uint64_t nbytes(std::string_view name) const;  ///< size of its data in the file
 

@@ -28,6 +28,7 @@ class MapLocation {
   MapLocation(const std::string& device);
   MapLocation(const char* device) : MapLocation(std::string(device)) {}
   operator at::Device() const { return device_; }
+  /// The device to which tensors are loaded.
   at::Device device() const { return device_; }
 
  private:

@@ -27,14 +27,14 @@ namespace lockstep {
 struct ShardedTensor {
   /// A part that this rank owns. PyTorch: `torch.distributed._shard.sharded_tensor.Shard`.
   struct Shard {
-    at::Tensor tensor;
+    at::Tensor tensor;                        ///< the values of the shard
     std::vector<std::int64_t> shard_offsets;  ///< of its first element, per dimension
   };
 
   std::vector<std::int64_t> size;  ///< of the whole tensor, equal on all ranks
   /// Equal on all ranks. Default: the dtype of local_shards or, without any, of the other ranks' parts.
   std::optional<at::ScalarType> dtype = {};
-  std::vector<Shard> local_shards = {};
+  std::vector<Shard> local_shards = {};  ///< the shards of this rank
 };
 
 class Value;
@@ -52,26 +52,26 @@ struct BigInteger {
 
 /// Python's bytes, or bytearray when `mutable_array` is set.
 struct Bytes {
-  std::string data;
-  bool mutable_array = false;
+  std::string data;            ///< the bytes
+  bool mutable_array = false;  ///< a bytearray in Python
   bool operator==(const Bytes&) const = default;
 };
 
 /// A torch.nn.Parameter.
 struct Parameter {
-  at::Tensor data;
-  bool requires_grad = true;
+  at::Tensor data;            ///< the values
+  bool requires_grad = true;  ///< whether gradients are computed
 };
 
 /// A torch.Size.
 struct Size {
-  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> sizes;  ///< by dimension
   bool operator==(const Size&) const = default;
 };
 
 /// Python's list.
 struct List {
-  std::vector<Value> items;
+  std::vector<Value> items;  ///< in order
   List();
   List(std::initializer_list<Value> values);
   explicit List(std::vector<Value> values);
@@ -92,6 +92,7 @@ struct Set : List {
   using List::List;
 };
 
+/// Which Python class the dict has: dict, collections.OrderedDict or collections.Counter.
 enum class DictKind : std::uint8_t { dict, ordered_dict, counter };
 
 /// Python's dict, collections.OrderedDict or Counter. Keeps insertion order. Keys compare as in Python:
@@ -109,9 +110,13 @@ class Dict {
   Dict& operator=(Dict&& other) noexcept;
   ~Dict();
 
+  /// Which Python class the dict has.
   DictKind kind() const { return kind_; }
+  /// The number of entries.
   std::size_t size() const;
+  /// Whether it has no entries.
   bool empty() const { return size() == 0; }
+  /// Whether it has an entry of this key.
   bool contains(const Value& key) const { return find(key) != nullptr; }
   /// The value of `key`, or nullptr.
   const Value* find(const Value& key) const;
@@ -125,9 +130,12 @@ class Dict {
   Value& operator[](const Value& key);
   /// Returns whether the key existed. The other keys keep their order.
   bool erase(const Value& key);
+  /// Prepares for this number of entries.
   void reserve(std::size_t count);
 
+  /// The entries, in the order in which they were added.
   const Item* begin() const;
+  /// The end of the entries.
   const Item* end() const;
 
   /// Writes the whole dict, as repr() prints it.
@@ -182,6 +190,7 @@ concept Number = (std::integral<T> && !std::same_as<T, char>) || std::floating_p
 ///     for (const auto& [key, value] : saved) std::cout << key << ": " << value << "\n";
 class Value {
  public:
+  /// The types that a value can have.
   using Variant = std::variant<None, bool, std::int64_t, BigInteger, double, std::complex<double>,
                                std::string, Bytes, at::Tensor, Parameter, List, Tuple, Set, Dict, Size,
                                at::ScalarType, at::Device, at::Layout, ShardedTensor>;
@@ -219,10 +228,12 @@ class Value {
     requires std::convertible_to<const Item&, Value>
   Value(const std::vector<Item>& items) : variant_(List(std::vector<Value>(items.begin(), items.end()))) {}
 
+  /// Whether the value has the type T.
   template <typename T>
   bool is() const {
     return std::holds_alternative<T>(variant_);
   }
+  /// The value as T, or nullptr if it has another type.
   template <typename T>
   const T* get_if() const {
     return std::get_if<T>(&variant_);
@@ -231,15 +242,19 @@ class Value {
   T* get_if() {
     return std::get_if<T>(&variant_);
   }
+  /// The value as a std::variant.
   const Variant& variant() const { return variant_; }
   Variant& variant() { return variant_; }
 
   // Each throws CheckpointError that names the actual type and value.
+  /// The value as a bool. Throws CheckpointError if it has another type.
   bool as_bool() const;
   std::int64_t as_int() const;  ///< an int or a bool
   double as_double() const;     ///< a float, an int or a bool
+  /// The value as a string. Throws CheckpointError if it has another type.
   const std::string& as_string() const&;
   const at::Tensor& as_tensor() const&;  ///< a tensor, or the data of a parameter
+  /// The value as a dict. Throws CheckpointError if it has another type.
   const Dict& as_dict() const&;
   Dict& as_dict() &;
   /// The items of a list, a tuple or a set.
@@ -316,9 +331,10 @@ class Value {
   Variant variant_;
 };
 
+/// An entry of a Dict.
 struct Dict::Item {
-  Value key;
-  Value value;
+  Value key;    ///< a string, in most dicts
+  Value value;  ///< the value of the key
 };
 
 /// The value as Python prints it, tensors as "Tensor(float32, [2, 3])". Truncated after `max_length`

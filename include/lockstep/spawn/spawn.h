@@ -159,6 +159,7 @@ SpawnContext spawn(Fn&& fn, std::tuple<Args...> args, const SpawnOptions& option
   });
 }
 
+/// Options of spawn_threads().
 struct SpawnThreadsOptions {
   /// As InitOptions::backend.
   std::string backend = "auto";

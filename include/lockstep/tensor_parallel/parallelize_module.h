@@ -66,6 +66,7 @@ struct PrepareModuleInput {
   Placement desired_input_layouts = Replicate();  ///< no other layout is supported
 };
 
+/// How parallelize_module() cuts a module.
 using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput>;
 /// Names of modules, in which each component may have the wildcards *, ? and [] of Python's `fnmatch`. ""
 /// is the module itself.
@@ -117,6 +118,7 @@ class ColumnParallelLinearImpl : public torch::nn::Module {
   ColumnParallelLinearImpl(const torch::nn::LinearOptions& options, const DeviceMesh& mesh,
                            const ColwiseParallel& style = {},
                            std::source_location where = std::source_location::current());
+  /// The input of its layout -> this rank's part of the output, or the whole, as the style says.
   at::Tensor forward(const at::Tensor& input);
 
   at::Tensor weight, bias;
@@ -168,9 +170,10 @@ class VocabParallelEmbeddingImpl : public torch::nn::Module {
   VocabParallelEmbeddingImpl(const torch::nn::EmbeddingOptions& options, const DeviceMesh& mesh,
                              const RowwiseParallel& style = {.input_layouts = Replicate()},
                              std::source_location where = std::source_location::current());
+  /// Indices, equal on all ranks -> embeddings.
   at::Tensor forward(const at::Tensor& indices);
 
-  at::Tensor weight;
+  at::Tensor weight;  ///< this rank's rows
 
  private:
   std::shared_ptr<torch::nn::EmbeddingImpl> embedding_;  // not registered; it has the same weight

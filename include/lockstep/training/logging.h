@@ -38,6 +38,7 @@ void report(std::initializer_list<std::pair<std::string_view, double>> numbers,
 /// "doane", "fd", "rice", "scott", "sqrt", "sturges"), a number of equal bins, or their edges, ascending.
 using HistogramBins = std::variant<std::string, std::int64_t, std::vector<double>>;
 
+/// Options of SummaryWriter.
 struct SummaryWriterOptions {
   /// Appended to the default log_dir. Without effect with another one.
   std::string comment = {};
@@ -99,6 +100,7 @@ class SummaryWriter {
   void add_hparams(const Dict& hparam_dict, const Scalars& metric_dict,
                    const Dict& hparam_domain_discrete = {}, std::string run_name = {}, Step global_step = {});
 
+  /// The folder of the event files.
   const std::filesystem::path& get_logdir() const;
   /// Returns when all events are on the disk, where they outlast a power failure too.
   void flush();
@@ -111,6 +113,7 @@ class SummaryWriter {
   std::shared_ptr<State> state_;
 };
 
+/// Options of the loggers.
 struct LoggerOptions {
   /// Every rank writes: to a file with its rank in the name (log.csv: log.rank1.csv), to the folder rank1 of
   /// a TensorBoard folder, or to lines that begin with its rank. Otherwise log() does nothing on ranks other
@@ -128,11 +131,13 @@ struct LoggerOptions {
 /// cannot be written; it then ends with the last whole record.
 class Logger {
  public:
+  /// Writes the numbers of a step.
   using Write = std::function<void(std::int64_t step, const Scalars& scalars)>;
 
   /// A logger of any kind. Calls of `write` do not overlap.
   explicit Logger(Write write, LoggerOptions options = {});
 
+  /// Writes the numbers of a step.
   void log(std::int64_t step, const Scalars& scalars) const;
 
  private:

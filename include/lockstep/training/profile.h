@@ -16,8 +16,8 @@ namespace lockstep {
 /// The times of one operator, summed over its calls on all ranks, in microseconds. PyTorch:
 /// `FunctionEventAvg`.
 struct OperatorTimes {
-  std::string key;  ///< its name
-  std::int64_t count = 0;
+  std::string key;                    ///< its name
+  std::int64_t count = 0;             ///< calls
   double self_cpu_time_total = 0;     ///< without the operators that it called; 0 if asynchronous
   double cpu_time_total = 0;          ///< with them
   double self_device_time_total = 0;  ///< of the kernels and copies that it started
@@ -25,14 +25,15 @@ struct OperatorTimes {
 
 class Profiler;
 
+/// Options of Profiler.
 struct ProfilerOptions {
   /// The file of the Chrome trace (chrome://tracing, ui.perfetto.dev), written by rank 0.
   std::string path;
   /// The schedule in steps, once: not recorded; not recorded, but the GPU's events are prepared; recorded.
   /// PyTorch: `torch.profiler.schedule`.
   std::int64_t wait = 1;
-  std::int64_t warmup = 1;
-  std::int64_t active = 3;
+  std::int64_t warmup = 1;  ///< steps that are recorded and thrown away
+  std::int64_t active = 3;  ///< steps that are recorded
   /// On rank 0 after the file has been written. By default it prints table().
   std::function<void(const Profiler&)> on_trace_ready = {};
 };

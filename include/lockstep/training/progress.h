@@ -35,7 +35,7 @@ std::optional<std::int64_t> size_of(Range& range) {
 
 /// Options of Progress, with tqdm's names.
 struct ProgressOptions {
-  std::string desc = {};
+  std::string desc = {};                   ///< text before the bar
   std::optional<std::int64_t> total = {};  ///< default: the range's size(), if it has one
   /// The bar stays when it is closed. Otherwise it disappears.
   bool leave = true;
@@ -44,7 +44,7 @@ struct ProgressOptions {
   std::optional<double> mininterval = {};
   /// Default: on all ranks but the main one.
   std::optional<bool> disable = {};
-  std::string unit = "it";
+  std::string unit = "it";   ///< what is counted
   std::int64_t initial = 0;  ///< the number of steps that are done already
   /// Every n-th set_postfix() from the first on shows the mean over all ranks, and the others do nothing; 0:
   /// each shows the numbers of its rank.
@@ -83,6 +83,7 @@ class ProgressBar {
   void reset();
 
   std::int64_t n() const;  ///< steps so far
+  /// The number of steps; nullopt if it is not known.
   std::optional<std::int64_t> total() const;
 
   /// Writes a line above the bars. tqdm: `tqdm.write`.
@@ -112,11 +113,13 @@ class Progress : public ProgressBar {
   explicit Progress(Range&& range, ProgressOptions options = {})
       : ProgressBar(with_total(std::move(options), range)), range_(std::forward<Range>(range)) {}
 
+  /// Begins a pass over the range.
   Iterator begin() {
     if (started_) reset();
     started_ = true;
     return Iterator(*this);
   }
+  /// The end of a pass.
   std::default_sentinel_t end() const { return {}; }
 
  private:

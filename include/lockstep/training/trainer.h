@@ -40,6 +40,7 @@ class CallerPlace;
 void finite_or_stop(const at::Tensor& loss, ConstModuleRef module, std::int64_t step,
                     const std::optional<ProcessGroup>& process_group = std::nullopt,
                     std::source_location where = std::source_location::current());
+/// Options of Trainer.
 struct TrainerOptions {
   /// Epochs of the whole run, those before a resume included. Default: 1, or with max_steps any number.
   std::optional<std::int64_t> epochs = {};
@@ -212,8 +213,10 @@ class Trainer {
   /// All ranks stop after the next agreement, as with a signal: after a step, or at the end of an epoch. Any
   /// rank may call it.
   void stop() { stop_requested_ = true; }
+  /// Whether training ends before its last epoch: after a signal, stop() or early stopping.
   bool stopped() const { return stopped_; }
   bool interrupted() const { return interrupted_; }  ///< stopped by a signal, on any rank
+  /// The current epoch, from 0.
   std::int64_t epoch() const { return epoch_; }
   std::int64_t step() const { return step_; }    ///< steps of the optimizer so far
   std::int64_t batch() const { return batch_; }  ///< batches of the epoch so far
