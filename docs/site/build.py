@@ -3,6 +3,7 @@
 
 import gc
 import json
+import shutil
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
@@ -58,6 +59,7 @@ def main():
     arguments = ["-W", "--keep-going", "-q", "-b", "html", "-c", str(ROOT / "docs"), "-d", str(work / "doctrees"),
                  str(work / "source"), str(output / version)]
     if sphinx(arguments):
+        shutil.rmtree(work / "doctrees")  # the next build reads all pages, and warns again
         sys.exit("the documentation has errors: see above. A path below build/docs/source is that of the page in docs/")
     add_to_versions(output)
     print(f"The documentation is in {output / 'index.html'}")

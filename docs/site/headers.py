@@ -4,6 +4,7 @@
     {doxygenheader} lockstep/ddp/options.h
 """
 
+import hashlib
 import re
 import subprocess
 import xml.etree.ElementTree as ET
@@ -20,7 +21,8 @@ def run_doxygen(root, folder):
 
 
 def readable(xml):
-    """Default arguments as Sphinx's parser of C++ reads them: it knows no designated initializers."""
+    """Default arguments as Sphinx's parser of C++ reads them: it knows no designated initializers. Without lists of derived classes."""
+    xml = re.sub(r"\s*<derivedcompoundref .*?</derivedcompoundref>", "", xml)
     return re.sub(r"<(defval|argsstring|initializer)>.*?</\1>", lambda match: re.sub(r"([{,]\s*)\.(\w+\s*=)", r"\1\2", match[0]), xml)
 
 
@@ -59,11 +61,23 @@ def add(found, element, refid, member):
 
 def setup(app):
     from breathe.directives import BaseDirective  # only Sphinx needs Breathe
+    from sphinx import addnodes
     from breathe.renderer import TaggedNode, filter as breathe_filter
     from breathe.renderer.mask import NullMaskFactory
     from breathe.renderer.target import create_target_handler
 
     cache = {}
+
+    def add_namespace(rendered, class_name):
+        """Breathe shows it before functions, not before classes."""
+        space, _, last = class_name.rpartition("::")
+        for signature in [found for node in rendered for found in node.findall(addnodes.desc_signature)][:1]:
+            name = next(found for found in signature.findall(addnodes.desc_name) if found.astext() == last)
+            name.parent.insert(name.parent.index(name), addnodes.desc_addname(f"{space}::", f"{space}::"))
+
+    def shorten_contents(rendered):
+        for signature in [found for node in rendered for found in node.findall(addnodes.desc_signature)]:
+            signature["_toc_name"] = re.sub(r"^(\w+::)+", "", signature.get("_toc_name", ""))
 
     class DoxygenHeader(BaseDirective):
         required_arguments = 1
@@ -79,17 +93,20 @@ def setup(app):
                 compound = cache["compounds"][refid]
                 options = {"members": "", "undoc-members": None}
                 if member is None:
-                    root = self.dox_parser.parse_compound(refid, project).root
-                    # From the definition: Breathe leaves out the namespace below a node of the index.
-                    stack = [TaggedNode("compounddef", root.compounddef[0]), TaggedNode("doxygen", root), TaggedNode("compound", compound),
-                             TaggedNode("doxygenindex", index.root)]
+                    stack = [TaggedNode("compound", compound), TaggedNode("doxygenindex", index.root)]
                     shown = breathe_filter.create_class_filter(self.app, compound.name, options)
                 else:
                     entry = next(entry for entry in compound.member if entry.refid == member)
                     stack = breathe_filter.extend_member_with_compound(self.dox_parser, project, entry, compound, index.root)
                     shown = breathe_filter.create_outline_filter({})
-                nodes += self.render(stack, project, shown, create_target_handler({}, self.env), NullMaskFactory(), self.directive_args)
+                rendered = self.render(stack, project, shown, create_target_handler({}, self.env), NullMaskFactory(), self.directive_args)
+                if member is None:
+                    add_namespace(rendered, compound.name)
+                shorten_contents(rendered)
+                nodes += rendered
             return nodes
 
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.*")))
+    app.add_config_value("digest_of_site", hashlib.sha256(sources).hexdigest(), "env")  # all pages are read again when these files change
     app.add_directive("doxygenheader", DoxygenHeader)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
