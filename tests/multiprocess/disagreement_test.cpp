@@ -29,9 +29,9 @@ void expect_desync(const std::function<void(const ProcessGroup&)>& usual,
   const auto& call = context.rank() == 1 ? other : usual;
   const auto text = AllOf(HasSubstr("the ranks make different calls"), HasSubstr(first), HasSubstr(second),
                           HasSubstr("disagreement_test.cpp:"));
-  EXPECT_THAT([&] { call(context.group()); },
-              Throws<DesyncError>(AllOf(Property(&std::exception::what, text), Property(&Error::rank, Optional(1)),
-                                        Property(&Error::group, "default"))));
+  EXPECT_THAT([&] { call(context.group()); }, Throws<DesyncError>(AllOf(Property(&std::exception::what, text),
+                                                                        Property(&Error::rank, Optional(1)),
+                                                                        Property(&Error::group, "default"))));
   // No rank hangs, and no rank continues without an error.
   EXPECT_THROW(context.group().barrier(), DesyncError);
 }

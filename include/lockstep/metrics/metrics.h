@@ -39,8 +39,7 @@ template <typename T>
 auto reduce_value(const T& value, std::same_as<bool> auto average,
                   const std::optional<ProcessGroup>& process_group = std::nullopt,
                   std::source_location where = std::source_location::current()) {
-  return reduce_value(value, average ? ReduceOp::AVG : ReduceOp::SUM, process_group,
-                      where);
+  return reduce_value(value, average ? ReduceOp::AVG : ReduceOp::SUM, process_group, where);
 }
 
 /// Options of EarlyStopping.

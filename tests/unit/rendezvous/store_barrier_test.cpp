@@ -98,9 +98,12 @@ TEST(Arrival, NamesMissingRanks) {
   EXPECT_THAT([&] { arrive(other, {1}, 2, 1ms); },
               ThrowsMessage<RendezvousError>(HasSubstr("rank 1 of 2: rank 0 did not arrive")));
   CountedStore again;
-  EXPECT_THAT([&] { arrive(again, {0, 2, 3}, 6, 50ms); },
-              ::testing::Throws<RendezvousError>(
-                  ::testing::Property(&Error::ranks, ::testing::ElementsAre(1, 4, 5))));
+  EXPECT_THAT(
+      [&] {
+        arrive(again, {0, 2, 3}, 6, 50ms);
+      },
+      ::testing::Throws<RendezvousError>(
+          ::testing::Property(&Error::ranks, ::testing::ElementsAre(1, 4, 5))));
 }
 
 TEST(Arrival, NamesSomeOfManyMissingRanks) {
