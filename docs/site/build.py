@@ -52,7 +52,7 @@ def main():
         sys.exit("\n".join(warnings))
     new = work / "doxygen.new/xml"
     write(work / "doxygen/xml", {path.name: headers.readable(path.read_text()).encode() for path in new.iterdir()})
-    site = pages.site_of(ROOT)
+    site = pages.site_of(ROOT, headers.contents(work / "doxygen/xml"))
     gc.disable()  # Sphinx makes millions of objects and few cycles: half the time
     write(work / "source", {**{name: text.encode() for name, text in site.texts.items()}, **site.files})
     version = ".".join(headers.version(ROOT))

@@ -39,7 +39,8 @@ def compounds(xml):
 
 
 def contents(xml):
-    """header -> [(line, id of the compound, id of its member or None)], without classes inside of classes and specializations."""
+    """header -> [(line, id of the compound, id of its member or None)], without classes inside of classes and specializations. A
+    namespace that has a comment is part of the header that Doxygen names."""
     found, inner = {}, set()
     everything = list(compounds(xml))
     for refid, compound in everything:
@@ -47,6 +48,8 @@ def contents(xml):
             inner |= {element.get("refid") for element in compound.findall("innerclass")}
     for refid, compound in everything:
         if compound.get("kind") == "namespace":
+            if "".join(compound.find("detaileddescription").itertext()).strip():
+                add(found, compound, refid, None)
             for member in compound.iter("memberdef"):
                 add(found, member, refid, member.get("id"))
         elif refid not in inner and "<" not in compound.findtext("compoundname"):
@@ -60,7 +63,9 @@ def add(found, element, refid, member):
 
 
 def setup(app):
+    import docutils.nodes
     from breathe.directives import BaseDirective  # only Sphinx needs Breathe
+    from breathe.parser import CompoundKind
     from sphinx import addnodes
     from breathe.renderer import TaggedNode, filter as breathe_filter
     from breathe.renderer.mask import NullMaskFactory
@@ -92,7 +97,12 @@ def setup(app):
             for _, refid, member in cache["contents"].get(self.arguments[0], []):
                 compound = cache["compounds"][refid]
                 options = {"members": "", "undoc-members": None}
-                if member is None:
+                if member is None and compound.kind == CompoundKind.namespace:
+                    definition = self.dox_parser.parse_compound(refid, project).root.compounddef[0]
+                    stack = [TaggedNode("detaileddescription", definition.detaileddescription), TaggedNode("compounddef", definition)]
+                    shown = breathe_filter.create_outline_filter({})
+                    nodes.append(docutils.nodes.rubric("", f"Namespace {compound.name}"))
+                elif member is None:
                     stack = [TaggedNode("compound", compound), TaggedNode("doxygenindex", index.root)]
                     shown = breathe_filter.create_class_filter(self.app, compound.name, options)
                 else:
@@ -100,7 +110,7 @@ def setup(app):
                     stack = breathe_filter.extend_member_with_compound(self.dox_parser, project, entry, compound, index.root)
                     shown = breathe_filter.create_outline_filter({})
                 rendered = self.render(stack, project, shown, create_target_handler({}, self.env), NullMaskFactory(), self.directive_args)
-                if member is None:
+                if member is None and compound.kind != CompoundKind.namespace:
                     add_namespace(rendered, compound.name)
                 shorten_contents(rendered)
                 nodes += rendered

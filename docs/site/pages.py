@@ -5,6 +5,7 @@ docs/README.md becomes the start page, and its headings with their links the nav
 page of its own below project/.
 """
 
+import hashlib
 import posixpath
 import re
 from pathlib import Path
@@ -112,8 +113,9 @@ class Site:
             if page.startswith("project/") and page not in self.navigation:
                 self.texts[page] = "---\norphan: true\n---\n" + self.texts[page]
 
-    def add_reference(self):
-        """One page for each folder of public headers, described by the table of layers in CONTRIBUTING.md."""
+    def add_reference(self, contents):
+        """One page for each folder of public headers, described by the table of layers in CONTRIBUTING.md. A comment in it changes with
+        `contents`, what each header declares, so that Sphinx reads the page again."""
         rows = re.findall(r"^\| \w+ \| `(\w+)` \| (.*?) \| [^|]* \|$", (self.root / "CONTRIBUTING.md").read_text(), flags=re.M)
         about = dict(rows)
         public = self.root / "include/lockstep"
@@ -133,7 +135,10 @@ class Site:
         self.texts["api/index.md"] = "\n".join(index) + tree(list(THEMES))
         for folder, title in THEMES.items():
             parts = [f"# {title}\n"]
-            parts += [f"## `<{header}>`\n\n```{{doxygenheader}} {header}\n```\n" for header in by_folder[folder]]
+            for header in by_folder[folder]:
+                declared = [(compound, member) for _, compound, member in contents.get(header, [])]
+                digest = hashlib.sha256(repr(declared).encode()).hexdigest()
+                parts.append(f"## `<{header}>`\n\n% {digest}\n\n```{{doxygenheader}} {header}\n```\n")
             self.texts[f"api/{folder}.md"] = "\n".join(parts)
 
 
@@ -147,10 +152,10 @@ def tree(pages, caption=""):
     return f"\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(pages) + "\n```\n"
 
 
-def site_of(root):
+def site_of(root, contents):
     site = Site(root)
     for path in sorted((site.root / "docs").rglob("*.md")):
         site.add(path.relative_to(site.root).as_posix())
-    site.add_reference()
+    site.add_reference(contents)
     site.add_navigation()
     return site
