@@ -49,7 +49,7 @@ enum class CallKind : std::uint8_t {
 /// "all_reduce", "broadcast", ...
 std::string_view name_of(CallKind kind);
 
-/// What has become of a call.
+/// The state of a call: running, or how it ended.
 enum class CallState : std::uint8_t {
   issued,     ///< not ended yet
   completed,  ///< ended without an error
@@ -69,7 +69,7 @@ struct CallRecord {
   int index = -1;                   ///< of the contents, or -1
   /// When the call was made. For sends and receives, the resolution is a system tick (a few milliseconds).
   std::chrono::steady_clock::time_point issued_at = {};
-  CallState state = CallState::issued;  ///< what has become of it
+  CallState state = CallState::issued;  ///< running, or how it ended
 
   /// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40 (gradients of bucket 2)"
   std::string describe() const;
