@@ -90,31 +90,31 @@ def setup(app):
         def run(self):
             project = self.project_info_factory.create_project_info({})
             index = self.get_doxygen_index(project)
-            xml = Path(project.project_path())
             if not cache:
-                cache.update(contents=contents(xml), compounds={compound.refid: compound for group in index.compounds.values() for compound in group})
-            nodes = []
-            for _, refid, member in cache["contents"].get(self.arguments[0], []):
-                compound = cache["compounds"][refid]
-                options = {"members": "", "undoc-members": None}
-                if member is None and compound.kind == CompoundKind.namespace:
-                    definition = self.dox_parser.parse_compound(refid, project).root.compounddef[0]
-                    stack = [TaggedNode("detaileddescription", definition.detaileddescription), TaggedNode("compounddef", definition)]
-                    shown = breathe_filter.create_outline_filter({})
-                    nodes.append(docutils.nodes.rubric("", f"Namespace {compound.name}"))
-                elif member is None:
-                    stack = [TaggedNode("compound", compound), TaggedNode("doxygenindex", index.root)]
-                    shown = breathe_filter.create_class_filter(self.app, compound.name, options)
-                else:
-                    entry = next(entry for entry in compound.member if entry.refid == member)
-                    stack = breathe_filter.extend_member_with_compound(self.dox_parser, project, entry, compound, index.root)
-                    shown = breathe_filter.create_outline_filter({})
-                rendered = self.render(stack, project, shown, create_target_handler({}, self.env), NullMaskFactory(), self.directive_args)
-                if member is None and compound.kind != CompoundKind.namespace:
-                    add_namespace(rendered, compound.name)
-                shorten_contents(rendered)
-                nodes += rendered
-            return nodes
+                cache.update(contents=contents(project.project_path()),
+                             compounds={compound.refid: compound for group in index.compounds.values() for compound in group})
+            return [node for _, refid, member in cache["contents"].get(self.arguments[0], [])
+                    for node in self.nodes_of(project, index, cache["compounds"][refid], member)]
+
+        def nodes_of(self, project, index, compound, member):
+            if member is not None:
+                entry = next(entry for entry in compound.member if entry.refid == member)
+                return self.rendered(project, breathe_filter.extend_member_with_compound(self.dox_parser, project, entry, compound, index.root))
+            if compound.kind == CompoundKind.namespace:
+                definition = self.dox_parser.parse_compound(compound.refid, project).root.compounddef[0]
+                stack = [TaggedNode("detaileddescription", definition.detaileddescription), TaggedNode("compounddef", definition)]
+                return [docutils.nodes.rubric("", f"Namespace {compound.name}"), *self.rendered(project, stack)]
+            shown = breathe_filter.create_class_filter(self.app, compound.name, {"members": "", "undoc-members": None})
+            found = self.rendered(project, [TaggedNode("compound", compound), TaggedNode("doxygenindex", index.root)], shown)
+            add_namespace(found, compound.name)
+            return found
+
+        def rendered(self, project, stack, shown=lambda _: True):
+            found = self.render(stack, project, shown, create_target_handler({}, self.env), NullMaskFactory(), self.directive_args)
+            shorten_contents(found)
+            for block in [block for node in found for block in node.findall(docutils.nodes.literal_block)]:
+                block["language"] = "cpp"
+            return found
 
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.*")))
     app.add_config_value("digest_of_site", hashlib.sha256(sources).hexdigest(), "env")  # all pages are read again when these files change
