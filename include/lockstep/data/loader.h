@@ -48,7 +48,7 @@ class LoaderBase {
   /// remaining samples. LibTorch's default generator and generators of user-defined samplers are not
   /// restored; save them separately. PyTorch: `load_state_dict()`.
   void seek(const LoaderPosition& position, std::source_location where = std::source_location::current());
-  /// What draws the indices of batches.
+  /// The source of the indices of batches.
   const std::shared_ptr<BatchSource>& batch_sampler() const { return batch_sampler_; }
 
  protected:
@@ -88,7 +88,7 @@ class LoaderBase {
 template <LoadableDataset Dataset>
 class DataLoader : public LoaderBase {
  public:
-  /// What the dataset's get_batch() or collate() returns.
+  /// The result of the dataset's get_batch() or collate().
   using BatchType = typename DatasetPass<Dataset>::BatchType;
   class Iterator;
 

@@ -49,7 +49,7 @@ enum class CallKind : std::uint8_t {
 /// "all_reduce", "broadcast", ...
 std::string_view name_of(CallKind kind);
 
-/// What has become of a call.
+/// The state of a call.
 enum class CallState : std::uint8_t {
   issued,     ///< not ended yet
   completed,  ///< ended without an error
