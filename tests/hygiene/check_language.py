@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""No file has a phrase or a name that the project no longer uses: check_language.py <root of the project>"""
+"""No file has a phrase or a name that the project no longer uses, and public names have the form of section "Names" of CONTRIBUTING.md:
+check_language.py <root of the project>"""
 
 import re
 import sys
@@ -67,6 +68,16 @@ SHM_NAMES = (r"\bTeam\b|\bteam_\b", r"\bArea\b", r"\bPost\b|\bposts\[", r"\bMeet
 # In sources, locks are those that clang checks: Note [Checked locks] in base/mutex.h.
 UNCHECKED_LOCK = re.compile(r"\bstd::(?:shared_)?mutex\b|\bstd::condition_variable\b")
 
+# Names of PyTorch, torchvision and of networks that have an acronym in capitals; and enums that PyTorch has.
+ACRONYMS = set("""
+    FSDPModule CPUOffloadPolicy P2POp PowerSGD PostLocalSGD FusedSGD ASGD NAdam RAdam LRScheduler LambdaLR MultiplicativeLR StepLR MultiStepLR
+    ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR SequentialLR CyclicLR OneCycleLR SWALR ReduceLROnPlateau
+    LRLambda ScheduleGPipe ScheduleLoopedBFS ScheduleZBVZeroBubble MNIST FashionMNIST KMNIST CIFAR CIFAR10 CIFAR100 DGCNN GPT2 GPT2Model LMHead
+""".split())
+ENUMS = {"ReduceOp", "ComputationType", "ImageReadMode", "InterpolationMode", "AutoAugmentPolicy"}
+TYPE = re.compile(r"^ *(?:enum )?(?:struct|class|concept) (\w+)(?: final)?(?: : \w[^{;]*)? [{=]|^using (\w+) =", re.MULTILINE)
+ENUM = re.compile(r"^ *enum class (\w+)[^{;]*\{([^}]*)\}", re.MULTILINE)
+
 GAP = r"[\s/*#]+"
 PHRASE = re.compile("|".join(phrase.replace(" ", GAP) for phrase in PHRASES))
 SENTENCE = re.compile(WHAT)
@@ -90,6 +101,20 @@ def hits(path, text):
             yield match.start() + start, match[0][start:].split("\n")[0][:40]
 
 
+def badly_named(text):
+    """(position, name) of types and enumerators of a public header that section "Names" of CONTRIBUTING.md does not allow."""
+    text = re.sub(r"//[^\n]*", lambda match: " " * len(match[0]), text)
+    for match in TYPE.finditer(text):
+        name = match[1] or match[2]
+        stem = name.removesuffix("Options").removesuffix("Impl")
+        if (re.search("[A-Z]{2}", stem) and stem not in ACRONYMS) or "_" in name:
+            yield match.start(), name
+    for match in ENUM.finditer(text):
+        for name in re.findall(r"\w+", match[2]):
+            if not (name.isupper() if match[1] in ENUMS else name.islower()):
+                yield match.start(), f"{match[1]}::{name}"
+
+
 def problems(root):
     root = Path(root)
     found = []
@@ -101,6 +126,8 @@ def problems(root):
         if name:
             found.append(f"{path}: its name has {name[0]!r}")
         text = file.read_text()
+        for position, name in badly_named(text) if path.parts[0] == "include" else ():
+            found.append(f"{path}:{text.count(chr(10), 0, position) + 1}: {name} is not of section Names of CONTRIBUTING.md")
         for position, words in sorted(hits(path, text)):
             found.append(f"{path}:{text.count(chr(10), 0, position) + 1}: {words!r}")
     return found

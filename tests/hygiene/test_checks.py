@@ -292,6 +292,15 @@ class Language(Tree):
                 self.assertEqual(len(check_language.problems(self.root)), 1)
                 (self.root / name).unlink()
 
+    def test_names(self):
+        good = "struct DdpStats {\n};\nclass FSDPModule : public A {\n};\nstruct GPT2Options {\n};\nenum class Mode { rel, abs };\nenum class ReduceOp { SUM };\n"
+        self.write("include/lockstep/a/a.h", good)
+        self.assertEqual(check_language.problems(self.root), [])
+        for text in ("struct FSDPStats {\n};\n", "enum class Mode { REL };\n", "enum class ReduceOp { sum };\n", "using my_type = int;\n"):
+            with self.subTest(text=text):
+                self.write("include/lockstep/a/a.h", text)
+                self.assertEqual(len(check_language.problems(self.root)), 1)
+
     def test_line(self):
         self.write("docs/a.md", "Good.\nRank 0 is told.\n")
         self.assertTrue(check_language.problems(self.root)[0].startswith("docs/a.md:2: "))
