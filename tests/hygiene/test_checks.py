@@ -16,6 +16,7 @@ import check_language
 import check_licence
 import check_places
 import check_reference
+import check_signatures
 import check_symbols
 import check_torch_names
 
@@ -41,6 +42,43 @@ class Tree(unittest.TestCase):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
+
+
+class Signatures(Tree):
+    def arguments(self, header, name):
+        self.write("docs/site/Doxyfile", (Path(__file__).resolve().parents[2] / "docs/site/Doxyfile").read_text())
+        self.write("include/lockstep/a.h", f"namespace lockstep {{\n{header}\n}}\n")
+        found, = check_signatures.Headers(self.root).candidates(f"lockstep::{name}", {})
+        return found
+
+    def test_arguments(self):
+        found = self.arguments("struct FOptions { bool sync = true; int count = 1'000; };\n"
+                               "void f(int rank, const FOptions& options = {}, std::source_location where = current());", "f")
+        self.assertEqual({name: default for name, (default, _) in found.items()},
+                         {"rank": "required", "sync": "true", "count": "1000"})
+        self.assertEqual(list(self.arguments("struct P { int op; double lr = 1e-3; };", "P")), ["op", "lr"])
+
+    def test_defaults(self):
+        for text, expected in (("= std::nullopt", "none"), ("= std::chrono::minutes(30)", "1800 s"), ("= ReduceOp::SUM", "sum"),
+                               ("= {0.9, 0.999}", "(0.9, 0.999)"), ("= at::kCPU", "cpu"), ('= "auto"', "auto"), ("= 1.0 / 3", "0.333333")):
+            self.assertEqual(check_signatures.cpp_default(text), expected)
+
+    def test_differences(self):
+        theirs = {"a": "required", "b": "none", "group": "none", "c": "1"}
+        ours = {name: (default, "") for name, default in (("a", "required"), ("c", "2"), ("b", "none"), ("process_group", "none"))}
+        self.assertEqual(check_signatures.differences(theirs, ours, {}),
+                         {"group": "named `process_group`", "c": "default `2`; PyTorch: `1`",
+                          "-": "order: `a`, `c`, `b`, `process_group`"})
+        self.assertEqual(check_signatures.differences({"a": "1"}, {}, {}), {"a": "missing"})
+        self.assertEqual(check_signatures.differences({"a": "1"}, {"x": ("1", ""), "a": ("1", "")}, {}), {"-": "after `x`"})
+
+    def test_problems(self):
+        found = {("torch.f", "a"): "missing", ("torch.g", "a"): "missing"}
+        rows = {("torch.*", "a"): ("missing", "a reason")}
+        self.assertEqual(list(check_signatures.problems(found, rows)), [])
+        self.assertEqual(len(list(check_signatures.problems(found, {}))), 2)
+        self.assertEqual(len(list(check_signatures.problems({}, rows))), 1)
+        self.assertEqual(len(list(check_signatures.problems(found, {("torch.*", "a"): ("missing", "")}))), 2)
 
 
 class Reference(Tree):
