@@ -57,7 +57,7 @@ extern lockstep::MixtureOfExperts moe;
 extern at::Tensor mask;
 extern const double perplexity;
 
-extern at::Tensor x, y, target, loss, images, labels, inputs, targets, tokens;
+extern at::Tensor x, y, sum, target, loss, images, labels, inputs, targets, tokens;
 extern std::int64_t epoch, epochs, step;
 extern std::uint64_t seed;
 
