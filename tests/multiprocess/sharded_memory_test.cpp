@@ -28,8 +28,8 @@ constexpr std::int64_t kSide = 512, kLayerBytes = kSide * kSide * 4;
 std::int64_t growth(const FullyShardOptions& options) {
   torch::nn::Sequential net;
   for (int i = 0; i < 8; ++i) {
-    const torch::nn::Linear layer(torch::nn::LinearOptions(kSide, kSide).bias(false));
-    fully_shard(*layer, options);
+    torch::nn::Linear layer(torch::nn::LinearOptions(kSide, kSide).bias(false));
+    fully_shard(layer, options);
     net->push_back(layer);
     net->push_back(torch::nn::Tanh());
   }

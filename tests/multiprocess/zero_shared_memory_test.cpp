@@ -118,8 +118,8 @@ TEST(ZeroSharedMemory, ParametersWithGuardsKeepTheirMemory) { expect_all_passed(
 
 const Scenario zero_of_rows("zero of rows", [] {
   const auto context = init({.backend = "shm"});
-  const torch::nn::Linear net(4, 4);
-  const auto rows = fully_shard(*net).parameters();
+  torch::nn::Linear net(4, 4);
+  const auto rows = fully_shard(net).parameters();
   EXPECT_THAT(error_of<ArgumentError>([&] { ZeroRedundancyOptimizer<SGD>(rows, SGDOptions(0.5)); }),
               AllOf(HasSubstr("zero_shared_memory_test.cpp:"),
                     HasSubstr("is one of fully_shard(), which divides the states")));
