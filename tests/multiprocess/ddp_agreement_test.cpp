@@ -242,7 +242,7 @@ const testing::Scenario sharding_refused_on_one("sharding refused on one rank", 
   const bool odd = context.rank() == 1;
   torch::nn::Linear net(2, 2), mixed(2, 2);
   if (odd) mixed->register_parameter("extra", torch::ones({2}, at::kMeta));
-  const auto expect_shard_told = [&](const torch::nn::Linear& module, const FullyShardOptions& options,
+  const auto expect_shard_told = [&](torch::nn::Linear& module, const FullyShardOptions& options,
                                      const char* reason) {
     expect_told(
         context, [&] { fully_shard(*module, options); }, reason);
@@ -265,7 +265,7 @@ const testing::Scenario sharding_refused_on_one("sharding refused on one rank", 
               ThrowsMessage<DesyncError>(AllOf(HasSubstr("param_dtype=Half"), HasSubstr("BFloat16"))));
   EXPECT_THAT([&] { fully_shard(*net, {.reshard_after_forward = odd}); },
               ThrowsMessage<DesyncError>(HasSubstr("reshard_after_forward=false")));
-  const torch::nn::Linear other(odd ? 3 : 2, 2);
+  torch::nn::Linear other(odd ? 3 : 2, 2);
   EXPECT_THAT(
       [&] { fully_shard(*other); },
       ThrowsMessage<DesyncError>(AllOf(HasSubstr("rank 1 has parameter weight"), HasSubstr("[2, 3]"))));
@@ -279,7 +279,7 @@ TEST(ShardedAgreement, ARefusalOnOneRankIsAnErrorOnAll) {
 
 const testing::Scenario shared_over_gloo("shared memory refused on one rank", [] {
   const auto context = init({.backend = "gloo"});
-  const torch::nn::Linear net(2, 2);
+  torch::nn::Linear net(2, 2);
   FullyShardOptions options;
   if (context.rank() == 1) options.share_memory = true;
   expect_told(
@@ -331,9 +331,9 @@ TEST(DdpAgreement, WithoutInitSyncOnlyValuesMayDiffer) {
 const testing::Scenario refused_in_a_mesh("sharding refused on one rank of a mesh", [] {
   const auto context = init();
   const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"replicate", "shard"}});
-  const torch::nn::Linear net(2, context.rank() == 1 ? 3 : 2);
+  torch::nn::Linear net(2, context.rank() == 1 ? 3 : 2);
   EXPECT_THROW(fully_shard(*net, {.mesh = mesh}), DesyncError);
-  const torch::nn::Linear alike(2, 2);
+  torch::nn::Linear alike(2, 2);
   const auto wrap = [&] {
     fully_shard(*alike, {.mesh = mesh, .reshard_after_forward = context.rank() == 1 ? 3 : 2});
   };

@@ -147,7 +147,7 @@ lockstep::Dict train(const lockstep::Context& context, const std::string& name, 
 // What must be refused before anything is sent; all ranks made `ddp`.
 lockstep::List refusals(const lockstep::Context& context, auto& ddp) {
   using lockstep::DistributedDataParallel;
-  const torch::nn::Linear net(4, 2);
+  torch::nn::Linear net(4, 2);
   const torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(4, 2).sparse(true));
   const auto make_optimizer = [](std::vector<torch::Tensor> parameters) {
     return std::make_unique<torch::optim::SGD>(std::move(parameters), 0.1);
@@ -160,7 +160,7 @@ lockstep::List refusals(const lockstep::Context& context, auto& ddp) {
   refused([&] { lockstep::split_group(context.group(), {{0}, {1}}); });
   refused([&] { lockstep::between_hosts(lockstep::allreduce_hook); });
   refused([&] { lockstep::SyncBatchNorm(4)->forward(torch::rand({8, 4, 2, 2})); });
-  refused([&] { lockstep::fully_shard(*net); });
+  refused([&] { lockstep::fully_shard(net); });
   refused([&] { lockstep::ZeroRedundancyOptimizer<torch::optim::SGD>(net->parameters(), 0.1); });
   refused([&] { lockstep::trace(ddp, "trace.json"); });
   refused([&] { static_cast<void>(ddp->join()); });

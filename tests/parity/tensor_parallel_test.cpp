@@ -92,7 +92,7 @@ Record record_of(const std::string& name, const Tensor& tensor) {
 
 using Parameters = std::vector<FSDPModule::NamedParameter>;
 
-Parameters parameters_of(const torch::nn::Module& net, const Case& each, const DeviceMesh& mesh) {
+Parameters parameters_of(torch::nn::Module& net, const Case& each, const DeviceMesh& mesh) {
   if (each.shards > 1) {
     if (const auto layers = net.named_children().find("layers"))
       for (const auto& layer : (*layers)->children()) fully_shard(*layer, {.mesh = mesh});
