@@ -55,10 +55,21 @@ void make_calls(const std::function<void()>& calls) {
   }
 }
 
+// Until every rank has left the group's first call: a death may end a call that has ended elsewhere.
+void await_all(const ProcessGroup& group) {
+  const auto ranks = comm::state_of(group).node_group();
+  const Deadline deadline(20s);
+  for (int rank = 0; rank < ranks->size(); ++rank)
+    while (ranks->status(rank).completed.load() < 1 && !deadline.expired()) std::this_thread::yield();
+}
+
 const testing::Scenario is_killed("lost: killed between calls", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
   context.barrier();
-  if (context.rank() == 1) ::raise(SIGKILL);
+  if (context.rank() == 1) {
+    await_all(context.group());
+    ::raise(SIGKILL);
+  }
   auto x = torch::ones({1000});
   make_calls([&] {
     for (int i = 0; i < 10; ++i) context.group().all_reduce(x);
