@@ -2,6 +2,9 @@
 // What DistributedDataParallel's features do that the parity tests do not see.
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <type_traits>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -194,6 +197,36 @@ TEST(Freeze, AcceptsNamesModulesAndPatterns) {
   EXPECT_THAT(freeze_all_but(tied, {"head"}), ElementsAre("body.weight", "body.bias"));
   EXPECT_TRUE(tied.table->weight.requires_grad());
   EXPECT_THAT([&] { freeze(other, {"bdoy"}); }, ThrowsMessage<ArgumentError>(HasSubstr("bdoy")));
+}
+
+TEST(ModuleRef, IsAModuleAHolderOrASharedPtr) {
+  static_assert(!std::is_convertible_v<const torch::nn::Linear&, ModuleRef>);
+  static_assert(!std::is_convertible_v<const torch::nn::LinearImpl&, ModuleRef>);
+  static_assert(std::is_convertible_v<const torch::nn::Linear&, ConstModuleRef>);
+  static_assert(std::is_convertible_v<ModuleRef, ConstModuleRef>);
+  static_assert(!std::is_convertible_v<ConstModuleRef, ModuleRef>);
+  torch::nn::Linear net(2, 2);
+  const auto shared = net.ptr();
+  EXPECT_THAT(freeze(net, {"bias"}), ElementsAre("bias"));
+  EXPECT_THAT(freeze(shared, {"bias"}), ElementsAre("bias"));
+  EXPECT_THAT(freeze(*shared, {"weight"}), ElementsAre("weight"));
+  EXPECT_FALSE(net->bias.requires_grad() || net->weight.requires_grad());
+  EXPECT_EQ(state_dict(std::as_const(net)).size(), 2U);
+  torch::nn::Linear empty(nullptr);
+  EXPECT_THAT([&] { freeze(empty, {"bias"}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("empty holder or a null pointer")));
+  EXPECT_THAT([&] { freeze(std::shared_ptr<torch::nn::Module>(), {"bias"}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("(at features_test.cpp:")));
+}
+
+TEST(ModuleRef, AWrapperTakesAModuleThatASharedPtrOwns) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(2, 2);
+  const DistributedDataParallel ddp(*net, {.process_group = fake.group});
+  EXPECT_EQ(ddp->module(), net.ptr());
+  torch::nn::LinearImpl unowned(2, 2);
+  EXPECT_THAT([&] { DistributedDataParallel(unowned, {.process_group = fake.group}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("no shared_ptr owns the module")));
 }
 
 TEST(ClipGradNorm, ScalesDownAndRejectsGradientsThatAreNotAveraged) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <cmath>
+#include <string>
+#include <type_traits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -110,6 +112,16 @@ TEST(LRSchedulers, RefuseToStepAddedGroups) {
   refuses([](auto& optimizer) { return SWALR(optimizer, 0.1); });
   refuses([](auto& optimizer) { return OneCycleLR(optimizer, {.max_lr = 1, .total_steps = 9}); });
   refuses([](auto& optimizer) { return CyclicLR(optimizer, {.base_lr = 0.1, .max_lr = 1}); });
+}
+
+TEST(Literal, IsAnEnumeratorOrPyTorchsLiteral) {
+  using optim::AnnealStrategy;
+  constexpr Literal<AnnealStrategy> literal = "linear";
+  static_assert(literal == AnnealStrategy::linear && literal.text() == "linear");
+  EXPECT_EQ(optim::OneCycleLROptions{.max_lr = 1}.anneal_strategy, AnnealStrategy::cos);
+  static_assert(!std::is_convertible_v<std::string, Literal<AnnealStrategy>>);
+  EXPECT_EQ(parse_literal<AnnealStrategy>(std::string("cos")), AnnealStrategy::cos);
+  EXPECT_EQ(parse_literal<AnnealStrategy>("cso"), std::nullopt);
 }
 
 TEST(LRSchedulers, RefuseInvalidArguments) {
