@@ -44,7 +44,9 @@ const testing::Scenario reductions("guesses: reductions", [] {
   EXPECT_EQ(t.item<double>(), 18);
   t = number(rank + 1);
   reduce(t, 2);
-  if (rank == 2) EXPECT_EQ(t.item<double>(), 6);
+  if (rank == 2) {
+    EXPECT_EQ(t.item<double>(), 6);
+  }
   auto part = number(0);
   reduce_scatter(part, {number(1), number(2), number(3)});
   EXPECT_EQ(part.item<double>(), 3 * (rank + 1));
@@ -76,7 +78,9 @@ const testing::Scenario copies("guesses: copies", [] {
   EXPECT_TRUE(gathered.equal(torch::arange(3, torch::kFloat)));
   list = zeros(rank == 0 ? 3 : 0);
   gather(number(rank), list);
-  if (rank == 0) EXPECT_EQ(list[2].item<double>(), 2);
+  if (rank == 0) {
+    EXPECT_EQ(list[2].item<double>(), 2);
+  }
   scatter(t, rank == 1 ? std::vector{number(5), number(6), number(7)} : std::vector<at::Tensor>(), 1);
   EXPECT_EQ(t.item<double>(), 5 + rank);
   list = zeros(3);
@@ -98,7 +102,9 @@ const testing::Scenario messages("guesses: messages", [] {
   const int rank = get_rank();
   auto t = number(rank);
   if (rank == 0) send(t, 1);
-  if (rank == 1) EXPECT_EQ(recv(t, 0), 0);
+  if (rank == 1) {
+    EXPECT_EQ(recv(t, 0), 0);
+  }
   if (rank == 1) isend(t, 2).wait();
   if (rank == 2) irecv(t, 1).wait();
   EXPECT_EQ(t.item<double>(), 0);
@@ -120,7 +126,7 @@ TEST(Guesses, MessagesAndObjects) {
 }
 
 // As in Python, src and dst are global ranks.
-const testing::Scenario groups("guesses: groups", [] {
+const testing::Scenario groups_of_guesses("guesses: groups", [] {
   init_process_group("shm");
   const auto group = new_group({1, 2});
   if (group) {
@@ -130,7 +136,9 @@ const testing::Scenario groups("guesses: groups", [] {
     all_reduce(t, ReduceOp::SUM, group);
     EXPECT_EQ(t.item<double>(), 4);
     if (get_rank() == 1) send(number(7), 2, group);
-    if (get_rank() == 2) EXPECT_EQ(recv(t, std::nullopt, group), 1);
+    if (get_rank() == 2) {
+      EXPECT_EQ(recv(t, std::nullopt, group), 1);
+    }
     EXPECT_EQ(get_group_rank(*group, 2), 1);
     EXPECT_EQ(get_global_rank(*group, 0), 1);
     EXPECT_THAT([&] { broadcast(t, 0, group); },
@@ -144,7 +152,7 @@ const testing::Scenario groups("guesses: groups", [] {
   destroy_process_group();
 });
 TEST(Guesses, GroupsTakeGlobalRanks) {
-  testing::expect_all_passed(testing::run_ranks(groups, {.world_size = 3}));
+  testing::expect_all_passed(testing::run_ranks(groups_of_guesses, {.world_size = 3}));
 }
 
 const testing::Scenario training("guesses: training", [] {
@@ -272,9 +280,9 @@ TEST(Guesses, SamplersByValueAndWithPositions) {
 TEST(Guesses, OrderOfDesignators) {
   const InitOptions init_options{.backend = "gloo",
                                  .init_method = "env://",
-                                 .timeout = 30,
                                  .world_size = 2,
                                  .rank = 0,
+                                 .timeout = 30,
                                  .store = {},
                                  .group_name = "train"};
   EXPECT_EQ(init_options.world_size, 2);

@@ -142,12 +142,12 @@ DeviceMesh init_device_mesh(const std::vector<std::int64_t>& mesh_shape,
 DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
                             const DeviceMeshOptions& options = {},
                             std::source_location where = std::source_location::current());
-template <std::size_t N>
-DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
-                            const char* const (&mesh_dim_names)[N],
-                            std::source_location where = std::source_location::current()) {
+inline DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
+                                   std::initializer_list<const char*> mesh_dim_names,
+                                   std::source_location where = std::source_location::current()) {
   return init_device_mesh(device_type, mesh_shape,
-                          DeviceMeshOptions{.mesh_dim_names = {mesh_dim_names, mesh_dim_names + N}}, where);
+                          DeviceMeshOptions{.mesh_dim_names = {mesh_dim_names.begin(), mesh_dim_names.end()}},
+                          where);
 }
 
 /// Seeds a rank of a mesh. Ranks draw apart if their coordinates differ in one of the dimensions `apart`, and
