@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -142,9 +143,11 @@ DeviceMesh init_device_mesh(const std::vector<std::int64_t>& mesh_shape,
 DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
                             const DeviceMeshOptions& options = {},
                             std::source_location where = std::source_location::current());
-inline DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
-                                   std::initializer_list<const char*> mesh_dim_names,
-                                   std::source_location where = std::source_location::current()) {
+/// The same with PyTorch's names of the dimensions in braces: `init_device_mesh("cpu", {2, 2}, {"dp", "tp"})`.
+template <std::same_as<const char*> Name>
+DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
+                            std::initializer_list<Name> mesh_dim_names,
+                            std::source_location where = std::source_location::current()) {
   return init_device_mesh(device_type, mesh_shape,
                           DeviceMeshOptions{.mesh_dim_names = {mesh_dim_names.begin(), mesh_dim_names.end()}},
                           where);
