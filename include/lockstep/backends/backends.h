@@ -39,24 +39,30 @@ namespace backends {
 /// this rank. All calls complete immediately. Safe from any thread.
 class FakeBackend : public c10d::Backend {
  public:
+  /// A call that was made.
   struct Call {
-    c10d::OpType op = c10d::OpType::UNKNOWN;
-    std::int64_t numel = 0;  ///< of the (first) tensor
-    at::Tensor tensor;       ///< the (first) tensor itself; undefined for a barrier
+    c10d::OpType op = c10d::OpType::UNKNOWN;  ///< the function
+    std::int64_t numel = 0;                   ///< of the (first) tensor
+    at::Tensor tensor;                        ///< the (first) tensor itself; undefined for a barrier
   };
 
   FakeBackend(int rank, int size) : Backend(rank, size) {}
 
+  /// All calls since the last clear_calls(), in order.
   std::vector<Call> calls() const;
+  /// Forgets the calls.
   void clear_calls();
   /// Records the next call and makes its wait() throw `failure`.
   void fail_next_call(std::exception_ptr failure);
 
+  /// The properties that its registration names.
   static BackendTraits traits();
 
   const std::string getBackendName() const override { return "fake"; }
 
+  /// A list of tensors.
   using Tensors = std::vector<at::Tensor>;
+  /// A pending call of c10d.
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;

@@ -62,10 +62,12 @@ class LOCKSTEP_THREAD_ATTRIBUTE(scoped_lockable) MutexLock {
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
 
+  /// Gives the mutex up before the end of the scope.
   void unlock() LOCKSTEP_THREAD_ATTRIBUTE(release_capability()) {
     is_held_ = false;
     mutex_.unlock();
   }
+  /// Owns the mutex again after unlock().
   void lock() LOCKSTEP_THREAD_ATTRIBUTE(acquire_capability()) {
     mutex_.lock();
     is_held_ = true;
@@ -94,9 +96,12 @@ class LOCKSTEP_THREAD_ATTRIBUTE(scoped_lockable) MutexUnlock {
 /// is called with the mutex held: [this]() LOCKSTEP_REQUIRES(mutex_) { return done_; }.
 class Condition {
  public:
+  /// Wakes one waiting thread.
   void notify_one() noexcept { changed_.notify_one(); }
+  /// Wakes all waiting threads.
   void notify_all() noexcept { changed_.notify_all(); }
 
+  /// Gives the mutex up, waits to be woken and owns it again.
   void wait(Mutex& mutex) LOCKSTEP_REQUIRES(mutex) {
     Held held(mutex.mutex_);
     changed_.wait(held.lock);
@@ -111,6 +116,7 @@ class Condition {
     Held held(mutex.mutex_);
     changed_.wait_for(held.lock, time);
   }
+  /// Waits as wait() does, at the latest until `time`.
   template <typename TimePoint>
   void wait_until(Mutex& mutex, const TimePoint& time) LOCKSTEP_REQUIRES(mutex) {
     Held held(mutex.mutex_);
@@ -142,9 +148,13 @@ class Condition {
 /// A std::shared_mutex.
 class LOCKSTEP_THREAD_ATTRIBUTE(capability("mutex")) SharedMutex {
  public:
+  /// Waits until it alone owns the mutex.
   void lock() LOCKSTEP_THREAD_ATTRIBUTE(acquire_capability()) { mutex_.lock(); }
+  /// Gives up what lock() took.
   void unlock() LOCKSTEP_THREAD_ATTRIBUTE(release_capability()) { mutex_.unlock(); }
+  /// Waits until no thread owns the mutex alone.
   void lock_shared() LOCKSTEP_THREAD_ATTRIBUTE(acquire_shared_capability()) { mutex_.lock_shared(); }
+  /// Gives up what lock_shared() took.
   void unlock_shared() LOCKSTEP_THREAD_ATTRIBUTE(release_shared_capability()) { mutex_.unlock_shared(); }
 
  private:

@@ -63,6 +63,7 @@ struct CheckpointInfo {
   std::optional<double> metric{};
 };
 
+/// A loaded checkpoint.
 struct Checkpoint {
   CheckpointInfo info;  ///< which one it is
   Value contents;       ///< what was given to save()

@@ -28,6 +28,7 @@ class DistributedStates {
   /// Gives rank 0 of the optimizer's group the states of all ranks. All ranks call it together.
   virtual void consolidate() = 0;
 
+  /// How ranks share the memory of a parameter.
   struct Sharing {
     int ranks = 1;         ///< that share the parameter's memory
     bool is_owner = true;  ///< whether this rank's share counts for all of them
@@ -45,6 +46,7 @@ namespace lockstep {
 class VersionedModule {
  public:
   virtual ~VersionedModule() = default;
+  /// The `_version` of the module's class.
   virtual std::int64_t version() const = 0;
 };
 
@@ -84,7 +86,12 @@ struct SkippedKey {
   std::string reason;  ///< why it was not loaded
 };
 
-enum class PrefixChange : std::uint8_t { none, added, removed };
+/// Whether loading added or removed a prefix "module." of the names.
+enum class PrefixChange : std::uint8_t {
+  none,     ///< nothing
+  added,    ///< it was added to names of the state dict
+  removed,  ///< it was removed from names of the state dict
+};
 
 /// The result of load_state_dict(). PyTorch: the named tuple `_IncompatibleKeys`.
 struct LoadReport {

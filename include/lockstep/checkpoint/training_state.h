@@ -189,7 +189,7 @@ class TrainingState {
 struct EpochCheckpoint {
   std::int64_t epoch = 0;  ///< the next epoch to run
   std::string arch = {};   ///< the architecture, such as "resnet50"
-  double best_acc = 0;
+  double best_acc = 0;     ///< best accuracy so far
 };
 
 /// Returns {"epoch", "arch", "state_dict", "best_acc", "optimizer"}, in this order. Tensors share the data of

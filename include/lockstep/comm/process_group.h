@@ -160,8 +160,11 @@ struct ReconfigureOptions {
 ///   PeerLost or Error as Work::wait() does. The `_async` form returns a Work to wait() for.
 class ProcessGroup {
  public:
+  /// A line of the program: each call is recorded with that of its caller.
   using Where = std::source_location;
+  /// A tensor.
   using Tensor = at::Tensor;
+  /// A list of tensors.
   using Tensors = std::vector<at::Tensor>;
 
   /// Wraps any c10d backend, including third-party ones. `info.traits` describes what it supports; with empty
@@ -211,41 +214,48 @@ class ProcessGroup {
 
   /// Every rank's `tensor` becomes the reduction of all, in place. PyTorch: `all_reduce`.
   void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::SUM, Where where = Where::current()) const;
+  /// all_reduce() without waiting. PyTorch: `all_reduce(async_op=True)`.
   Work all_reduce_async(const Tensor& tensor, ReduceOp op = ReduceOp::SUM,
                         Where where = Where::current()) const;
 
   /// Every rank's `tensor` becomes that of `src`. PyTorch: `broadcast`.
   void broadcast(const Tensor& tensor, int src, Where where = Where::current()) const;
+  /// broadcast() without waiting. PyTorch: `broadcast(async_op=True)`.
   Work broadcast_async(const Tensor& tensor, int src, Where where = Where::current()) const;
 
   /// `tensor` of rank `dst` becomes the reduction; on other ranks its contents are unspecified afterwards.
   /// PyTorch: `reduce`.
   void reduce(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM,
               Where where = Where::current()) const;
+  /// reduce() without waiting. PyTorch: `reduce(async_op=True)`.
   Work reduce_async(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM,
                     Where where = Where::current()) const;
 
   /// `output[i]` becomes rank i's `input`; size() outputs of input's shape and dtype. With shm, shapes may
   /// differ between ranks. In place: `input` is output[rank()]. PyTorch: `all_gather`.
   void all_gather(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
+  /// all_gather() without waiting. PyTorch: `all_gather(async_op=True)`.
   Work all_gather_async(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
 
   /// `output` holds size() * input.numel() elements: the inputs in rank order. In place:
   /// `input` is part rank() of `output`. PyTorch: `all_gather_into_tensor`.
   void all_gather_into_tensor(const Tensor& output, const Tensor& input,
                               Where where = Where::current()) const;
+  /// all_gather_into_tensor() without waiting. PyTorch: `all_gather_into_tensor(async_op=True)`.
   Work all_gather_into_tensor_async(const Tensor& output, const Tensor& input,
                                     Where where = Where::current()) const;
 
   /// On rank `dst`, output[i] becomes rank i's `input`. On other ranks `output` is empty. In place: `input`
   /// is output[rank()]. PyTorch: `gather`.
   void gather(const Tensor& input, const Tensors& output, int dst, Where where = Where::current()) const;
+  /// gather() without waiting. PyTorch: `gather(async_op=True)`.
   Work gather_async(const Tensor& input, const Tensors& output, int dst,
                     Where where = Where::current()) const;
 
   /// `output` becomes input[rank()] of rank `src`. On other ranks `input` is empty. In place: `output` is
   /// input[rank()]. PyTorch: `scatter`.
   void scatter(const Tensor& output, const Tensors& input, int src, Where where = Where::current()) const;
+  /// scatter() without waiting. PyTorch: `scatter(async_op=True)`.
   Work scatter_async(const Tensor& output, const Tensors& input, int src,
                      Where where = Where::current()) const;
 
@@ -253,6 +263,7 @@ class ProcessGroup {
   /// In place: `output` is input[rank()]. PyTorch: `reduce_scatter`.
   void reduce_scatter(const Tensor& output, const Tensors& input, ReduceOp op = ReduceOp::SUM,
                       Where where = Where::current()) const;
+  /// reduce_scatter() without waiting. PyTorch: `reduce_scatter(async_op=True)`.
   Work reduce_scatter_async(const Tensor& output, const Tensors& input, ReduceOp op = ReduceOp::SUM,
                             Where where = Where::current()) const;
 
@@ -260,12 +271,14 @@ class ProcessGroup {
   /// part rank() of `input`. PyTorch: `reduce_scatter_tensor`.
   void reduce_scatter_tensor(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::SUM,
                              Where where = Where::current()) const;
+  /// reduce_scatter_tensor() without waiting. PyTorch: `reduce_scatter_tensor(async_op=True)`.
   Work reduce_scatter_tensor_async(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::SUM,
                                    Where where = Where::current()) const;
 
   /// output[i] becomes input[rank()] of rank i and must have its shape. Shapes may differ between pairs of
   /// ranks. In place: output[rank()] is input[rank()], and no other. PyTorch: `all_to_all`.
   void all_to_all(const Tensors& output, const Tensors& input, Where where = Where::current()) const;
+  /// all_to_all() without waiting. PyTorch: `all_to_all(async_op=True)`.
   Work all_to_all_async(const Tensors& output, const Tensors& input, Where where = Where::current()) const;
 
   /// Like all_to_all(), with one tensor that is split along dimension 0: into size() equal parts, or into the
@@ -274,6 +287,7 @@ class ProcessGroup {
                          const std::vector<std::int64_t>& output_split_sizes = {},
                          const std::vector<std::int64_t>& input_split_sizes = {},
                          Where where = Where::current()) const;
+  /// all_to_all_single() without waiting. PyTorch: `all_to_all_single(async_op=True)`.
   Work all_to_all_single_async(const Tensor& output, const Tensor& input,
                                const std::vector<std::int64_t>& output_split_sizes = {},
                                const std::vector<std::int64_t>& input_split_sizes = {},
@@ -282,17 +296,20 @@ class ProcessGroup {
   /// Sends to one other rank, which receives with the same `tag` (0 or more), shape and dtype. With gloo it
   /// may block until then. PyTorch: `send`.
   void send(const Tensor& tensor, int dst, int tag = 0, Where where = Where::current()) const;
+  /// send() without waiting. PyTorch: `isend`.
   Work send_async(const Tensor& tensor, int dst, int tag = 0, Where where = Where::current()) const;
 
   /// Receives from rank `src`, or from any rank when `src` is nullopt. Returns the sending rank. PyTorch:
   /// `recv`.
   int recv(const Tensor& tensor, std::optional<int> src = std::nullopt, int tag = 0,
            Where where = Where::current()) const;
+  /// recv() without waiting. PyTorch: `irecv`.
   Work recv_async(const Tensor& tensor, std::optional<int> src = std::nullopt, int tag = 0,
                   Where where = Where::current()) const;
 
   /// Returns when every rank has called it. PyTorch: `barrier`.
   void barrier(Where where = Where::current()) const;
+  /// barrier() without waiting. PyTorch: `barrier(async_op=True)`.
   Work barrier_async(Where where = Where::current()) const;
   /// A barrier with its own timeout (default: the group's) that names a missing rank. With `wait_all_ranks`
   /// it names all missing ranks, also with gloo, which otherwise stops at the first. PyTorch:
@@ -304,22 +321,26 @@ class ProcessGroup {
   /// `_async` forms of these four calls return an ObjectWork, whose wait() is collective. PyTorch:
   /// `all_gather_object`.
   std::vector<std::string> all_gather_object(const std::string& object, Where where = Where::current()) const;
+  /// all_gather_object() without waiting.
   ObjectWork<std::vector<std::string>> all_gather_object_async(const std::string& object,
                                                                Where where = Where::current()) const;
   /// Returns `object` of rank `src`. PyTorch: `broadcast_object_list`.
   std::string broadcast_object(const std::string& object, int src, Where where = Where::current()) const;
+  /// broadcast_object() without waiting.
   ObjectWork<std::string> broadcast_object_async(const std::string& object, int src,
                                                  Where where = Where::current()) const;
   /// On rank `dst`, [i] is the object of rank i. On other ranks the result is empty. PyTorch:
   /// `gather_object`.
   std::vector<std::string> gather_object(const std::string& object, int dst,
                                          Where where = Where::current()) const;
+  /// gather_object() without waiting.
   ObjectWork<std::vector<std::string>> gather_object_async(const std::string& object, int dst,
                                                            Where where = Where::current()) const;
   /// Returns objects[rank()] of rank `src`, which passes size() objects. On other ranks `objects` is empty.
   /// PyTorch: `scatter_object_list`.
   std::string scatter_object(const std::vector<std::string>& objects, int src,
                              Where where = Where::current()) const;
+  /// scatter_object() without waiting.
   ObjectWork<std::string> scatter_object_async(const std::vector<std::string>& objects, int src,
                                                Where where = Where::current()) const;
 

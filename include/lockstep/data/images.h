@@ -21,11 +21,11 @@ class DataLoader;
 
 /// The channels of a decoded image. torchvision: io.ImageReadMode.
 enum class ImageReadMode {
-  UNCHANGED,  ///< those of the file; the colors of a palette become RGB or RGBA
-  GRAY,
+  UNCHANGED,   ///< those of the file; the colors of a palette become RGB or RGBA
+  GRAY,        ///< one channel
   GRAY_ALPHA,  ///< PNG and BMP only
-  RGB,
-  RGB_ALPHA,  ///< not JPEG
+  RGB,         ///< three channels
+  RGB_ALPHA,   ///< not JPEG
 };
 
 using transforms::Box;
@@ -49,7 +49,12 @@ struct DecodeOptions {
 };
 
 /// The format of an image file.
-enum class ImageFormat { jpeg, png, webp, bmp };
+enum class ImageFormat {
+  jpeg,  ///< JPEG
+  png,   ///< PNG
+  webp,  ///< WebP
+  bmp,   ///< BMP
+};
 
 /// The header of an image file.
 struct ImageInfo {

@@ -139,11 +139,12 @@ struct LoaderPosition {
 /// Seeds for loading the batches of a pass. They differ between batches, ranks, epochs and passes, and do not
 /// depend on the worker.
 struct BatchSeeds {
-  std::uint64_t base = 0;
-  std::int64_t epoch = 0;
-  std::int64_t passes = 0;
-  int rank = 0;
+  std::uint64_t base = 0;   ///< seed of the loader
+  std::int64_t epoch = 0;   ///< epoch of the pass
+  std::int64_t passes = 0;  ///< passes before this one
+  int rank = 0;             ///< rank of this process
 
+  /// The seed of a batch of the pass.
   std::uint64_t seed_of(std::int64_t batch) const;
 };
 
@@ -155,15 +156,18 @@ class LoaderProgress {
                  bool keep_base_seed)
       : generator_(std::move(generator)), seed_(seed), keep_base_seed_(keep_base_seed) {}
 
+  /// Sets the epoch of the next pass.
   void set_epoch(std::int64_t epoch);
+  /// The position after the last yielded batch.
   LoaderPosition position() const;
   /// Makes the next start() resume there. Throws DataError when a generator state is invalid.
   void seek(const LoaderPosition& position);
 
+  /// A pass that begins.
   struct Start {
-    std::unique_ptr<BatchStream> stream;
-    BatchSeeds seeds;
-    std::int64_t first_batch;  ///< the number of the stream's first batch within the pass
+    std::unique_ptr<BatchStream> stream;  ///< indices of its batches
+    BatchSeeds seeds;                     ///< seeds of its batches
+    std::int64_t first_batch;             ///< the number of the stream's first batch within the pass
   };
   /// Starts a pass, or resumes the pass of seek().
   Start start(const BatchSource& source);

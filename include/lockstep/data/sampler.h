@@ -32,7 +32,7 @@ struct SampleCount {
     }
   SampleCount(const Sized& sized) : value(static_cast<std::int64_t>(sized.size())) {}  // NOLINT
 
-  std::int64_t value;
+  std::int64_t value;  ///< number of samples
 };
 
 /// One pass over a sampler. Draws random numbers lazily, as PyTorch's Python generators do.

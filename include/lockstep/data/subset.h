@@ -60,7 +60,7 @@ class ConcatIndex {
  public:
   /// The samples of a batch that belong to one dataset.
   struct Share {
-    std::size_t dataset;
+    std::size_t dataset;   ///< number of the dataset
     at::Tensor indices;    ///< int64 [n], in the dataset
     at::Tensor positions;  ///< int64 [n], in the batch
   };

@@ -29,13 +29,15 @@ struct ActivationCheckpointOptions {
 
 namespace ddp {
 
-// Maps the tensors of the arguments to those of the result.
+/// Maps the tensors of the arguments to those of the result, in the first run and in that of backward.
 using Recomputed =
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs, bool is_first)>;
 
+/// checkpoint() of a function of tensors.
 std::vector<at::Tensor> checkpoint_tensors(Recomputed function, const std::vector<at::Tensor>& inputs,
                                            const ActivationCheckpointOptions& options);
 
+/// Calls a module holder's forward(), or the function itself.
 template <typename Function, typename... Arguments>
 decltype(auto) call(Function& function, Arguments&... arguments) {
   if constexpr (requires { function->forward(arguments...); }) {
@@ -45,16 +47,19 @@ decltype(auto) call(Function& function, Arguments&... arguments) {
   }
 }
 
+/// Appends the tensors of a PyTree.
 template <typename T>
 void append_tensors(T& value, std::vector<at::Tensor>& tensors) {
   if constexpr (PyTree<T>) visit_tensors(value, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
 }
 
+/// Replaces the tensors of a PyTree by those from `next` on.
 template <typename T>
 void put_tensors(T& value, const std::vector<at::Tensor>& tensors, std::size_t& next) {
   if constexpr (PyTree<T>) visit_tensors(value, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
 }
 
+/// Detaches the tensors of a PyTree.
 template <typename T>
 void detach_tensors(T& value) {
   if constexpr (PyTree<T>) visit_tensors(value, [](at::Tensor& tensor) { tensor = tensor.detach(); });

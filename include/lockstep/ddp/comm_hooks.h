@@ -26,8 +26,11 @@ namespace lockstep {
 /// order. Copies refer to the same chain: each step runs once, and all have its result. One thread at a time.
 class BucketWork {
  public:
+  /// The step after a call.
   using Step = std::function<BucketWork()>;
+  /// A change of the result.
   using Change = std::function<at::Tensor(at::Tensor)>;
+  /// The step after a call, which takes its result.
   using Next = std::function<BucketWork(at::Tensor)>;
 
   /// Done, without a result.
@@ -77,6 +80,7 @@ class BucketWork {
 /// `torch.distributed.GradBucket`.
 class GradBucket {
  public:
+  /// A parameter whose gradient is in the bucket.
   struct Parameter {
     std::string name;         ///< in the wrapped module
     at::Tensor tensor;        ///< the parameter itself

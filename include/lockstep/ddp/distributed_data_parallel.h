@@ -235,11 +235,13 @@ class DistributedDataParallel
   }
   /// WrapperModule::parameters(), without the arrow of a module holder.
   std::vector<at::Tensor> parameters() const { return this->ptr()->parameters(); }
+  /// The parameters of the module with their names, which begin with "module.".
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const {
     return this->ptr()->named_parameters();
   }
   /// Sets the mode of training or of evaluation, without the arrow of a module holder.
   void train(bool on = true) const { this->ptr()->train(on); }
+  /// Switches the module to evaluation.
   void eval() const { this->ptr()->eval(); }
   /// DistributedDataParallelModule::no_sync(), without the arrow of a module holder.
   NoSync no_sync() const { return this->ptr()->no_sync(); }

@@ -65,7 +65,7 @@ class Joinable {
  public:
   /// The number of ranks that have data in an iteration.
   struct Notice {
-    Work work;
+    Work work;          ///< the pending sum
     at::Tensor active;  ///< [1], valid once `work` is complete
   };
 

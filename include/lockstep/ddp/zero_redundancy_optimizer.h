@@ -34,14 +34,15 @@ struct ZeroStart {
   /// The other ranks' construction throws `reason`, unless they have compared their parameters already.
   void tell(const std::exception& reason) const;
 
-  ProcessGroup group;
-  std::source_location where;
-  bool has_compared = false;
+  ProcessGroup group;          ///< group of the optimizer
+  std::source_location where;  ///< line of the program that constructs it
+  bool has_compared = false;   ///< whether the ranks have compared their parameters
 };
 
 /// The part of ZeroRedundancyOptimizer that all optimizers share.
 class ZeroShards {
  public:
+  /// A line of the program.
   using Where = std::source_location;
 
   ZeroShards(torch::optim::Optimizer& optimizer, ZeroStart& start);
@@ -50,11 +51,16 @@ class ZeroShards {
   ZeroShards& operator=(const ZeroShards&) = delete;
   /// `step_all` steps every parameter of the optimizer that has a gradient.
   void step(const std::function<void()>& step_all);
+  /// Gathers the states of all ranks on rank `to`.
   void consolidate(int to, Where where);
   void consolidate() { consolidate(0, where_); }
+  /// Throws Error on a rank that does not hold the states of all ranks.
   void check_complete() const;
+  /// How ranks share the memory of a parameter; nullopt if only this rank has it.
   std::optional<optim::DistributedStates::Sharing> sharing_of(const at::Tensor& parameter) const;
+  /// Sends each parameter from its owner to the other ranks.
   void share_parameters(Where where);
+  /// The rank that steps each parameter.
   const std::vector<int>& owners();
 
  private:
@@ -109,7 +115,9 @@ class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates {
                 "LBFGS steps all parameters along one direction, so ranks cannot step some of them each");
 
  public:
+  /// A function that computes the loss again, for optimizers that need it.
   using LossClosure = torch::optim::Optimizer::LossClosure;
+  /// A line of the program.
   using Where = std::source_location;
 
   /// `process_group`: default: the default group. Throws ArgumentError for a parameter that an optimizer must

@@ -110,7 +110,7 @@ struct FsdpStats {
   StepTimes mean = {};  ///< of all steps
   /// For shared parameters: the wait for all ranks between steps, in milliseconds.
   double barrier_wait_last = 0;
-  double barrier_wait_total = 0;
+  double barrier_wait_total = 0;   ///< ms, the sum over all steps
   std::vector<Group> groups = {};  ///< in the order of their first parameters
 };
 
@@ -216,6 +216,7 @@ class FSDPModule {
 
   /// get_model_state_dict() and set_model_state_dict(), for TrainingState.
   Dict state_dict(std::source_location where = std::source_location::current()) const;
+  /// set_model_state_dict(), for TrainingState.
   void load_state_dict(const Dict& state_dict,
                        std::source_location where = std::source_location::current()) const;
 

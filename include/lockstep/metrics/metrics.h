@@ -211,7 +211,10 @@ enum class Average : std::uint8_t {
 /// `precision_recall_fscore_support` with average=None and zero_division=0.
 struct ClassScores {
   /// By class; `support` is the number of targets.
-  at::Tensor precision, recall, f1, support;
+  at::Tensor precision;  ///< of what was predicted to be the class, the share that is
+  at::Tensor recall;     ///< of what is the class, the share that was predicted to be
+  at::Tensor f1;         ///< harmonic mean of precision and recall
+  at::Tensor support;    ///< number of targets
 };
 /// Computes them from a confusion matrix, of counts or of shares. Throws ArgumentError if it is not square,
 /// as the functions below.

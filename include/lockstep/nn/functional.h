@@ -21,7 +21,9 @@
 /// are sent may have any strides. Arguments and errors are otherwise those of ProcessGroup.
 namespace lockstep::nn::functional {
 
+/// The group of a call; nullopt: the default group.
 using Group = std::optional<ProcessGroup>;
+/// A line of the program.
 using Where = std::source_location;
 
 /// The reduction of all ranks' `tensor`, on every rank. Its gradient is reduced by the same `op`, as in

@@ -131,6 +131,7 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
 /// with e counted over all ranks.
 class MixtureOfExperts : public torch::nn::ModuleHolder<MixtureOfExpertsImpl> {
  public:
+  /// The module that it holds.
   using Impl = MixtureOfExpertsImpl;
 
   MixtureOfExperts(std::nullptr_t)

@@ -121,6 +121,7 @@ class BatchNormUpdate {
   ~BatchNormUpdate();
   BatchNormUpdate(const BatchNormUpdate&) = delete;
   BatchNormUpdate& operator=(const BatchNormUpdate&) = delete;
+  /// Whether the module has batch norms.
   bool has_layers() const { return !restore_.empty(); }
 
  private:

@@ -58,6 +58,7 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
 /// sums across ranks in fp64. In eval(), and in a group of one, it is a plain BatchNorm.
 class SyncBatchNorm : public torch::nn::ModuleHolder<SyncBatchNormImpl> {
  public:
+  /// The module that it holds.
   using Impl = SyncBatchNormImpl;
 
   SyncBatchNorm(std::nullptr_t)

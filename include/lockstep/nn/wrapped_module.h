@@ -18,7 +18,9 @@ namespace lockstep::nn {
 /// shared_ptr owns. pointer() throws ArgumentError for a module that none owns.
 template <typename Module>
 struct WrappedBy {
+  /// The type of the module.
   using type = typename Module::ContainedType;
+  /// The module of the holder.
   static std::shared_ptr<type> pointer(const Module& module) {
     return module.is_empty() ? nullptr : module.ptr();
   }

@@ -15,14 +15,14 @@ namespace lockstep {
 
 /// The operation that combines the tensors of several ranks. PyTorch: `torch.distributed.ReduceOp`.
 enum class ReduceOp : std::uint8_t {
-  SUM,
-  AVG,  ///< the sum divided by the number of ranks; floating point and complex only
-  PRODUCT,
-  MIN,   ///< not complex
-  MAX,   ///< not complex
-  BAND,  ///< bitwise and; integers and bool only
-  BOR,   ///< bitwise or; integers and bool only
-  BXOR,  ///< bitwise exclusive or; integers and bool only
+  SUM,      ///< the sum
+  AVG,      ///< the sum divided by the number of ranks; floating point and complex only
+  PRODUCT,  ///< the product
+  MIN,      ///< not complex
+  MAX,      ///< not complex
+  BAND,     ///< bitwise and; integers and bool only
+  BOR,      ///< bitwise or; integers and bool only
+  BXOR,     ///< bitwise exclusive or; integers and bool only
 };
 
 /// "SUM", "AVG", ...
@@ -30,20 +30,20 @@ std::string_view name_of(ReduceOp op);
 
 /// The function of a process group that was called.
 enum class CallKind : std::uint8_t {
-  all_reduce,
-  broadcast,
-  reduce,
-  all_gather,
-  all_gather_into_tensor,
-  gather,
-  scatter,
-  reduce_scatter,
-  reduce_scatter_tensor,
-  all_to_all,
-  all_to_all_single,
-  send,
-  recv,
-  barrier,
+  all_reduce,              ///< ProcessGroup::all_reduce()
+  broadcast,               ///< ProcessGroup::broadcast()
+  reduce,                  ///< ProcessGroup::reduce()
+  all_gather,              ///< ProcessGroup::all_gather()
+  all_gather_into_tensor,  ///< ProcessGroup::all_gather_into_tensor()
+  gather,                  ///< ProcessGroup::gather()
+  scatter,                 ///< ProcessGroup::scatter()
+  reduce_scatter,          ///< ProcessGroup::reduce_scatter()
+  reduce_scatter_tensor,   ///< ProcessGroup::reduce_scatter_tensor()
+  all_to_all,              ///< ProcessGroup::all_to_all()
+  all_to_all_single,       ///< ProcessGroup::all_to_all_single()
+  send,                    ///< ProcessGroup::send()
+  recv,                    ///< ProcessGroup::recv()
+  barrier,                 ///< ProcessGroup::barrier()
 };
 
 /// "all_reduce", "broadcast", ...

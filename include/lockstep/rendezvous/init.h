@@ -97,6 +97,7 @@ struct InitOptions {
 class Context;
 namespace rendezvous {
 class Session;
+/// The part of lockstep::init_process_group() that is not a template.
 Context& init_process_group(const std::string& backend, InitOptions options, std::source_location where);
 }  // namespace rendezvous
 

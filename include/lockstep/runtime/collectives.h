@@ -35,6 +35,7 @@ int get_global_rank(const ProcessGroup& group, int group_rank);
 void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::SUM,
                 const std::optional<ProcessGroup>& group = std::nullopt,
                 std::source_location where = std::source_location::current());
+/// ProcessGroup::all_reduce_async(): all_reduce() without waiting. PyTorch: `all_reduce(async_op=True)`.
 Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::SUM,
                       const std::optional<ProcessGroup>& group = std::nullopt,
                       std::source_location where = std::source_location::current());
@@ -43,6 +44,7 @@ Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::SUM,
 /// `torch.distributed.broadcast`.
 void broadcast(const at::Tensor& tensor, int src, const std::optional<ProcessGroup>& group = std::nullopt,
                std::source_location where = std::source_location::current());
+/// ProcessGroup::broadcast_async(): broadcast() without waiting. PyTorch: `broadcast(async_op=True)`.
 Work broadcast_async(const at::Tensor& tensor, int src,
                      const std::optional<ProcessGroup>& group = std::nullopt,
                      std::source_location where = std::source_location::current());
@@ -52,6 +54,7 @@ Work broadcast_async(const at::Tensor& tensor, int src,
 void reduce(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM,
             const std::optional<ProcessGroup>& group = std::nullopt,
             std::source_location where = std::source_location::current());
+/// ProcessGroup::reduce_async(): reduce() without waiting. PyTorch: `reduce(async_op=True)`.
 Work reduce_async(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM,
                   const std::optional<ProcessGroup>& group = std::nullopt,
                   std::source_location where = std::source_location::current());
@@ -61,6 +64,7 @@ Work reduce_async(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM
 void all_gather(const std::vector<at::Tensor>& tensor_list, const at::Tensor& tensor,
                 const std::optional<ProcessGroup>& group = std::nullopt,
                 std::source_location where = std::source_location::current());
+/// ProcessGroup::all_gather_async(): all_gather() without waiting. PyTorch: `all_gather(async_op=True)`.
 Work all_gather_async(const std::vector<at::Tensor>& tensor_list, const at::Tensor& tensor,
                       const std::optional<ProcessGroup>& group = std::nullopt,
                       std::source_location where = std::source_location::current());
@@ -70,6 +74,7 @@ Work all_gather_async(const std::vector<at::Tensor>& tensor_list, const at::Tens
 void all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
                             const std::optional<ProcessGroup>& group = std::nullopt,
                             std::source_location where = std::source_location::current());
+/// all_gather_into_tensor() without waiting. PyTorch: `all_gather_into_tensor(async_op=True)`.
 Work all_gather_into_tensor_async(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
                                   const std::optional<ProcessGroup>& group = std::nullopt,
                                   std::source_location where = std::source_location::current());
@@ -79,6 +84,7 @@ Work all_gather_into_tensor_async(const at::Tensor& output_tensor, const at::Ten
 void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {}, int dst = 0,
             const std::optional<ProcessGroup>& group = std::nullopt,
             std::source_location where = std::source_location::current());
+/// ProcessGroup::gather_async(): gather() without waiting. PyTorch: `gather(async_op=True)`.
 Work gather_async(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {}, int dst = 0,
                   const std::optional<ProcessGroup>& group = std::nullopt,
                   std::source_location where = std::source_location::current());
@@ -88,6 +94,7 @@ Work gather_async(const at::Tensor& tensor, const std::vector<at::Tensor>& gathe
 void scatter(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list = {}, int src = 0,
              const std::optional<ProcessGroup>& group = std::nullopt,
              std::source_location where = std::source_location::current());
+/// ProcessGroup::scatter_async(): scatter() without waiting. PyTorch: `scatter(async_op=True)`.
 Work scatter_async(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list = {}, int src = 0,
                    const std::optional<ProcessGroup>& group = std::nullopt,
                    std::source_location where = std::source_location::current());
@@ -97,6 +104,7 @@ Work scatter_async(const at::Tensor& tensor, const std::vector<at::Tensor>& scat
 void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
                     ReduceOp op = ReduceOp::SUM, const std::optional<ProcessGroup>& group = std::nullopt,
                     std::source_location where = std::source_location::current());
+/// reduce_scatter() without waiting. PyTorch: `reduce_scatter(async_op=True)`.
 Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
                           ReduceOp op = ReduceOp::SUM,
                           const std::optional<ProcessGroup>& group = std::nullopt,
@@ -107,6 +115,7 @@ Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor
 void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::SUM,
                            const std::optional<ProcessGroup>& group = std::nullopt,
                            std::source_location where = std::source_location::current());
+/// reduce_scatter_tensor() without waiting. PyTorch: `reduce_scatter_tensor(async_op=True)`.
 Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
                                  ReduceOp op = ReduceOp::SUM,
                                  const std::optional<ProcessGroup>& group = std::nullopt,
@@ -118,6 +127,7 @@ void all_to_all(const std::vector<at::Tensor>& output_tensor_list,
                 const std::vector<at::Tensor>& input_tensor_list,
                 const std::optional<ProcessGroup>& group = std::nullopt,
                 std::source_location where = std::source_location::current());
+/// all_to_all() without waiting. PyTorch: `all_to_all(async_op=True)`.
 Work all_to_all_async(const std::vector<at::Tensor>& output_tensor_list,
                       const std::vector<at::Tensor>& input_tensor_list,
                       const std::optional<ProcessGroup>& group = std::nullopt,
@@ -130,6 +140,7 @@ void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                        const std::vector<std::int64_t>& input_split_sizes = {},
                        const std::optional<ProcessGroup>& group = std::nullopt,
                        std::source_location where = std::source_location::current());
+/// all_to_all_single() without waiting. PyTorch: `all_to_all_single(async_op=True)`.
 Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
                              const std::vector<std::int64_t>& output_split_sizes = {},
                              const std::vector<std::int64_t>& input_split_sizes = {},
@@ -139,6 +150,7 @@ Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
 /// ProcessGroup::send(): sends to global rank `dst`. PyTorch: `torch.distributed.send`, `isend`.
 void send(const at::Tensor& tensor, int dst, const std::optional<ProcessGroup>& group = std::nullopt,
           int tag = 0, std::source_location where = std::source_location::current());
+/// send() without waiting. PyTorch: `torch.distributed.isend`.
 Work isend(const at::Tensor& tensor, int dst, const std::optional<ProcessGroup>& group = std::nullopt,
            int tag = 0, std::source_location where = std::source_location::current());
 
@@ -147,6 +159,7 @@ Work isend(const at::Tensor& tensor, int dst, const std::optional<ProcessGroup>&
 int recv(const at::Tensor& tensor, std::optional<int> src = std::nullopt,
          const std::optional<ProcessGroup>& group = std::nullopt, int tag = 0,
          std::source_location where = std::source_location::current());
+/// recv() without waiting. PyTorch: `torch.distributed.irecv`.
 Work irecv(const at::Tensor& tensor, std::optional<int> src = std::nullopt,
            const std::optional<ProcessGroup>& group = std::nullopt, int tag = 0,
            std::source_location where = std::source_location::current());
@@ -154,6 +167,7 @@ Work irecv(const at::Tensor& tensor, std::optional<int> src = std::nullopt,
 /// ProcessGroup::barrier(): returns when every rank has called it. PyTorch: `torch.distributed.barrier`.
 void barrier(const std::optional<ProcessGroup>& group = std::nullopt,
              std::source_location where = std::source_location::current());
+/// barrier() without waiting. PyTorch: `barrier(async_op=True)`.
 Work barrier_async(const std::optional<ProcessGroup>& group = std::nullopt,
                    std::source_location where = std::source_location::current());
 /// ProcessGroup::monitored_barrier(): a barrier with a limit of its own that names missing ranks. PyTorch:

@@ -48,6 +48,7 @@ struct GroupOptions {
 
 /// A message of batch_isend_irecv(). PyTorch: `torch.distributed.P2POp`.
 struct P2POp {
+  /// Whether a tensor is sent or received.
   enum Op { isend, irecv };
   Op op;                                   ///< send or receive
   at::Tensor tensor;                       ///< sent, or received into

@@ -171,7 +171,12 @@ namespace tensor {
 /// How the ranks of a mesh hold a tensor. PyTorch: `torch.distributed.tensor.Placement`.
 class Placement {
  public:
-  enum class Kind { replicate, shard, partial };
+  /// How the ranks of a mesh hold a tensor.
+  enum class Kind {
+    replicate,  ///< every rank holds the whole tensor
+    shard,      ///< every rank holds a part of one dimension
+    partial,    ///< the tensor is the sum over the ranks
+  };
 
   /// Replicated, cut or partial.
   Kind kind() const { return kind_; }

@@ -63,6 +63,7 @@ Value load_bytes(std::span<const char> bytes, const LoadOptions& options = {},
                  const std::string& name = "bytes",
                  std::source_location where = std::source_location::current());
 
+/// Options of save().
 struct SaveOptions {
   /// save() returns after the data has reached the disk.
   bool sync = true;

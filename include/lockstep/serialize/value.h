@@ -46,7 +46,7 @@ struct None {
 
 /// A Python int of more than 64 bits, in two's complement, least significant byte first.
 struct BigInteger {
-  std::string bytes;
+  std::string bytes;  ///< two's complement, least significant byte first
   bool operator==(const BigInteger&) const = default;
 };
 
@@ -93,7 +93,11 @@ struct Set : List {
 };
 
 /// Which Python class the dict has: dict, collections.OrderedDict or collections.Counter.
-enum class DictKind : std::uint8_t { dict, ordered_dict, counter };
+enum class DictKind : std::uint8_t {
+  dict,          ///< dict
+  ordered_dict,  ///< collections.OrderedDict
+  counter,       ///< collections.Counter
+};
 
 /// Python's dict, collections.OrderedDict or Counter. Keeps insertion order. Keys compare as in Python:
 /// 1, 1.0 and True are one key.
@@ -143,6 +147,7 @@ class Dict {
 
   /// The `__dict__` of a Python OrderedDict, which holds a state dict's `_metadata`.
   const Dict& attributes() const;
+  /// Sets the attributes of the Python object, such as `_metadata`.
   void set_attributes(Dict attributes);
 
  private:
@@ -291,7 +296,9 @@ class Value {
   }
 
   // The entries of a dict; loops over a list take as_items(). Each throws CheckpointError for other types.
+  /// The entries of a dict.
   const Dict::Item* begin() const;
+  /// The end of the entries.
   const Dict::Item* end() const;
 
   /// Writes the whole value, as repr() prints it.

@@ -118,8 +118,9 @@ class SpawnContext {
 int gpu_count();
 
 namespace spawning {
+/// The part of spawn() that is not a template.
 SpawnContext spawn_ranks(const SpawnOptions& options, const std::function<void(int rank)>& body);
-}
+}  // namespace spawning
 
 /// Runs `fn(rank)`, or `fn(rank, args...)` with a tuple of arguments, in options.nprocs processes that are
 /// forked from this one. lockstep::init() joins the run of all of them: the environment variables are those of

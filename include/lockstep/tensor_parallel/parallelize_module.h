@@ -121,10 +121,12 @@ class ColumnParallelLinearImpl : public torch::nn::Module {
   /// The input of its layout -> this rank's part of the output, or the whole, as the style says.
   at::Tensor forward(const at::Tensor& input);
 
+  /// This rank's part: `weight` [out_features / size, in_features], `bias` [out_features / size].
   at::Tensor weight, bias;
 };
 class ColumnParallelLinear : public torch::nn::ModuleHolder<ColumnParallelLinearImpl> {
  public:
+  /// The module that it holds.
   using Impl = ColumnParallelLinearImpl;
 
   ColumnParallelLinear(std::nullptr_t)
@@ -144,12 +146,15 @@ class RowParallelLinearImpl : public torch::nn::Module {
   RowParallelLinearImpl(const torch::nn::LinearOptions& options, const DeviceMesh& mesh,
                         const RowwiseParallel& style = {},
                         std::source_location where = std::source_location::current());
+  /// The input of its layout -> the output, summed over the ranks, in the layout of the style.
   at::Tensor forward(const at::Tensor& input);
 
+  /// This rank's part of `weight`, [out_features, in_features / size], and the whole `bias`.
   at::Tensor weight, bias;
 };
 class RowParallelLinear : public torch::nn::ModuleHolder<RowParallelLinearImpl> {
  public:
+  /// The module that it holds.
   using Impl = RowParallelLinearImpl;
 
   RowParallelLinear(std::nullptr_t)
@@ -180,6 +185,7 @@ class VocabParallelEmbeddingImpl : public torch::nn::Module {
 };
 class VocabParallelEmbedding : public torch::nn::ModuleHolder<VocabParallelEmbeddingImpl> {
  public:
+  /// The module that it holds.
   using Impl = VocabParallelEmbeddingImpl;
 
   VocabParallelEmbedding(std::nullptr_t)

@@ -60,7 +60,9 @@ struct SummaryWriterOptions {
 /// then ends with the last whole event. Throws ArgumentError as described.
 class SummaryWriter {
  public:
+  /// The step of a number; nullopt: none.
   using Step = std::optional<std::int64_t>;
+  /// Seconds since 1970; nullopt: now.
   using Time = std::optional<double>;
 
   /// Makes the folder and an event file. Default `log_dir`: `runs/<date>_<time>_<host name><comment>`.

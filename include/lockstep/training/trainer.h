@@ -128,6 +128,8 @@ class Trainer {
     state_.add(name, scheduler);
     return on_step([this, &scheduler](const at::Tensor&) { advance(scheduler); });
   }
+  /// Calls scheduler.step() after the validation of each epoch, a ReduceLROnPlateau with the number
+  /// options.metric. The scheduler must outlive the trainer.
   template <typename Scheduler>
   Trainer& epoch_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
     state_.add(name, scheduler);

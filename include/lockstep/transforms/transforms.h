@@ -63,7 +63,9 @@ class Normalize {
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
+  /// One value for all channels, or one per channel.
   const std::vector<double>& mean() const { return mean_; }
+  /// One value for all channels, or one per channel.
   const std::vector<double>& std() const { return std_; }
   /// The channels that an image needs; 1: any number.
   std::int64_t channels() const;
