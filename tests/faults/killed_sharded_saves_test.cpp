@@ -49,9 +49,9 @@ CheckpointManagerOptions options(bool async) {
   try {
     const auto context = init({.backend = async ? "gloo" : "shm",
                                .init_method = "file://" + (folder / "meeting").string(),
+                               .timeout = std::chrono::seconds(20),
                                .world_size = ranks,
-                               .rank = rank,
-                               .timeout = std::chrono::seconds(20)});
+                               .rank = rank});
     CheckpointManager manager(folder / "runs", options(async));
     auto contents = contents_of(0, rank, ranks);
     const auto from = manager.load_latest(contents);

@@ -48,9 +48,9 @@ void run_ranks(const std::function<void(const InitOptions&)>& body) {
       ::setenv("LOCAL_WORLD_SIZE", std::to_string(kRanks).c_str(), 1);
       try {
         body({.init_method = "file://" + (folder.path() / "store").string(),
+              .timeout = kTimeout,
               .world_size = kRanks,
-              .rank = rank,
-              .timeout = kTimeout});
+              .rank = rank});
         ::_exit(0);
       } catch (const std::exception& error) {
         fmt::print(stderr, "rank {}: {}\n", rank, error.what());

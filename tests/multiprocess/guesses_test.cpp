@@ -280,9 +280,9 @@ TEST(Guesses, SamplersByValueAndWithPositions) {
 TEST(Guesses, OrderOfDesignators) {
   const InitOptions init_options{.backend = "gloo",
                                  .init_method = "env://",
+                                 .timeout = 30,
                                  .world_size = 2,
                                  .rank = 0,
-                                 .timeout = 30,
                                  .store = {},
                                  .group_name = "train"};
   EXPECT_EQ(init_options.world_size, 2);

@@ -40,17 +40,17 @@ inline c10::intrusive_ptr<c10d::Store> shared_store() {
 
 inline Context init_among(int size) {
   return init({.backend = backend_under_test(),
+               .timeout = 50s,
                .world_size = size,
                .rank = own_process(),
-               .timeout = 50s,
                .store = shared_store()});
 }
 
 inline Context init_for_later() {
   return init({.backend = backend_under_test(),
+               .timeout = 50s,
                .world_size = 1,
                .rank = 0,
-               .timeout = 50s,
                .store = shared_store(),
                .enable_reconfigure = true});
 }

@@ -53,9 +53,9 @@ constexpr int kRounds = 5;
 void meet_and_sum(const std::string& file, int rank, int size, int victim) {
   const auto context = init({.backend = testing::backend_under_test(),
                              .init_method = "file://" + Env().get("TEST_FOLDER").value() + "/" + file,
+                             .timeout = 50s,
                              .world_size = size,
-                             .rank = rank,
-                             .timeout = 50s});
+                             .rank = rank});
   auto x = torch::full({50'000}, rank + 1.0F);
   context.group().all_reduce(x);
   EXPECT_EQ(x[49'999].item<float>(), static_cast<float>(size * (size + 1)) / 2);

@@ -39,11 +39,11 @@ struct InitOptions {
   ///   above
   std::string init_method = {};
 
-  std::optional<int> world_size = std::nullopt;  ///< number of ranks
-  std::optional<int> rank = std::nullopt;        ///< 0 .. world_size-1
-
   /// Limit for the rendezvous and for every later call.
   Timeout timeout = std::chrono::minutes(30);
+
+  std::optional<int> world_size = std::nullopt;  ///< number of ranks
+  std::optional<int> rank = std::nullopt;        ///< 0 .. world_size-1
 
   /// A store that all ranks share; needs rank and world_size, excludes init_method. It may serve several
   /// runs, one after the other, unless an init() with it has failed.
