@@ -16,7 +16,8 @@
 // the functions of ProcessGroup, whose rules and errors apply, with two differences:
 //
 // - `group` is by default the default group, of init() or init_process_group(). Without one they throw
-//   ArgumentError.
+//   ArgumentError. The nullopt that new_group() returns to a rank outside of the new group means the default
+//   group, too: call the function inside `if (group)`.
 // - `src` and `dst` are global ranks, as in Python; ProcessGroup takes ranks within the group. A rank outside of
 //   the group is an ArgumentError.
 //
