@@ -167,17 +167,22 @@ TEST(LauncherReplace, CountsReplacementsAndRestartsTogether) {
                                     HasSubstr("restart 2 of 2"), HasSubstr("after 2 restarts")));
 }
 
-// It cannot meet a replacement.
-TEST(LauncherReplace, StartsAllRanksAgainWhenOneHasEnded) {
-  const TempFolder folder;
+TEST(LauncherReplace, ReplacesARankThatEndsBeforeTheOthersWithCodeZero) {
   const auto rest = fmt::format(
-      "test $RANK = 0 && {{ echo /proc/$$ > {0}.part; mv {0}.part {0}; exit 0; }};"
-      "until test -e {0}; do sleep 0.01; done; while test -e $(cat {0}); do sleep 0.01; done; exit 3",
-      folder.file("ended"));
-  LauncherProcess launcher(shell_ranks(
-      2, "test $TORCHELASTIC_RESTART_COUNT = 1 && exit 0;" + script("running", rest), replacing(1)));
+      "test $RANK$TORCHELASTIC_RESTART_COUNT = 10 && exit 0; test $RANK = 1 && {0} phase finished;"
+      "until test \"$({0} phase)\" = \"phase finished\"; do sleep 0.01; done",
+      LAUNCHER_RANK_PROGRAM);
+  LauncherProcess launcher(shell_ranks(2, script("running", rest), replacing(1)));
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
-  EXPECT_THAT(launcher.err(), HasSubstr("rank 1 exited with code 3; restart 1 of 1"));
+  EXPECT_THAT(launcher.err(),
+              HasSubstr("rank 1 exited with code 0 before the end of elastic::run(); its replacement runs"));
+}
+
+TEST(LauncherReplace, FailsWhenARankEndsBeforeTheOthersAndNoRestartIsLeft) {
+  LauncherProcess launcher(
+      shell_ranks(2, script("running", "test $RANK = 0 && exec sleep 1000"), replacing(1)));
+  EXPECT_EQ(launcher.finish(), 1);
+  EXPECT_THAT(last_line(launcher), HasSubstr("rank 1 failed first: it exited with code 0 before the end"));
 }
 
 TEST(LauncherReplace, KillsWhatTheRankHasLeft) {
@@ -199,13 +204,13 @@ TEST(LauncherReplace, KillsWhatTheRankHasLeft) {
 TEST(LauncherReplace, ContinuesTheLogFileOfTheRank) {
   const TempFolder folder;
   const TempFolder logs;
-  LauncherProcess launcher(
-      shell_ranks(2,
-                  script("running", fmt::format("case $RANK$TORCHELASTIC_RESTART_COUNT in"
-                                                "  10) kill -9 $$;; 11) : > {0};; esac;"
-                                                "until test -e {0}; do sleep 0.01; done",
-                                                folder.file("replaced"))),
-                  replacing(1, {"--log-dir", logs.path().string(), "--redirects", "3"})));
+  LauncherProcess launcher(shell_ranks(
+      2,
+      script("running", fmt::format("case $RANK$TORCHELASTIC_RESTART_COUNT in"
+                                    "  10) kill -9 $$;; 11) : > {0};; esac;"
+                                    "until test -e {0}; do sleep 0.01; done; {1} phase finished >/dev/null",
+                                    folder.file("replaced"), LAUNCHER_RANK_PROGRAM)),
+      replacing(1, {"--log-dir", logs.path().string(), "--redirects", "3"})));
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
   const auto run = *std::filesystem::directory_iterator(logs.path());
   std::ifstream file(run.path() / "attempt_0/1/stdout.log");

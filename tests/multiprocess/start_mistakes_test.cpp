@@ -116,9 +116,6 @@ const Mistake unknown_method("MisspelledInitMethod", {.on_all = {"tpc://", "tcp:
 const Mistake rank_alone("RankWithoutWorldSize", {.on_all = {"rank is given", "world_size"}},
                          [] { const auto context = init({.rank = 0}); });
 
-const Mistake no_timeout("TimeoutOfZero", {.on_all = {"a time limit of 0 s", "positive"}},
-                         [] { const auto context = init({.timeout = 0ms}); });
-
 const Mistake printed_before(
     "ExceptionAfterOutput",
     {.on_all = {"uncaught std::out_of_range"}, .printed = "epoch 1\n", .place = Place::none}, [] {

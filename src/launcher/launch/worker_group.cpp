@@ -68,7 +68,7 @@ ErrorRecord WorkerGroup::new_record(int local_rank) const {
 }
 
 bool WorkerGroup::can_replace() const {
-  return memory_ && assignment_.restarts < options_.max_restarts && !any_finished_ &&
+  return memory_ && assignment_.restarts < options_.max_restarts &&
          memory_->state().phase.load() == RunPhase::running;
 }
 
@@ -169,7 +169,6 @@ std::optional<RankExit> WorkerGroup::take_exit(const RankExit& child, bool is_st
   exit.rank = assignment_.first_rank + exit.local_rank;
   exit.left_early =
       !exit.failed() && !is_stopping && memory_ && memory_->state().phase.load() == RunPhase::running;
-  any_finished_ = any_finished_ || !exit.failed();
   return exit;
 }
 

@@ -92,7 +92,6 @@ class WorkerGroup {
   std::map<pid_t, int> alive_;
   int wanted_spares_;
   std::vector<Spare> spares_;
-  bool any_finished_ = false;  // such a rank cannot meet a replacement
 };
 
 }  // namespace lockstep::launch

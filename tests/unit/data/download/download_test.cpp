@@ -254,7 +254,7 @@ TEST(Download, TimesOutWhileAnotherProcessDownloads) {
   fs::create_directories(root / "Tiny/raw");
   const FileLock other(root / "Tiny/raw/.lockstep-download.lock", Deadline(std::chrono::seconds(10)),
                        "testing");
-  EXPECT_THAT([&] { load(root.path(), {}, std::chrono::seconds(0)); },
+  EXPECT_THAT([&] { load(root.path(), {}, std::chrono::milliseconds(1)); },
               ThrowsMessage<TimeoutError>(HasSubstr("another process that is downloading Tiny")));
 }
 
