@@ -59,7 +59,7 @@ std::vector<ImplicitUse> implicit_uses() {
       {"get_local_rank()", [](auto&) { get_local_rank(); }},
       {"is_main_process()", [](auto&) { is_main_process(); }},
       {"lockstep::default_group", [](auto&) { default_group(); }},
-      {"lockstep::default_group", [](auto&) { barrier(); }},
+      {"barrier", [](auto&) { barrier(); }},
       {"lockstep::new_group", [](auto&) { new_group({0}); }},
       {"batch_isend_irecv",
        [=](auto&) {
