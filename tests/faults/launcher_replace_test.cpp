@@ -180,7 +180,7 @@ TEST(LauncherReplace, ReplacesARankThatEndsBeforeTheOthersWithCodeZero) {
 
 TEST(LauncherReplace, FailsWhenARankEndsBeforeTheOthersAndNoRestartIsLeft) {
   LauncherProcess launcher(
-      shell_ranks(2, script("running", "test $RANK = 0 && exec sleep 1000"), replacing(1)));
+      shell_ranks(2, script("running", "test $RANK = 0 && exec sleep 1000; exit 0"), replacing(1)));
   EXPECT_EQ(launcher.finish(), 1);
   EXPECT_THAT(last_line(launcher), HasSubstr("rank 1 failed first: it exited with code 0 before the end"));
 }
