@@ -30,7 +30,7 @@ using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 std::vector<at::Tensor> load(const fs::path& root, const std::vector<std::string>& sources,
-                             std::chrono::seconds timeout = std::chrono::seconds(60)) {
+                             Timeout timeout = std::chrono::seconds(60)) {
   auto dataset = tiny_dataset();
   dataset.sources = sources;
   return load_dataset_files(dataset, root, dataset.files, {.download = true, .timeout = timeout});
