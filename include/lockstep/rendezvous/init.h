@@ -147,9 +147,8 @@ class [[nodiscard]] Context {
                    std::source_location where = std::source_location::current()) const;
 
   /// Creates a group of `ranks` (global ranks, in the order of their group ranks). Every rank of the default
-  /// group calls it with the same arguments; ranks outside the new group get nullopt, and
-  /// must not pass it to the free collectives, where it means the default group. PyTorch:
-  /// `torch.distributed.new_group`.
+  /// group calls it with the same arguments. Ranks outside the new group get nullopt, which they must not pass to
+  /// the free collectives, where it means the default group. PyTorch: `torch.distributed.new_group`.
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
                                         std::source_location where = std::source_location::current()) const;
 
