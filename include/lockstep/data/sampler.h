@@ -259,8 +259,8 @@ struct DistributedSamplerOptions {
 
 /// The share of one rank: every num_replicas-th index of an order that is a function of seed + epoch. Yields
 /// the indices of PyTorch's DistributedSampler. Call set_epoch() before each epoch; without the call every
-/// epoch has the same order; copies share the epoch. Rank 0 logs a warning, once for each sampler, when a shuffled pass begins after a
-/// complete one and set_epoch() has never been called.
+/// epoch has the same order. Copies share the epoch. Rank 0 logs a warning, once for each sampler, when a
+/// shuffled pass begins after a complete one and set_epoch() has never been called.
 class DistributedSampler : public Sampler {
  public:
   /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1, and when a number is to come from
