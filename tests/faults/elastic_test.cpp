@@ -130,6 +130,14 @@ TEST(Elastic, TrainerGoesOnInTheMiddleOfAnEpoch) {
   kill_and_compare({"--spares", "1"}, 4, 1500ms, "trainer");
 }
 
+TEST(Elastic, TrainerReturnsToItsLastStep) {
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "1"}, 60s, "trainer");
+  training.launcher().wait_for("waits");
+  ::kill(training.processes().front(), SIGKILL);
+  EXPECT_EQ(training.finish(), undisturbed("trainer")) << training.launcher().err();
+  EXPECT_THAT(training.launcher().out(), HasSubstr("at step 199"));
+}
+
 TEST(Elastic, AllRanksAtOnceReturnToTheirLastCommit) {
   ElasticTraining training({"--on-loss", "replace", "--max-restarts", "4"});
   training.launcher().wait_for("waits");
