@@ -59,7 +59,7 @@ optim::ReduceLROnPlateauOptions options_of(const Dict& dict) {
   if (const auto* least = dict.find("min_lr")) {
     if (!least->is<List>()) options.min_lr = least->as_double();
     if (least->is<List>())
-      options.min_lrs = {least->as_items()[0].as_double(), least->as_items()[1].as_double()};
+      options.min_lr = {least->as_items()[0].as_double(), least->as_items()[1].as_double()};
   }
   return options;
 }
@@ -154,9 +154,9 @@ TEST(ReduceLROnPlateau, RejectsInvalidOptions) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.1);
   EXPECT_THAT(error_of([&] { optim::ReduceLROnPlateau(optimizer, {.factor = 1}); }), HasSubstr("factor = 1"));
   EXPECT_THAT(error_of([&] {
-                optim::ReduceLROnPlateau(optimizer, {.min_lrs = {0, 0}});
+                optim::ReduceLROnPlateau(optimizer, {.min_lr = {0, 0}});
               }),
-              HasSubstr("2 min_lrs"));
+              HasSubstr("min_lr has 2 values"));
   optim::ReduceLROnPlateau scheduler(optimizer);
   EXPECT_THAT(error_of([&] {
                 scheduler.load_state_dict({{"patience", 3}, {"mode", "up"}});

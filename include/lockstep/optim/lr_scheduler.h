@@ -29,14 +29,21 @@ class PerGroup {
   PerGroup(std::vector<double> list) : numbers_(std::move(list)), is_list_(true) {}  // NOLINT
   /// Throws ArgumentError that begins with `name` when the list has not one number per group.
   std::vector<double> values(const std::string& name, std::size_t groups) const;
+  /// The number for all groups; nullopt for a list.
+  std::optional<double> number() const { return is_list_ ? std::nullopt : std::optional(numbers_.front()); }
 
  private:
   std::vector<double> numbers_;
   bool is_list_ = false;
 };
 
-/// A scheduler of any class below but ReduceLROnPlateau. Copies share their state, like Python's variables.
-/// Schedulers work over LibTorch's and Lockstep's optimizers. Rates are Python's to the bit, also after rates
+/// A scheduler of any class below but ReduceLROnPlateau. Arguments are given as in Python, by position or by
+/// name:
+///
+///     optim::StepLR scheduler(optimizer, 30, 0.1);
+///     optim::StepLR by_name(optimizer, {.step_size = 30, .gamma = 0.1});
+///
+/// Copies share their state, like Python's variables. Schedulers work over LibTorch's and Lockstep's optimizers. Rates are Python's to the bit, also after rates
 /// were set by hand, and so are arguments, defaults and state dicts. An invalid argument is an ArgumentError.
 ///
 /// As in Python, the schedulers of an optimizer share its initial rates: those at the construction of the
@@ -88,58 +95,134 @@ struct MultiplicativeLR : LRScheduler {
                    std::source_location where = std::source_location::current());
 };
 
+/// Arguments of StepLR by name.
+struct StepLROptions {
+  std::int64_t step_size;  ///< epochs between two multiplications
+  double gamma = 0.1;      ///< the factor
+};
+
 /// Multiplies the rate by `gamma` every `step_size` epochs. `torch::optim::StepLR` does so a call later.
 /// PyTorch: `StepLR`.
 struct StepLR : LRScheduler {
-  StepLR(torch::optim::Optimizer& optimizer, std::int64_t step_size, double gamma = 0.1,
+  StepLR(torch::optim::Optimizer& optimizer, const StepLROptions& options,
          std::source_location where = std::source_location::current());
+  StepLR(torch::optim::Optimizer& optimizer, std::int64_t step_size, double gamma = 0.1,
+         std::source_location where = std::source_location::current())
+      : StepLR(optimizer, {.step_size = step_size, .gamma = gamma}, where) {}
+};
+
+/// Arguments of MultiStepLR by name.
+struct MultiStepLROptions {
+  std::vector<std::int64_t> milestones;  ///< epochs of the multiplications
+  double gamma = 0.1;                    ///< the factor
 };
 
 /// Multiplies the rate by `gamma` at each epoch of `milestones`. PyTorch: `MultiStepLR`.
 struct MultiStepLR : LRScheduler {
-  MultiStepLR(torch::optim::Optimizer& optimizer, std::vector<std::int64_t> milestones, double gamma = 0.1,
+  MultiStepLR(torch::optim::Optimizer& optimizer, const MultiStepLROptions& options,
               std::source_location where = std::source_location::current());
+  template <typename = void>  // so that `{.milestones = ...}` is the options, here and below
+  MultiStepLR(torch::optim::Optimizer& optimizer, std::vector<std::int64_t> milestones, double gamma = 0.1,
+              std::source_location where = std::source_location::current())
+      : MultiStepLR(optimizer, MultiStepLROptions{std::move(milestones), gamma}, where) {}
+};
+
+/// Arguments of ConstantLR by name.
+struct ConstantLROptions {
+  double factor = 1.0 / 3;       ///< from 0 to 1
+  std::int64_t total_iters = 5;  ///< the epoch from which the factor is 1
 };
 
 /// Multiplies the rate by `factor`, from 0 to 1, until epoch `total_iters`. PyTorch: `ConstantLR`.
 struct ConstantLR : LRScheduler {
+  ConstantLR(torch::optim::Optimizer& optimizer, const ConstantLROptions& options,
+             std::source_location where = std::source_location::current());
   explicit ConstantLR(torch::optim::Optimizer& optimizer, double factor = 1.0 / 3,
                       std::int64_t total_iters = 5,
-                      std::source_location where = std::source_location::current());
+                      std::source_location where = std::source_location::current())
+      : ConstantLR(optimizer, {.factor = factor, .total_iters = total_iters}, where) {}
+};
+
+/// Arguments of LinearLR by name.
+struct LinearLROptions {
+  double start_factor = 1.0 / 3;  ///< the first factor, above 0
+  double end_factor = 1.0;        ///< the last factor
+  std::int64_t total_iters = 5;   ///< epochs from the first factor to the last one
 };
 
 /// Multiplies the rate by a factor that goes from `start_factor`, above 0, to `end_factor` in `total_iters`
 /// epochs. In a SequentialLR it is the linear warm-up. PyTorch: `LinearLR`.
 struct LinearLR : LRScheduler {
+  LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& options,
+           std::source_location where = std::source_location::current());
   explicit LinearLR(torch::optim::Optimizer& optimizer, double start_factor = 1.0 / 3,
                     double end_factor = 1.0, std::int64_t total_iters = 5,
-                    std::source_location where = std::source_location::current());
+                    std::source_location where = std::source_location::current())
+      : LinearLR(optimizer, LinearLROptions{start_factor, end_factor, total_iters}, where) {}
+};
+
+/// Arguments of ExponentialLR by name.
+struct ExponentialLROptions {
+  double gamma;  ///< the factor
 };
 
 /// Multiplies the rate by `gamma` every epoch. PyTorch: `ExponentialLR`.
 struct ExponentialLR : LRScheduler {
-  ExponentialLR(torch::optim::Optimizer& optimizer, double gamma,
+  ExponentialLR(torch::optim::Optimizer& optimizer, const ExponentialLROptions& options,
                 std::source_location where = std::source_location::current());
+  ExponentialLR(torch::optim::Optimizer& optimizer, double gamma,
+                std::source_location where = std::source_location::current())
+      : ExponentialLR(optimizer, ExponentialLROptions{gamma}, where) {}
+};
+
+/// Arguments of PolynomialLR by name.
+struct PolynomialLROptions {
+  std::int64_t total_iters = 5;  ///< epochs until the rate is 0
+  double power = 1.0;            ///< the degree of the polynomial
 };
 
 /// Lowers the rate to 0 in `total_iters` epochs, as a polynomial of degree `power`. PyTorch: `PolynomialLR`.
 struct PolynomialLR : LRScheduler {
+  PolynomialLR(torch::optim::Optimizer& optimizer, const PolynomialLROptions& options,
+               std::source_location where = std::source_location::current());
   explicit PolynomialLR(torch::optim::Optimizer& optimizer, std::int64_t total_iters = 5, double power = 1.0,
-                        std::source_location where = std::source_location::current());
+                        std::source_location where = std::source_location::current())
+      : PolynomialLR(optimizer, {.total_iters = total_iters, .power = power}, where) {}
+};
+
+/// Arguments of CosineAnnealingLR by name.
+struct CosineAnnealingLROptions {
+  std::int64_t T_max;    ///< epochs until the rate is eta_min
+  double eta_min = 0.0;  ///< the lowest rate
 };
 
 /// Lowers the rate to `eta_min` in `T_max` epochs, as half a cosine. PyTorch: `CosineAnnealingLR`.
 struct CosineAnnealingLR : LRScheduler {
-  CosineAnnealingLR(torch::optim::Optimizer& optimizer, std::int64_t T_max, double eta_min = 0.0,
+  CosineAnnealingLR(torch::optim::Optimizer& optimizer, const CosineAnnealingLROptions& options,
                     std::source_location where = std::source_location::current());
+  CosineAnnealingLR(torch::optim::Optimizer& optimizer, std::int64_t T_max, double eta_min = 0.0,
+                    std::source_location where = std::source_location::current())
+      : CosineAnnealingLR(optimizer, {.T_max = T_max, .eta_min = eta_min}, where) {}
+};
+
+/// Arguments of CosineAnnealingWarmRestarts by name.
+struct CosineAnnealingWarmRestartsOptions {
+  std::int64_t T_0;         ///< epochs of the first half cosine
+  std::int64_t T_mult = 1;  ///< factor from the length of a half cosine to that of the next one
+  double eta_min = 0.0;     ///< the lowest rate
 };
 
 /// Half cosines, the first of `T_0` epochs, each next one `T_mult` times as long. PyTorch:
 /// `CosineAnnealingWarmRestarts`.
 struct CosineAnnealingWarmRestarts : LRScheduler {
+  CosineAnnealingWarmRestarts(torch::optim::Optimizer& optimizer,
+                              const CosineAnnealingWarmRestartsOptions& options,
+                              std::source_location where = std::source_location::current());
   CosineAnnealingWarmRestarts(torch::optim::Optimizer& optimizer, std::int64_t T_0, std::int64_t T_mult = 1,
                               double eta_min = 0.0,
-                              std::source_location where = std::source_location::current());
+                              std::source_location where = std::source_location::current())
+      : CosineAnnealingWarmRestarts(optimizer, CosineAnnealingWarmRestartsOptions{T_0, T_mult, eta_min},
+                                    where) {}
   using LRScheduler::step;
   /// Goes to an epoch or a fraction of one, such as `epoch + double(batch) / batches`. Throws ArgumentError
   /// below 0.
@@ -180,8 +263,12 @@ struct CyclicLROptions {
 
 /// Cycles the rate between two bounds. PyTorch: `CyclicLR`.
 struct CyclicLR : LRScheduler {
-  CyclicLR(torch::optim::Optimizer& optimizer, CyclicLROptions options,
+  CyclicLR(torch::optim::Optimizer& optimizer, const CyclicLROptions& options,
            std::source_location where = std::source_location::current());
+  template <typename = void>
+  CyclicLR(torch::optim::Optimizer& optimizer, const PerGroup& base_lr, const PerGroup& max_lr,
+           std::int64_t step_size_up = 2000, std::source_location where = std::source_location::current())
+      : CyclicLR(optimizer, {.base_lr = base_lr, .max_lr = max_lr, .step_size_up = step_size_up}, where) {}
 };
 
 /// The curve on which a rate goes from one value to another: half a cosine or a line.
@@ -213,14 +300,35 @@ struct OneCycleLROptions {
 struct OneCycleLR : LRScheduler {
   OneCycleLR(torch::optim::Optimizer& optimizer, const OneCycleLROptions& options,
              std::source_location where = std::source_location::current());
+  template <typename = void>
+  OneCycleLR(torch::optim::Optimizer& optimizer, const PerGroup& max_lr, std::int64_t total_steps,
+             std::source_location where = std::source_location::current())
+      : OneCycleLR(optimizer, {.max_lr = max_lr, .total_steps = total_steps}, where) {}
+};
+
+/// Arguments of SWALR by name.
+struct SWALROptions {
+  PerGroup swa_lr;                                  ///< the last rate
+  std::int64_t anneal_epochs = 10;                  ///< epochs until the rate is swa_lr
+  Literal<AnnealStrategy> anneal_strategy = "cos";  ///< the curve between the rates
 };
 
 /// Anneals the rate to `swa_lr` in `anneal_epochs` epochs, for stochastic weight averaging. PyTorch:
 /// `torch.optim.swa_utils.SWALR`.
 struct SWALR : LRScheduler {
+  SWALR(torch::optim::Optimizer& optimizer, const SWALROptions& options,
+        std::source_location where = std::source_location::current());
+  template <typename = void>
   SWALR(torch::optim::Optimizer& optimizer, const PerGroup& swa_lr, std::int64_t anneal_epochs = 10,
         Literal<AnnealStrategy> anneal_strategy = "cos",
-        std::source_location where = std::source_location::current());
+        std::source_location where = std::source_location::current())
+      : SWALR(optimizer, SWALROptions{swa_lr, anneal_epochs, anneal_strategy}, where) {}
+};
+
+/// Arguments of SequentialLR by name.
+struct SequentialLROptions {
+  std::vector<LRScheduler> schedulers;   ///< in the order in which they take turns
+  std::vector<std::int64_t> milestones;  ///< first epochs of all schedulers but the first
 };
 
 /// One scheduler after another: `schedulers[i + 1]` begins at epoch `milestones[i]`. Only the first may
@@ -230,15 +338,21 @@ struct SWALR : LRScheduler {
 ///     optim::CosineAnnealingLR cosine(optimizer, 85);
 ///     optim::SequentialLR scheduler(optimizer, {warmup, cosine}, {5});
 struct SequentialLR : LRScheduler {
-  SequentialLR(torch::optim::Optimizer& optimizer, const std::vector<LRScheduler>& schedulers,
-               std::vector<std::int64_t> milestones,
+  SequentialLR(torch::optim::Optimizer& optimizer, const SequentialLROptions& options,
                std::source_location where = std::source_location::current());
+  SequentialLR(torch::optim::Optimizer& optimizer, std::vector<LRScheduler> schedulers,
+               std::vector<std::int64_t> milestones,
+               std::source_location where = std::source_location::current())
+      : SequentialLR(optimizer, SequentialLROptions{std::move(schedulers), std::move(milestones)}, where) {}
 };
 
 /// Steps several schedulers of one optimizer, each of which changes the rate. PyTorch: `ChainedScheduler`.
 struct ChainedScheduler : LRScheduler {
   explicit ChainedScheduler(const std::vector<LRScheduler>& schedulers,
                             std::source_location where = std::source_location::current());
+  /// Throws ArgumentError unless the schedulers are of `optimizer`.
+  ChainedScheduler(const std::vector<LRScheduler>& schedulers, torch::optim::Optimizer& optimizer,
+                   std::source_location where = std::source_location::current());
 };
 
 /// Which metrics are better: smaller or larger ones.
@@ -263,10 +377,8 @@ struct ReduceLROnPlateauOptions {
   double threshold = 1e-4;            ///< the least change that counts as an improvement
   Literal<ThresholdMode> threshold_mode = "rel";  ///< what threshold is measured in
   std::int64_t cooldown = 0;  ///< steps after a reduction in which bad metrics do not count
-  double min_lr = 0;          ///< rates do not fall below it
-  /// One per parameter group, instead of min_lr.
-  std::vector<double> min_lrs = {};
-  double eps = 1e-8;  ///< smaller changes of a rate are not made
+  PerGroup min_lr = 0;        ///< rates do not fall below it
+  double eps = 1e-8;          ///< smaller changes of a rate are not made
 };
 
 /// Lowers the learning rates when a metric has stopped improving. Unlike
@@ -274,12 +386,15 @@ struct ReduceLROnPlateauOptions {
 /// The optimizer must outlive it. PyTorch: `torch.optim.lr_scheduler.ReduceLROnPlateau`.
 class ReduceLROnPlateau {
  public:
-  /// Throws ArgumentError for an invalid factor or number of min_lrs.
-  explicit ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceLROnPlateauOptions options = {},
+  /// Throws ArgumentError for an invalid factor or a list `min_lr` without one rate per parameter group.
+  explicit ReduceLROnPlateau(torch::optim::Optimizer& optimizer, const ReduceLROnPlateauOptions& options = {},
                              std::source_location where = std::source_location::current());
+  ReduceLROnPlateau(torch::optim::Optimizer& optimizer, Literal<PlateauMode> mode, double factor = 0.1,
+                    std::int64_t patience = 10, std::source_location where = std::source_location::current())
+      : ReduceLROnPlateau(optimizer, {.mode = mode, .factor = factor, .patience = patience}, where) {}
 
   /// Call it after each validation. Throws ArgumentError, as Python does, when a parameter group was added to
-  /// the optimizer and min_lrs was given.
+  /// the optimizer and min_lr was a list.
   void step(double metric, std::source_location where = std::source_location::current());
   /// The rate of each parameter group. PyTorch: `get_last_lr()`.
   const std::vector<double>& get_last_lr() const { return last_lr_; }
@@ -330,3 +445,15 @@ double scale_lr(double lr, std::int64_t world_size, Literal<ScalingRule> rule = 
                 std::source_location where = std::source_location::current());
 
 }  // namespace lockstep::optim
+
+/// The names of `torch.optim.lr_scheduler`.
+namespace lockstep::optim::lr_scheduler {
+using optim::ChainedScheduler, optim::ConstantLR, optim::CosineAnnealingLR,
+    optim::CosineAnnealingWarmRestarts, optim::CyclicLR, optim::ExponentialLR, optim::LambdaLR,
+    optim::LinearLR, optim::LRScheduler, optim::MultiplicativeLR, optim::MultiStepLR, optim::OneCycleLR,
+    optim::PolynomialLR, optim::ReduceLROnPlateau, optim::SequentialLR, optim::StepLR;
+}  // namespace lockstep::optim::lr_scheduler
+
+namespace lockstep::optim::swa_utils {
+using optim::SWALR;
+}  // namespace lockstep::optim::swa_utils

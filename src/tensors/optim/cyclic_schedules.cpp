@@ -313,8 +313,8 @@ class OneCycleSchedule : public MomentumSchedule {
 
 }  // namespace
 
-CyclicLR::CyclicLR(Optimizer& optimizer, CyclicLROptions options, std::source_location where)
-    : LRScheduler(Schedule::begun<CyclicSchedule>((CallerPlace(where), optimizer), std::move(options))) {}
+CyclicLR::CyclicLR(Optimizer& optimizer, const CyclicLROptions& options, std::source_location where)
+    : LRScheduler(Schedule::begun<CyclicSchedule>((CallerPlace(where), optimizer), options)) {}
 
 OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options, std::source_location where)
     : LRScheduler(Schedule::begun<OneCycleSchedule>((CallerPlace(where), optimizer), options)) {}

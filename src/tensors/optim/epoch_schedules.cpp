@@ -328,47 +328,48 @@ class SwaSchedule : public Schedule {
 
 }  // namespace
 
-StepLR::StepLR(Optimizer& optimizer, std::int64_t step_size, double gamma, std::source_location where)
-    : LRScheduler(Schedule::begun<StepSchedule>((CallerPlace(where), optimizer), step_size, gamma)) {}
-
-MultiStepLR::MultiStepLR(Optimizer& optimizer, std::vector<std::int64_t> milestones, double gamma,
-                         std::source_location where)
-    : LRScheduler(Schedule::begun<MultiStepSchedule>((CallerPlace(where), optimizer), std::move(milestones),
-                                                     gamma)) {}
-
-ConstantLR::ConstantLR(Optimizer& optimizer, double factor, std::int64_t total_iters,
-                       std::source_location where)
-    : LRScheduler(Schedule::begun<ConstantSchedule>((CallerPlace(where), optimizer), factor, total_iters)) {}
-
-LinearLR::LinearLR(Optimizer& optimizer, double start_factor, double end_factor, std::int64_t total_iters,
-                   std::source_location where)
-    : LRScheduler(Schedule::begun<LinearSchedule>((CallerPlace(where), optimizer), start_factor, end_factor,
-                                                  total_iters)) {}
-
-ExponentialLR::ExponentialLR(Optimizer& optimizer, double gamma, std::source_location where)
-    : LRScheduler(Schedule::begun<ExponentialSchedule>((CallerPlace(where), optimizer), gamma)) {}
-
-PolynomialLR::PolynomialLR(Optimizer& optimizer, std::int64_t total_iters, double power,
-                           std::source_location where)
-    : LRScheduler(Schedule::begun<PolynomialSchedule>((CallerPlace(where), optimizer), total_iters, power)) {}
-
-CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, std::int64_t T_max, double eta_min,
-                                     std::source_location where)
-    : LRScheduler(Schedule::begun<CosineSchedule>((CallerPlace(where), optimizer), T_max, eta_min)) {}
-
-CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer, std::int64_t T_0,
-                                                         std::int64_t T_mult, double eta_min,
-                                                         std::source_location where)
+StepLR::StepLR(Optimizer& optimizer, const StepLROptions& options, std::source_location where)
     : LRScheduler(
-          Schedule::begun<WarmRestartsSchedule>((CallerPlace(where), optimizer), T_0, T_mult, eta_min)) {}
+          Schedule::begun<StepSchedule>((CallerPlace(where), optimizer), options.step_size, options.gamma)) {}
+
+MultiStepLR::MultiStepLR(Optimizer& optimizer, const MultiStepLROptions& options, std::source_location where)
+    : LRScheduler(Schedule::begun<MultiStepSchedule>((CallerPlace(where), optimizer), options.milestones,
+                                                     options.gamma)) {}
+
+ConstantLR::ConstantLR(Optimizer& optimizer, const ConstantLROptions& options, std::source_location where)
+    : LRScheduler(Schedule::begun<ConstantSchedule>((CallerPlace(where), optimizer), options.factor,
+                                                    options.total_iters)) {}
+
+LinearLR::LinearLR(Optimizer& optimizer, const LinearLROptions& options, std::source_location where)
+    : LRScheduler(Schedule::begun<LinearSchedule>((CallerPlace(where), optimizer), options.start_factor,
+                                                  options.end_factor, options.total_iters)) {}
+
+ExponentialLR::ExponentialLR(Optimizer& optimizer, const ExponentialLROptions& options,
+                             std::source_location where)
+    : LRScheduler(Schedule::begun<ExponentialSchedule>((CallerPlace(where), optimizer), options.gamma)) {}
+
+PolynomialLR::PolynomialLR(Optimizer& optimizer, const PolynomialLROptions& options,
+                           std::source_location where)
+    : LRScheduler(Schedule::begun<PolynomialSchedule>((CallerPlace(where), optimizer), options.total_iters,
+                                                      options.power)) {}
+
+CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options,
+                                     std::source_location where)
+    : LRScheduler(
+          Schedule::begun<CosineSchedule>((CallerPlace(where), optimizer), options.T_max, options.eta_min)) {}
+
+CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer,
+                                                         const CosineAnnealingWarmRestartsOptions& options,
+                                                         std::source_location where)
+    : LRScheduler(Schedule::begun<WarmRestartsSchedule>((CallerPlace(where), optimizer), options.T_0,
+                                                        options.T_mult, options.eta_min)) {}
 void CosineAnnealingWarmRestarts::step(double epoch, std::source_location where) {
   const CallerPlace place(where);
   dynamic_cast<WarmRestartsSchedule&>(*schedule_).go_to(epoch);
 }
 
-SWALR::SWALR(Optimizer& optimizer, const PerGroup& swa_lr, std::int64_t anneal_epochs,
-             Literal<AnnealStrategy> anneal_strategy, std::source_location where)
-    : LRScheduler(Schedule::begun<SwaSchedule>((CallerPlace(where), optimizer), swa_lr, anneal_epochs,
-                                               anneal_strategy)) {}
+SWALR::SWALR(Optimizer& optimizer, const SWALROptions& options, std::source_location where)
+    : LRScheduler(Schedule::begun<SwaSchedule>((CallerPlace(where), optimizer), options.swa_lr,
+                                               options.anneal_epochs, options.anneal_strategy)) {}
 
 }  // namespace lockstep::optim

@@ -181,30 +181,28 @@ MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, std::vector<LRLambda> l
     : LRScheduler(Schedule::begun<LambdaSchedule>((CallerPlace(where), optimizer), "MultiplicativeLR", true,
                                                   std::move(lr_lambda))) {}
 
-SequentialLR::SequentialLR(Optimizer& optimizer, const std::vector<LRScheduler>& schedulers,
-                           std::vector<std::int64_t> milestones, std::source_location where)
-    : LRScheduler(Schedule::begun<SequentialSchedule>((CallerPlace(where), optimizer), schedulers,
-                                                      std::move(milestones))) {}
+SequentialLR::SequentialLR(Optimizer& optimizer, const SequentialLROptions& options,
+                           std::source_location where)
+    : LRScheduler(Schedule::begun<SequentialSchedule>((CallerPlace(where), optimizer), options.schedulers,
+                                                      options.milestones)) {}
 
 ChainedScheduler::ChainedScheduler(const std::vector<LRScheduler>& schedulers, std::source_location where)
     : LRScheduler(
           Schedule::begun<ChainedSchedule>(optimizer_of((CallerPlace(where), schedulers)), schedulers)) {}
+ChainedScheduler::ChainedScheduler(const std::vector<LRScheduler>& schedulers, Optimizer& optimizer,
+                                   std::source_location where)
+    : ChainedScheduler(schedulers, where) {
+  if (&schedule_->optimizer() == &optimizer) return;
+  const CallerPlace place(where);
+  throw_error<ArgumentError>(
+      "ChainedScheduler: the schedulers are of another optimizer; pass their optimizer");
+}
 
 namespace {
 
 double worst_in(PlateauMode mode) {
   constexpr auto infinity = std::numeric_limits<double>::infinity();
   return mode == PlateauMode::min ? infinity : -infinity;
-}
-
-void check_options(const ReduceLROnPlateauOptions& options, std::size_t groups) {
-  const auto refuse = [](const std::string& what) {
-    throw_error<ArgumentError>("ReduceLROnPlateau: {}", what);
-  };
-  if (!(options.factor < 1))
-    refuse(fmt::format("factor = {} does not lower anything; give less than 1", options.factor));
-  if (!options.min_lrs.empty() && options.min_lrs.size() != groups)
-    refuse(fmt::format("there are {} min_lrs for {} parameter groups", options.min_lrs.size(), groups));
 }
 
 // An enum that the state dict has as PyTorch's literal.
@@ -221,8 +219,8 @@ void literal(Fields& fields, const char* name, Enum& value) {
 
 }  // namespace
 
-ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceLROnPlateauOptions options,
-                                     std::source_location where)
+ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer,
+                                     const ReduceLROnPlateauOptions& options, std::source_location where)
     : optimizer_(&optimizer),
       mode_(options.mode),
       factor_(options.factor),
@@ -230,15 +228,15 @@ ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceL
       threshold_(options.threshold),
       threshold_mode_(options.threshold_mode),
       cooldown_(options.cooldown),
-      min_lrs_(std::move(options.min_lrs)),
+      default_min_lr_(options.min_lr.number()),
       eps_(options.eps),
       best_(worst_in(mode_)),
       last_lr_(rates_of(optimizer)) {
   const CallerPlace place(where);
-  check_options({.factor = factor_, .min_lrs = min_lrs_}, last_lr_.size());
-  if (!min_lrs_.empty()) return;
-  default_min_lr_ = options.min_lr;
-  min_lrs_.assign(last_lr_.size(), options.min_lr);
+  if (!(factor_ < 1))
+    throw_error<ArgumentError>("ReduceLROnPlateau: factor = {} does not lower anything; give less than 1",
+                               factor_);
+  min_lrs_ = options.min_lr.values("ReduceLROnPlateau: min_lr", last_lr_.size());
 }
 
 bool ReduceLROnPlateau::is_better(double metric) const {
