@@ -45,7 +45,7 @@ void nccl_beside_cpu() {
   check_collectives(context.group(), c10::kCPU);
   check_objects(context.group());
   const auto group = context.new_group({0});
-  check_collectives(*group, context.device());
+  check_collectives(group, context.device());
 }
 
 void nccl_options() {
@@ -56,7 +56,7 @@ void nccl_options() {
   std::iota(ranks.begin(), ranks.end(), 0);
   for (const auto& options : all) {
     const auto group = context.new_group(ranks, {.nccl = options});
-    check_collectives(*group, context.device());
+    check_collectives(group, context.device());
   }
   context.synchronize();
 }
@@ -65,14 +65,14 @@ void nccl_options() {
 void hang_is_reported() {
   const auto context = init();
   const auto group = context.new_group({0}, {.timeout = 5s});
-  group->all_reduce(torch::ones({3}, kOnGpu));
+  group.all_reduce(torch::ones({3}, kOnGpu));
   context.synchronize();
   at::cuda::sleep(30'000'000'000);  // fifteen seconds of a GPU at 2 GHz
-  const auto work = group->all_reduce_async(torch::ones({3}, kOnGpu));
+  const auto work = group.all_reduce_async(torch::ones({3}, kOnGpu));
   require_error(
       [&] {
         for (int i = 0; i < 1000; ++i) {
-          group->all_reduce_async(torch::ones({3}));
+          group.all_reduce_async(torch::ones({3}));
           std::this_thread::sleep_for(10ms);
         }
       },

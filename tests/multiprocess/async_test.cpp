@@ -158,7 +158,7 @@ const testing::Scenario between_layouts("async messages between layouts", [] {
         EXPECT_EQ(work.source_rank(), 0);
       },
       [&](at::Tensor& x) {
-        batch_isend_irecv({{sends ? P2POp::isend : P2POp::irecv, x, other}}).front().wait();
+        batch_isend_irecv({{sends ? P2POp::Op(isend) : irecv, x, other}}).front().wait();
       }};
   for (const std::int64_t height : {3, 300}) {
     const auto values = rank_data(0, 2 * 3 * height * 5).view({2, 3, height, 5});
@@ -203,12 +203,12 @@ const testing::Scenario batches("async batches", [] {
   for (const std::int64_t count : {0, 5, 1'000'000}) {
     const auto from_next = torch::zeros({count}), first = torch::zeros({count}),
                second = torch::zeros({count});
-    std::vector<P2POp> batch{{P2POp::isend, rank_data(rank, count), next},
-                             {P2POp::isend, rank_data(rank + 10, count), next},
-                             {P2POp::irecv, first, before},
-                             {P2POp::irecv, second, before, context.group()},
-                             {P2POp::irecv, from_next, next, {}, 4},
-                             {P2POp::isend, rank_data(rank + 20, count), before, {}, 4}};
+    std::vector<P2POp> batch{{isend, rank_data(rank, count), next},
+                             {isend, rank_data(rank + 10, count), next},
+                             {irecv, first, before},
+                             {.op = irecv, .tensor = second, .group = context.group(), .group_peer = before},
+                             {irecv, from_next, next, {}, 4},
+                             {isend, rank_data(rank + 20, count), before, {}, 4}};
     if (rank % 2 == 1) std::ranges::rotate(batch, batch.begin() + 2);
     for (auto& work : batch_isend_irecv(batch)) work.wait();
     expect_equal(first, rank_data(before, count));
@@ -223,12 +223,16 @@ const testing::Scenario batches("async batches", [] {
   const auto other = context.new_group({0, 1, 2, 3});
   // Nothing starts: the receives would never end.
   refuses({}, "no messages");
-  refuses({{P2POp::irecv, whole, next}, {P2POp::isend, whole, size}}, "send at async_test.cpp:");
-  refuses({{P2POp::irecv, whole, next}, {P2POp::irecv, whole.select(1, 0), next}}, "holes");
-  refuses({{P2POp::irecv, whole, next}, {P2POp::isend, whole, next, other}}, "make a batch for each group");
+  refuses({{irecv, whole, next}, {isend, whole, size}}, "rank 4 is not in group default");
+  refuses({{irecv, whole, next}, {.op = isend, .tensor = whole, .group_peer = size}},
+          "send at async_test.cpp:");
+  refuses({{irecv, whole}}, "message 0 has neither peer nor group_peer");
+  refuses({{irecv, whole, next, {}, 0, next}}, "message 0 has peer and group_peer");
+  refuses({{irecv, whole, next}, {irecv, whole.select(1, 0), next}}, "holes");
+  refuses({{irecv, whole, next}, {isend, whole, next, other}}, "make a batch for each group");
   const auto row = [&](std::int64_t index) { return whole.view(-1).slice(0, 4 * index, 4 * index + 5); };
-  refuses({{P2POp::irecv, row(0), next}, {P2POp::irecv, row(1), before}}, "messages 0 and 1 share memory");
-  refuses({{P2POp::isend, row(1), next}, {P2POp::irecv, row(0), before}},
+  refuses({{irecv, row(0), next}, {irecv, row(1), before}}, "messages 0 and 1 share memory");
+  refuses({{isend, row(1), next}, {irecv, row(0), before}},
           "messages 1 and 0 share memory, and message 1 receives");
   for (const auto& call : context.group().recent_calls()) EXPECT_EQ(call.state, CallState::completed);
 });

@@ -63,7 +63,7 @@ std::vector<ImplicitUse> implicit_uses() {
       {"lockstep::new_group", [](auto&) { new_group({0}); }},
       {"batch_isend_irecv",
        [=](auto&) {
-         batch_isend_irecv({{P2POp::isend, one(), 1}});
+         batch_isend_irecv({{isend, one(), 1}});
        }},
       {"DeviceMesh", [](auto&) { init_device_mesh({1}); }},
       {"DistributedSampler", [](auto&) { data::DistributedSampler(4); }},

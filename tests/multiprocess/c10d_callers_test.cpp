@@ -140,7 +140,7 @@ const testing::Scenario late("c10d callers: late", [] {
   for (const bool flat : {true, false}) {
     const auto group = context.new_group({0, 1}, {.timeout = std::chrono::seconds(2)});
     if (context.is_main()) {
-      const auto backend = group->backend();
+      const auto backend = group.backend();
       std::vector<at::Tensor> parts{at::ones({2}), at::ones({3})};
       std::vector<at::Tensor> joined{at::ones({4}), at::ones({6})};
       const auto work = flat ? backend->allreduce_coalesced(parts)

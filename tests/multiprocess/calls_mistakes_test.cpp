@@ -108,11 +108,13 @@ const Mistake other_splits("AllToAllWithOtherSplits", {.on_all = {"all_to_all_si
                                     {1, 1 + context.rank()});
 });
 
-const Mistake not_a_member("GroupOfOtherRanks", {.on_rank1 = {"new_group()", "not a member", "this rank at"}},
+const Mistake not_a_member("GroupOfOtherRanks",
+                           {.on_rank1 = {"ProcessGroup: rank 1 is not in group", "made at",
+                                         "inside `if (group)`"}},
                            [] {
                              const auto context = init({.timeout = 20s});
                              const auto first = context.new_group({0});
-                             first.value().barrier();
+                             first.barrier();
                            });
 
 const Mistake group_on_one_rank("NewGroupOnOneRankOnly",

@@ -213,7 +213,7 @@ const Scenario changed_shards("fully_shard of changed modules", [] {
                                  kind.shares_memory ? "shared" : "gathered",
                                  on_all ? "all ranks" : "rank 1 only"));
         if (!is_tried(kind.backend, change.name, on_all)) continue;
-        const auto group = *context.new_group({0, 1}, {.backend = kind.backend, .timeout = kTimeout});
+        const auto group = context.new_group({0, 1}, {.backend = kind.backend, .timeout = kTimeout});
         const bool here = on_all || context.rank() == 1;
         const auto error = train_changed(context, group, change, kind, here);
         const auto errors = context.group().all_gather_object(error);
@@ -340,7 +340,7 @@ const Scenario changed_zero("zero of changed parameters", [] {
       for (const bool on_all : {true, false}) {
         SCOPED_TRACE(fmt::format("{} over {}, {}", change.name, backend, on_all ? "all" : "rank 1 only"));
         if (!is_tried(backend, change.name, on_all)) continue;
-        const auto group = *context.new_group({0, 1}, {.backend = backend, .timeout = kTimeout});
+        const auto group = context.new_group({0, 1}, {.backend = backend, .timeout = kTimeout});
         const auto error = step_changed(group, change, on_all || context.rank() == 1);
         const auto errors = context.group().all_gather_object(error);
         EXPECT_THAT(errors, Each(Not(HasSubstr("did not finish in time"))));
@@ -430,7 +430,7 @@ const Scenario changed_stage_of_one("a pipeline stage changed on one rank", [] {
   using torch::nn::Linear;
   using torch::nn::Sequential;
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
-  const auto other = *context.new_group({0, 1});  // the ranks' calls differ after an error
+  const auto other = context.new_group({0, 1});  // the ranks' calls differ after an error
   Sequential stage(Linear(4, 4), Linear(4, 4));
   pipelining::ScheduleGPipe schedule(pipelining::PipelineStage(stage, context.rank(), 2), 2,
                                      [](const Tensor& a, const Tensor& b) { return torch::mse_loss(a, b); });
@@ -582,8 +582,7 @@ const Scenario changed_plan_of_one("a parallelized module changed on one rank", 
   using torch::nn::Linear;
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
   const auto mesh = init_device_mesh({2}, {.mesh_dim_names = {"tp"}});
-  const auto other =
-      *context.new_group({0, 1});  // the ranks' calls in the mesh's group differ after an error
+  const auto other = context.new_group({0, 1});  // the ranks' calls in the mesh's group differ after an error
   torch::nn::Sequential net(Linear(4, 4), Linear(4, 4));
   tensor_parallel::parallelize_module(
       *net, mesh, {{"0", tensor_parallel::ColwiseParallel{}}, {"1", tensor_parallel::RowwiseParallel{}}});
@@ -598,7 +597,7 @@ const Scenario unplanned_of_one("whole parameters of a parallelized module chang
   using torch::nn::Sequential;
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
   const auto errors_after = [&](const std::function<void(int rank, Sequential&)>& change) {
-    const auto mesh = DeviceMesh::from_group(*context.new_group({0, 1}, {.timeout = kTimeout}));
+    const auto mesh = DeviceMesh::from_group(context.new_group({0, 1}, {.timeout = kTimeout}));
     Sequential net(Linear(4, 4), torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})), Linear(4, 4),
                    Linear(4, 4));
     tensor_parallel::parallelize_module(
@@ -637,7 +636,7 @@ TEST(ChangedParallelModules, ParametersOfAParallelizedModuleChangeAlike) {
 const Scenario silent_forward_of_one(
     "a parallelized layer frozen on one rank before a forward without calls", [] {
       const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
-      const auto mesh = DeviceMesh::from_group(*context.new_group({0, 1}));
+      const auto mesh = DeviceMesh::from_group(context.new_group({0, 1}));
       torch::nn::Linear layer(4, 4);
       tensor_parallel::parallelize_module(*layer, mesh, {{"", tensor_parallel::ColwiseParallel{}}});
       const auto step = [&] { layer->forward(leaf({2, 4})).sum().backward(); };

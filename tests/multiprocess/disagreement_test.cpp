@@ -179,7 +179,7 @@ const testing::Scenario every_difference("desync: every difference", [] {
     const auto group = context.new_group({0, 1});
     const auto text = backend == "shm" ? std::string() : "They differ in " + what;
     EXPECT_THAT(
-        [&] { (context.rank() == 0 ? usual : other)(*group); },
+        [&] { (context.rank() == 0 ? usual : other)(group); },
         ThrowsMessage<DesyncError>(AllOf(HasSubstr("the ranks make different calls"), HasSubstr(text))))
         << what;
   }
@@ -214,10 +214,10 @@ TEST(Disagreement, IsFoundOnEachHost) {
 const testing::Scenario starts_anew("desync: new group", [] {
   auto context = std::make_optional(init({.backend = "shm", .timeout = 20s}));
   auto second = context->new_group({0, 1});
-  EXPECT_THROW(second->all_reduce(torch::ones({context->rank() + 1})), DesyncError);
+  EXPECT_THROW(second.all_reduce(torch::ones({context->rank() + 1})), DesyncError);
   auto third = context->new_group({0, 1});
   auto x = torch::ones({5});
-  third->all_reduce(x);
+  third.all_reduce(x);
   EXPECT_TRUE(torch::equal(x, torch::full({5}, 2.F)));
 });
 TEST(Disagreement, ANewGroupCanBeCreatedAfterwards) {

@@ -48,9 +48,9 @@ const testing::Scenario two_groups("groups two", [] {
   const auto evens = context.new_group({0, 2});
   const auto odds = context.new_group({3, 1}, {.group_name = "odds"});
   const bool even = context.rank() % 2 == 0;
-  EXPECT_EQ(evens.has_value(), even);
-  EXPECT_EQ(odds.has_value(), !even);
-  const auto& mine = even ? *evens : *odds;
+  EXPECT_EQ(static_cast<bool>(evens), even);
+  EXPECT_EQ(static_cast<bool>(odds), !even);
+  const auto& mine = even ? evens : odds;
   EXPECT_EQ(mine.name(), even ? "group 1" : "odds");
   EXPECT_EQ(mine.size(), 2);
   EXPECT_EQ(mine.rank(), (std::array{0, 1, 1, 0})[static_cast<std::size_t>(context.rank())]);
@@ -78,27 +78,27 @@ const testing::Scenario split("groups split", [] {
     return sum.item<int>();
   };
   const auto halves = split_group(context.group(), {{1, 0}, {2, 3}}, {.timeout = std::chrono::seconds(50)});
-  EXPECT_EQ(sum_over(*halves), rank < 2 ? 1 : 5);
-  EXPECT_EQ(halves->rank(), rank < 2 ? 1 - rank : rank - 2);
-  EXPECT_EQ(halves->global_rank(0), rank < 2 ? 1 : 2);
-  EXPECT_EQ(halves->name(), "default:split:1");
-  EXPECT_EQ(halves->timeout(), std::chrono::seconds(50));
+  EXPECT_EQ(sum_over(halves), rank < 2 ? 1 : 5);
+  EXPECT_EQ(halves.rank(), rank < 2 ? 1 - rank : rank - 2);
+  EXPECT_EQ(halves.global_rank(0), rank < 2 ? 1 : 2);
+  EXPECT_EQ(halves.name(), "default:split:1");
+  EXPECT_EQ(halves.timeout(), std::chrono::seconds(50));
   // Only the ranks of the parent take part; the parts hold ranks within it.
   const auto parent = context.new_group({3, 1, 0}, {.backend = "gloo", .group_name = "three"});
   if (parent) {
-    const auto outer = split_group(*parent, {{0, 2}});
-    EXPECT_EQ(outer.has_value(), rank != 1);
+    const auto outer = split_group(parent, {{0, 2}});
+    EXPECT_EQ(static_cast<bool>(outer), rank != 1);
     if (outer) {
-      EXPECT_EQ(outer->global_rank(0), 3);
-      EXPECT_EQ(outer->backend_name(), "gloo");
-      EXPECT_EQ(sum_over(*outer), 3);
-      EXPECT_EQ(split_group(*outer, {{0}, {1}})->size(), 1);
+      EXPECT_EQ(outer.global_rank(0), 3);
+      EXPECT_EQ(outer.backend_name(), "gloo");
+      EXPECT_EQ(sum_over(outer), 3);
+      EXPECT_EQ(split_group(outer, {{0}, {1}}).size(), 1);
     }
-    EXPECT_EQ(sum_over(*split_group(*parent, {{0}, {2, 1}})), rank == 3 ? 3 : 1);
+    EXPECT_EQ(sum_over(split_group(parent, {{0}, {2, 1}})), rank == 3 ? 3 : 1);
   }
   const auto again = split_group(context.group(), {{0, 3}, {1, 2}}, {.group_name = "again"});
-  EXPECT_EQ(again->name(), "again");
-  EXPECT_EQ(sum_over(*again), 3);
+  EXPECT_EQ(again.name(), "again");
+  EXPECT_EQ(sum_over(again), 3);
   for (const std::vector<std::vector<int>>& wrong :
        {std::vector<std::vector<int>>{}, {{}}, {{0, 4}}, {{0, 1}, {1, 2}}}) {
     EXPECT_THAT([&] { split_group(context.group(), wrong); },
@@ -107,15 +107,94 @@ const testing::Scenario split("groups split", [] {
 });
 TEST_P(Groups, SplitIntoParts) { run(split); }
 
+// Of a group of the ranks 0 and 2.
+void call_each(const ProcessGroup& group) {
+  const bool first = get_rank() == 0;
+  const auto one = torch::ones({1}), two = torch::ones({2});
+  const std::vector<at::Tensor> list{torch::ones({1}), torch::ones({1})}, none;
+  all_reduce(one, ReduceOp::SUM, group);
+  all_reduce_async(one, ReduceOp::SUM, group).wait();
+  broadcast(one, 2, group);
+  broadcast_async(one, 2, group).wait();
+  reduce(one, 2, ReduceOp::SUM, group);
+  reduce_async(one, 2, ReduceOp::SUM, group).wait();
+  all_gather(list, one, group);
+  all_gather_async(list, one, group).wait();
+  all_gather_into_tensor(two, one, group);
+  all_gather_into_tensor_async(two, one, group).wait();
+  gather(one, first ? list : none, 0, group);
+  gather_async(one, first ? list : none, 0, group).wait();
+  scatter(one, first ? list : none, 0, group);
+  scatter_async(one, first ? list : none, 0, group).wait();
+  reduce_scatter(one, list, ReduceOp::SUM, group);
+  reduce_scatter_async(one, list, ReduceOp::SUM, group).wait();
+  reduce_scatter_tensor(one, two, ReduceOp::SUM, group);
+  reduce_scatter_tensor_async(one, two, ReduceOp::SUM, group).wait();
+  all_to_all({torch::zeros({1}), torch::zeros({1})}, list, group);
+  all_to_all_async({torch::zeros({1}), torch::zeros({1})}, list, group).wait();
+  all_to_all_single(torch::zeros({2}), two, {}, {}, group);
+  all_to_all_single_async(torch::zeros({2}), two, {}, {}, group).wait();
+  barrier(group);
+  barrier_async(group).wait();
+  monitored_barrier(group);
+  if (get_rank() != 2) send(one, 2, group);
+  if (get_rank() != 0) recv(one, 0, group);
+  if (get_rank() != 2) isend(one, 2, group).wait();
+  if (get_rank() != 0) irecv(one, 0, group).wait();
+  std::vector<std::string> objects(2);
+  all_gather_object(objects, "x", group);
+  broadcast_object_list(objects, 0, group);
+  gather_object("x", objects, 0, group);
+  scatter_object_list(objects, first ? std::vector<std::string>{"a", "b"} : std::vector<std::string>(), 0,
+                      group);
+}
+
+const testing::Scenario outside("groups outside", [] {
+  const auto context = init({.backend = testing::backend_under_test()});
+  const auto group = context.new_group({0, 2});
+  if (group) return call_each(group);
+  EXPECT_EQ(get_rank(group), -1);
+  EXPECT_EQ(get_world_size(group), -1);
+  const auto calls_before = context.group().recent_calls().size();
+  ::testing::internal::CaptureStderr();
+  const auto t = torch::full({2}, 7.F);
+  all_reduce(t, ReduceOp::SUM, group);
+  const auto warning = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(warning, HasSubstr("all_reduce() does nothing: rank " + std::to_string(context.rank()) +
+                                 " is not in group group 1 of the ranks [0, 2], made at groups_test.cpp:"));
+  ::testing::internal::CaptureStderr();
+  call_each(group);
+  EXPECT_EQ(recv(t, 0, group), -1);
+  EXPECT_TRUE(all_reduce_async(t, ReduceOp::SUM, group).is_completed());
+  std::vector<std::string> objects{"kept"};
+  all_gather_object(objects, "x", group);
+  EXPECT_EQ(objects.front(), "kept");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  expect_equal(t, torch::full({2}, 7.F));
+  EXPECT_EQ(context.group().recent_calls().size(), calls_before);
+  const auto says_so = ThrowsMessage<ArgumentError>(
+      AllOf(HasSubstr("is not in group group 1 of the ranks [0, 2], made at groups_test.cpp:"),
+            HasSubstr("inside `if (group)`")));
+  EXPECT_THAT([&] { group.all_reduce(t); }, says_so);
+  EXPECT_THAT([&] { group.barrier_async(); }, says_so);
+  EXPECT_THAT([&] { (void)group.size(); }, says_so);
+  EXPECT_THAT([&] { (void)get_backend(group); }, says_so);
+  EXPECT_THAT([&] { (void)get_process_group_ranks(group); }, says_so);
+  EXPECT_THAT([&] { (void)get_group_rank(group, 0); }, says_so);
+  EXPECT_THAT([&] { split_group(group, {{0}}); }, says_so);
+  EXPECT_EQ(group.name(), "group 1");
+});
+TEST_P(Groups, CallsOutsideOfAGroupSendNothing) { run(outside); }
+
 const testing::Scenario outlives("groups outlives", [] {
-  std::optional<ProcessGroup> kept;
-  {
+  const auto kept = [] {
     const auto context = init({.backend = testing::backend_under_test()});
-    kept = context.new_group({1, 0});
-    if (kept) kept->barrier();
-  }
+    auto group = context.new_group({1, 0});
+    if (group) group.barrier();
+    return group;
+  }();
   if (!kept) return;
-  EXPECT_THAT([&] { kept->barrier(); },
+  EXPECT_THAT([&] { kept.barrier(); },
               ThrowsMessage<Error>(AllOf(HasSubstr("group group 1"), HasSubstr("barrier at groups_test.cpp:"),
                                          HasSubstr("has been closed"))));
 });

@@ -139,12 +139,14 @@ const testing::Scenario groups_of_guesses("guesses: groups", [] {
     if (get_rank() == 2) {
       EXPECT_EQ(recv(t, std::nullopt, group), 1);
     }
-    EXPECT_EQ(get_group_rank(*group, 2), 1);
-    EXPECT_EQ(get_global_rank(*group, 0), 1);
+    EXPECT_EQ(get_group_rank(group, 2), 1);
+    EXPECT_EQ(get_global_rank(group, 0), 1);
     EXPECT_THAT([&] { broadcast(t, 0, group); },
                 ThrowsMessage<ArgumentError>(HasSubstr("rank 0 is not in group")));
     barrier(group);
   }
+  EXPECT_EQ(get_rank(group), get_rank() - 1);
+  EXPECT_EQ(get_world_size(group), get_rank() == 0 ? -1 : 2);
   const auto mesh = init_device_mesh("cpu", {3}, {"dp"});
   EXPECT_EQ(mesh.get_local_rank("dp"), get_rank());
   EXPECT_EQ(init_device_mesh("cpu", {3}, {.mesh_dim_names = {"dp"}}).size(), 3);

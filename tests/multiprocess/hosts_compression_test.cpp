@@ -155,7 +155,7 @@ const Scenario uneven_compression("compression on uneven hosts", [] {
   const auto context = init();
   expect_compression_of_two_hosts(context, {{0, 1, 2}, {3, 4}});
   EXPECT_THROW(OneBit({.start_iter = 1}), ArgumentError);
-  const auto other = context.new_group({0, 1, 2, 3, 4}).value();
+  const auto other = context.new_group({0, 1, 2, 3, 4});
   const auto numbers = numbers_of(0, kElements);
   EXPECT_THAT([&] { reduced_by(between_hosts(OneBit(), other), context, numbers); },
               ThrowsMessage<ArgumentError>(HasSubstr("DistributedDataParallel has default")));

@@ -91,9 +91,9 @@ class ResNetTraining {
       if (ranks != before) {
         ddp.reset();
         if (const auto group = context_.new_group(ranks)) {
-          convert_sync_batchnorm(net_, *group);
+          convert_sync_batchnorm(net_, group);
           ddp.emplace(net_,
-                      DistributedDataParallelOptions{.process_group = *group, .bucket_cap_mb = kBucketMiB});
+                      DistributedDataParallelOptions{.process_group = group, .bucket_cap_mb = kBucketMiB});
         }
       }
       if (ddp) train(*ddp, step, true);
@@ -340,7 +340,7 @@ const testing::Scenario refusals("joined batch norm: refusals", [] {
   EXPECT_EQ(announcements(context, 2 + context.rank()), context.rank() == 0 ? 7 : 5);
 
   const auto own_group = context.new_group({0, 1});
-  torch::nn::Sequential other(torch::nn::Linear(2, 3), SyncBatchNorm(3, *own_group));
+  torch::nn::Sequential other(torch::nn::Linear(2, 3), SyncBatchNorm(3, own_group));
   DistributedDataParallel in_other(other);
   EXPECT_THAT([&] { const auto join = in_other->join(); },
               ThrowsMessage<ArgumentError>(AllOf(HasSubstr("module.1"), HasSubstr("process group"))));

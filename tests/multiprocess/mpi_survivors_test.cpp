@@ -122,7 +122,7 @@ const testing::Scenario goes_on("mpi survivors: a new group", [] {
   for (int i = 0; i < 3; ++i) context.group().all_reduce(x);
   EXPECT_EQ(x[999].item<float>(), 27);
   const auto pair = context.new_group({0, 2});
-  if (pair) pair->barrier();
+  if (pair) pair.barrier();
   std::cout << "continues" << std::endl;
 });
 
@@ -134,8 +134,8 @@ const testing::Scenario parts("mpi survivors: parts", [] {
   context.barrier();
   if (context.rank() == kVictim) ::raise(SIGKILL);
   const auto x = torch::ones({1000});
-  if (low) low->all_reduce(x);
-  for (int i = 0; i < 1000; ++i) high->all_reduce(x);
+  if (low) low.all_reduce(x);
+  for (int i = 0; i < 1000; ++i) high.all_reduce(x);
   std::cout << "continues" << std::endl;
 });
 

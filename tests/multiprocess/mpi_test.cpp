@@ -89,7 +89,7 @@ const testing::Scenario comes_late("mpi: comes late", [] {
     if (context.is_main()) group.send(word, 2);
   }
   group.monitored_barrier(20s);
-  const auto other = *context.new_group({2, 0, 1});
+  const auto other = context.new_group({2, 0, 1});
   other.monitored_barrier();
 });
 
@@ -341,7 +341,7 @@ TEST(MpiLostRanks, AWaitForAnAsynchronousCallThrows) {
 const testing::Scenario one_stops("mpi: stopped", [] {
   const auto context = init({.backend = "mpi"});
   context.barrier();
-  const auto group = *context.new_group({0, 1}, {.timeout = 2s});
+  const auto group = context.new_group({0, 1}, {.timeout = 2s});
   if (context.rank() == 1) ::raise(SIGSTOP);
   group.barrier();
 });

@@ -40,7 +40,7 @@ constexpr int kRounds = 200;
 const testing::Scenario rounds("rounds", [] {
   const auto context = init({.backend = "shm", .timeout = 20s});
   const auto run_round = [&](int round) {
-    const auto group = *context.new_group({0, 1});
+    const auto group = context.new_group({0, 1});
     {
       const auto bucket = group.backend()->allocateTensor(100'000, at::TensorOptions());
       bucket.fill_(context.rank() + 1);

@@ -212,7 +212,7 @@ const testing::Scenario first_failure("spawn: first failure", [] {
             const auto context = init({.backend = backend});
             // Leaving many groups takes a while, during which the other ranks fail too.
             std::vector<ProcessGroup> groups;
-            for (int i = 0; i < 4; ++i) groups.push_back(*context.new_group({0, 1, 2}));
+            for (int i = 0; i < 4; ++i) groups.push_back(context.new_group({0, 1, 2}));
             if (rank == 2) throw OwnError("the cause");
             groups.front().barrier();
           },

@@ -177,11 +177,11 @@ TEST_P(HungRank, TheReportShowsItsLocationAndTheWaitOfOtherRanks) {
 
 const testing::Scenario two_are_missing("survivors: two missing", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = 50s});
-  const auto other = *context.new_group({0, 1, 2, 3});
+  const auto other = context.new_group({0, 1, 2, 3});
   context.barrier();
   const bool is_gloo = testing::backend_under_test() == "gloo";
   for (const bool wait_all_ranks : {false, true}) {
-    const auto group = *context.new_group({0, 1, 2, 3});
+    const auto group = context.new_group({0, 1, 2, 3});
     if (context.rank() < 2) {
       const auto text = error_of([&] { group.monitored_barrier(1s, wait_all_ranks); });
       const auto headline = text.substr(0, text.find('\n'));
@@ -215,8 +215,8 @@ using CallOf = std::function<void(const ProcessGroup&)>;
 // Both sides' calls with their source lines are in every rank's error, and nothing has been changed.
 void expect_both_sides(const Context& context, const CallOf& here, const CallOf& there) {
   const auto all = std::vector<int>{0, 1};
-  const auto witness = *context.new_group(all);
-  const auto group = *context.new_group(all);
+  const auto witness = context.new_group(all);
+  const auto group = context.new_group(all);
   const auto text = error_of([&] { (context.rank() == 0 ? here : there)(group); });
   EXPECT_THAT(text, HasSubstr("the ranks make different calls"));
   const auto calls = witness.all_gather_object(group.recent_calls().back().describe());
@@ -289,7 +289,7 @@ const testing::Scenario short_of_addresses("survivors: addresses", [] {
     EXPECT_EQ(error_with(total_memory() / 2 * 3), "");
   }
   auto x = torch::ones({5});
-  context.new_group({0, 1})->all_reduce(x);
+  context.new_group({0, 1}).all_reduce(x);
   EXPECT_EQ(x[0].item<float>(), 2);
 });
 TEST(ShortMemory, OnOneRankIsReportedToTheGroup) {

@@ -429,7 +429,7 @@ const testing::Scenario groups("sync batch norm: groups", [] {
   const auto context = init();
   const auto first = context.new_group({0, 1});
   const auto second = context.new_group({2, 3});
-  SyncBatchNorm layer(torch::nn::BatchNormOptions(2).momentum(1.0), first ? *first : *second);
+  SyncBatchNorm layer(torch::nn::BatchNormOptions(2).momentum(1.0), first ? first : second);
   layer->forward(at::full({2, 2}, static_cast<double>(context.rank())));
   EXPECT_NEAR(layer->running_mean[0].item<double>(), context.rank() < 2 ? 0.5 : 2.5, 1e-6);
   // In eval() no rank waits for another.

@@ -79,15 +79,15 @@ lockstep::List collectives(const lockstep::Context& context, bool with_python) {
   }
   group.barrier();
   auto sub = own.clone();
-  if (const auto ends = context.new_group({0, ranks - 1})) ends->all_reduce(sub);
+  if (const auto ends = context.new_group({0, ranks - 1})) ends.all_reduce(sub);
   const auto others = Tensors{torch::zeros_like(own), torch::zeros_like(own)};
   // PyTorch sorts the ranks of a group, and so do runs with Python ranks.
   const auto turned = with_python ? std::vector{ranks - 1, 0} : std::vector{0, ranks - 1};
-  if (const auto ends = context.new_group(turned)) ends->all_gather(others, own);
+  if (const auto ends = context.new_group(turned)) ends.all_gather(others, own);
   auto on_host = own.cpu();
   std::vector<int> all_ranks(static_cast<std::size_t>(ranks));
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
-  context.new_group(all_ranks, {.backend = "gloo"})->all_reduce(on_host);
+  context.new_group(all_ranks, {.backend = "gloo"}).all_reduce(on_host);
   lockstep::List results{sum, most, count, rank == 0 ? reduced : own, first};
   results.items.insert(results.items.end(), all.begin(), all.end());
   results.items.emplace_back(joined);

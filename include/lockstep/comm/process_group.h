@@ -25,6 +25,7 @@ class ProcessGroup;
 namespace comm {
 class GroupState;
 class Membership;
+struct NonMember;
 class PendingCall;
 }  // namespace comm
 namespace node {
@@ -144,6 +145,13 @@ struct ReconfigureOptions {
 /// Copies refer to the same group. Any `c10d::Backend` can carry the calls. They are numbered and recorded
 /// with the caller's source line.
 ///
+/// A rank outside of a group has a ProcessGroup, too, from new_group() or split_group(): it converts to false, and
+/// all functions but name() throw ArgumentError. Such a group is not the default group, for any function that
+/// takes a group: free collectives, e.g. all_reduce(tensor, op, group), warn once and do nothing, others throw.
+/// PyTorch: `GroupMember.NON_GROUP_MEMBER`.
+///
+///     if (const auto pair = lockstep::new_group({0, 1})) pair.all_reduce(tensor);
+///
 /// Rules for every collective:
 /// - All ranks of the group make the same calls in the same order, from one thread at a time.
 /// - `src` and `dst` are ranks within this group, 0 .. size()-1 (PyTorch: `group_src`, `group_dst`).
@@ -170,7 +178,11 @@ class ProcessGroup {
   /// Wraps any c10d backend, including third-party ones. `info.traits` describes what it supports; with empty
   /// `dtypes`, element types are not checked.
   ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info);
+  /// A group that this rank is not in.
+  explicit ProcessGroup(std::shared_ptr<comm::NonMember> outside);
 
+  /// Whether this rank is in the group. PyTorch: `group != GroupMember.NON_GROUP_MEMBER`.
+  explicit operator bool() const { return state_ != nullptr; }
   int rank() const;  ///< of this process within this group
   /// The number of ranks of the group.
   int size() const;
@@ -346,8 +358,10 @@ class ProcessGroup {
 
  private:
   friend class comm::GroupState;
+  friend struct comm::NonMember;
 
-  std::shared_ptr<comm::GroupState> state_;
+  std::shared_ptr<comm::GroupState> state_;      // nullptr on a rank outside of the group
+  std::shared_ptr<comm::NonMember> non_member_;  // and this on a member
 };
 
 }  // namespace lockstep

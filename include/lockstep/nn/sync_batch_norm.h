@@ -38,7 +38,7 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
   /// The group of the statistics; nullopt: the default group.
   const std::optional<ProcessGroup>& process_group() const { return group_; }
   /// Sets the group of the statistics; nullopt: the default group.
-  void set_process_group(std::optional<ProcessGroup> process_group) { group_ = std::move(process_group); }
+  void set_process_group(std::optional<ProcessGroup> process_group);
 
  protected:
   void _check_input_dim(const at::Tensor& input) override;

@@ -147,10 +147,10 @@ class [[nodiscard]] Context {
                    std::source_location where = std::source_location::current()) const;
 
   /// Creates a group of `ranks` (global ranks, in the order of their group ranks). Every rank of the default
-  /// group calls it with the same arguments. Ranks outside the new group get nullopt, which they must not pass to
-  /// the free collectives, where it means the default group. PyTorch: `torch.distributed.new_group`.
-  std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
-                                        std::source_location where = std::source_location::current()) const;
+  /// group calls it with the same arguments. On ranks outside of the new group the result converts to false.
+  /// PyTorch: `torch.distributed.new_group`.
+  ProcessGroup new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
+                         std::source_location where = std::source_location::current()) const;
 
  private:
   // Rank 0's side of main_process_first, and the others'.
@@ -207,18 +207,17 @@ Context& init_process_group(const Backend& backend, const InitOptions& options =
 void destroy_process_group(std::source_location where = std::source_location::current());
 
 /// Context::new_group of the current context.
-std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
-                                      std::source_location where = std::source_location::current());
+ProcessGroup new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
+                       std::source_location where = std::source_location::current());
 
-/// Splits a group of this run: returns the new group of the part of `split_ranks` that this rank is in, or
-/// nullopt. Parts hold ranks within `parent_pg`; a rank's position in its part is its rank in the new group,
+/// Splits a group of this run: returns the new group of the part of `split_ranks` that this rank is in. On a
+/// rank in no part the result converts to false. Parts hold ranks within `parent_pg`; a rank's position in its part is its rank in the new group,
 /// and no rank is in two. Only the ranks of `parent_pg` call it, all with the same arguments. Backend,
 /// timeout and NCCL options are by default the parent's. Any backend. PyTorch:
 /// `torch.distributed.split_group` (which sorts the ranks of a part before 2.14).
-std::optional<ProcessGroup> split_group(const ProcessGroup& parent_pg,
-                                        const std::vector<std::vector<int>>& split_ranks,
-                                        const GroupOptions& options = {},
-                                        std::source_location where = std::source_location::current());
+ProcessGroup split_group(const ProcessGroup& parent_pg, const std::vector<std::vector<int>>& split_ranks,
+                         const GroupOptions& options = {},
+                         std::source_location where = std::source_location::current());
 
 template <typename Action>
 auto Context::main_process_first(Action&& action, std::source_location where) const {

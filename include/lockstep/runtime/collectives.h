@@ -16,8 +16,8 @@
 // the functions of ProcessGroup, whose rules and errors apply, with two differences:
 //
 // - `group` is by default the default group, of init() or init_process_group(). Without one they throw
-//   ArgumentError. The nullopt that new_group() returns to a rank outside of the new group means the default
-//   group, too: call the function inside `if (group)`.
+//   ArgumentError. On a rank that is not in `group`, as new_group() returns it there, they log a warning once and
+//   do nothing: results stay as they are, a Work is complete, and recv() returns -1, as in Python.
 // - `src` and `dst` are global ranks, as in Python; ProcessGroup takes ranks within the group. A rank outside of
 //   the group is an ArgumentError.
 //
@@ -164,6 +164,35 @@ int recv(const at::Tensor& tensor, std::optional<int> src = std::nullopt,
 Work irecv(const at::Tensor& tensor, std::optional<int> src = std::nullopt,
            const std::optional<ProcessGroup>& group = std::nullopt, int tag = 0,
            std::source_location where = std::source_location::current());
+
+/// A message of batch_isend_irecv(): `{isend, tensor, 1}`. PyTorch: `torch.distributed.P2POp`.
+struct P2POp {
+  /// The function isend or irecv.
+  class Op {
+   public:
+    Op(decltype(isend)& /*send*/) : sends_(true) {}
+    Op(decltype(irecv)& /*recv*/) : sends_(false) {}
+    /// Whether it is isend.
+    bool sends() const { return sends_; }
+
+   private:
+    bool sends_;
+  };
+
+  Op op;                                         ///< isend or irecv
+  at::Tensor tensor;                             ///< sent, or received into
+  std::optional<int> peer = std::nullopt;        ///< global rank that receives, or sends; or group_peer
+  std::optional<ProcessGroup> group = {};        ///< default: the default group
+  int tag = 0;                                   ///< of the call on the other rank
+  std::optional<int> group_peer = std::nullopt;  ///< the rank within `group`, instead of peer
+};
+
+/// Starts the messages of one group and returns a Work for each. Sends and receives may be in any order;
+/// messages in one direction between two ranks with one tag meet in the order of both lists. All arguments
+/// are checked before the first message starts. Throws ArgumentError, also outside of the group, and for GPU
+/// tensors with NCCL, whose messages block each other. PyTorch: `torch.distributed.batch_isend_irecv`.
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list,
+                                    std::source_location where = std::source_location::current());
 
 /// ProcessGroup::barrier(): returns when every rank has called it. PyTorch: `torch.distributed.barrier`.
 void barrier(const std::optional<ProcessGroup>& group = std::nullopt,

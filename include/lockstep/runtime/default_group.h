@@ -18,14 +18,29 @@ namespace lockstep {
 /// Whether there is a default group: between init() and the end of its context, or between init_process_group()
 /// and destroy_process_group(). PyTorch: `torch.distributed.is_initialized`.
 bool is_initialized();
+/// True: process groups are part of every build. PyTorch: `torch.distributed.is_available`.
+constexpr bool is_available() { return true; }
 /// The default group. Throws ArgumentError without one.
 ProcessGroup default_group(std::source_location where = std::source_location::current());
 
 // Throw ArgumentError before init() in a process that a launcher started as one of several ranks.
-int get_rank(std::source_location where =
-                 std::source_location::current());  ///< of the default group; 0 without a context
-int get_world_size(std::source_location where =
-                       std::source_location::current());  ///< of the default group; 1 without a context
+
+/// The rank of this process in `group`, -1 outside of it. By default that of the default group; 0 without one.
+/// PyTorch: `torch.distributed.get_rank`.
+int get_rank(const std::optional<ProcessGroup>& group = std::nullopt,
+             std::source_location where = std::source_location::current());
+/// The number of ranks of `group`, -1 on a rank outside of it. By default that of the default group; 1 without
+/// one. PyTorch: `torch.distributed.get_world_size`.
+int get_world_size(const std::optional<ProcessGroup>& group = std::nullopt,
+                   std::source_location where = std::source_location::current());
+/// ProcessGroup::backend_name() of `group`, by default of the default group: "gloo", "shm", ... Throws ArgumentError
+/// without a group, and on a rank outside of it. PyTorch: `torch.distributed.get_backend`.
+std::string get_backend(const std::optional<ProcessGroup>& group = std::nullopt,
+                        std::source_location where = std::source_location::current());
+/// [i]: the global rank of rank i of `group`, by default of the default group. Throws ArgumentError without a
+/// group, and on a rank outside of it. PyTorch: `torch.distributed.get_process_group_ranks`.
+std::vector<int> get_process_group_ranks(const std::optional<ProcessGroup>& group = std::nullopt,
+                                         std::source_location where = std::source_location::current());
 int get_local_rank(
     std::source_location where = std::source_location::current());  ///< on this host; 0 without a context
 bool is_main_process(std::source_location where = std::source_location::current());  ///< get_rank() == 0
@@ -45,23 +60,5 @@ struct GroupOptions {
   std::string group_name = {};                     ///< for messages; default "group 1", ...
   std::optional<NcclOptions> nccl = std::nullopt;  ///< default: those of the default group
 };
-
-/// A message of batch_isend_irecv(). PyTorch: `torch.distributed.P2POp`.
-struct P2POp {
-  /// Whether a tensor is sent or received.
-  enum Op { isend, irecv };
-  Op op;                                   ///< send or receive
-  at::Tensor tensor;                       ///< sent, or received into
-  int peer;                                ///< rank within `group` that receives, or sends
-  std::optional<ProcessGroup> group = {};  ///< default: the default group
-  int tag = 0;                             ///< of the call on the other rank
-};
-
-/// Starts the messages of one group and returns a Work for each. Sends and receives may be in any order;
-/// messages in one direction between two ranks with one tag meet in the order of both lists. All arguments
-/// are checked before the first message starts. Throws ArgumentError, also for GPU tensors with NCCL, whose
-/// messages block each other. PyTorch: `torch.distributed.batch_isend_irecv`.
-std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list,
-                                    std::source_location where = std::source_location::current());
 
 }  // namespace lockstep

@@ -18,6 +18,7 @@
 #include "base/throw_error.h"
 #include "comm/call.h"
 #include "comm/call_rules.h"
+#include "comm/non_member.h"
 #include "comm/stream_watch.h"
 #include "node/flight_recorder.h"
 #include "node/node_group.h"
@@ -41,8 +42,11 @@ class GroupState {
   ~GroupState();
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
-  // The present one, until the next replace().
-  static const std::shared_ptr<GroupState>& present(const ProcessGroup& group) {
+  // The present one, until the next replace(). Throws ArgumentError on a rank outside of the group; `where`: the
+  // line of the call.
+  static const std::shared_ptr<GroupState>& present(const ProcessGroup& group,
+                                                    const std::source_location& where = {}) {
+    if (!group) refuse_non_member(group, "ProcessGroup", where);
     const auto* const replaced = group.state_->replaced_.load(std::memory_order_acquire);
     return replaced == nullptr ? group.state_ : replaced->present;
   }
@@ -136,8 +140,9 @@ class GroupState {
   std::shared_ptr<Replacement> replaced_by_;
 };
 
-inline const std::shared_ptr<GroupState>& present_state(const ProcessGroup& group) {
-  return GroupState::present(group);
+inline const std::shared_ptr<GroupState>& present_state(const ProcessGroup& group,
+                                                        const std::source_location& where = {}) {
+  return GroupState::present(group, where);
 }
 inline GroupState& state_of(const ProcessGroup& group) { return *present_state(group); }
 

@@ -56,11 +56,13 @@ class PendingCall {
 // one of Lockstep's exceptions. By reference: a copy of fields that were just written stalls for 20 ns.
 Work start(const std::shared_ptr<GroupState>& group, Call&& call);
 inline Work start(const ProcessGroup& group, Call&& call) {
-  return start(present_state(group), std::move(call));
+  return start(present_state(group, call.where), std::move(call));
 }
 
 // The same, and waits for the end. Returns the sender of a receive.
 int run(const std::shared_ptr<GroupState>& group, Call&& call);
-inline int run(const ProcessGroup& group, Call&& call) { return run(present_state(group), std::move(call)); }
+inline int run(const ProcessGroup& group, Call&& call) {
+  return run(present_state(group, call.where), std::move(call));
+}
 
 }  // namespace lockstep::comm

@@ -13,6 +13,7 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/membership.h"
+#include "comm/non_member.h"
 #include "comm/pending_call.h"
 
 namespace lockstep {
@@ -25,9 +26,13 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGro
   state_ = std::make_shared<comm::GroupState>(std::move(backend), std::move(info));
 }
 
+ProcessGroup::ProcessGroup(std::shared_ptr<comm::NonMember> outside) : non_member_(std::move(outside)) {}
+
 int ProcessGroup::rank() const { return state_of(*this).rank(); }
 int ProcessGroup::size() const { return state_of(*this).size(); }
-const std::string& ProcessGroup::name() const { return state_of(*this).info().name; }
+const std::string& ProcessGroup::name() const {
+  return non_member_ ? non_member_->group : state_of(*this).info().name;
+}
 const std::string& ProcessGroup::backend_name() const { return state_of(*this).backend_name(); }
 std::chrono::milliseconds ProcessGroup::timeout() const { return state_of(*this).timeout(); }
 std::vector<CallRecord> ProcessGroup::recent_calls() const { return state_of(*this).log().recent(); }

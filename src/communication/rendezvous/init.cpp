@@ -345,22 +345,10 @@ void Context::reconfigure(const ReconfigureOptions& options, std::source_locatio
   session_->reconfigure(options);
 }
 
-namespace {
-
-// What `make` returns; if this rank is in no group, a report of an uncaught exception may name the line.
-template <typename Make>
-std::optional<ProcessGroup> group_at(std::source_location where, runtime::Run& run, const Make& make) {
+ProcessGroup Context::new_group(const std::vector<int>& ranks, const GroupOptions& options,
+                                std::source_location where) const {
   const CallerPlace place(where);
-  auto group = make();
-  if (!group) run.note_line_without_group(where);
-  return group;
-}
-
-}  // namespace
-
-std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks, const GroupOptions& options,
-                                               std::source_location where) const {
-  return group_at(where, *session_, [&] { return session_->new_group(ranks, options); });
+  return session_->new_group(ranks, options);
 }
 
 void Context::report_success(std::source_location where) const { group().broadcast_object("", 0, where); }
@@ -381,19 +369,16 @@ void Context::await_main(std::source_location where) const {
   }
 }
 
-std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options,
-                                      std::source_location where) {
+ProcessGroup new_group(const std::vector<int>& ranks, const GroupOptions& options,
+                       std::source_location where) {
   const CallerPlace place(where);
-  auto& run = runtime::require_run("lockstep::new_group");
-  return group_at(where, run, [&] { return run.new_group(ranks, options); });
+  return runtime::require_run("lockstep::new_group").new_group(ranks, options);
 }
 
-std::optional<ProcessGroup> split_group(const ProcessGroup& parent_pg,
-                                        const std::vector<std::vector<int>>& split_ranks,
-                                        const GroupOptions& options, std::source_location where) {
+ProcessGroup split_group(const ProcessGroup& parent_pg, const std::vector<std::vector<int>>& split_ranks,
+                         const GroupOptions& options, std::source_location where) {
   const CallerPlace place(where);
-  auto& run = runtime::require_run("lockstep::split_group");
-  return group_at(where, run, [&] { return run.split_group(parent_pg, split_ranks, options); });
+  return runtime::require_run("lockstep::split_group").split_group(parent_pg, split_ranks, options);
 }
 
 }  // namespace lockstep

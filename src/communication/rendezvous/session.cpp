@@ -234,8 +234,8 @@ c10::intrusive_ptr<c10d::Backend> Session::split_default_group(const c10::intrus
   return comm::state_of(*group_).backend()->split(store, ranks, options);
 }
 
-std::optional<ProcessGroup> Session::connect_subgroup(const char* function, const GroupRecipe& recipe,
-                                                      const std::vector<int>& ranks, ProcessGroupInfo info) {
+ProcessGroup Session::connect_subgroup(const char* function, const GroupRecipe& recipe,
+                                       const std::vector<int>& ranks, ProcessGroupInfo info) {
   const auto name = info.name;
   try {
     return connect_members(recipe, ranks, std::move(info));
@@ -250,8 +250,12 @@ std::optional<ProcessGroup> Session::connect_subgroup(const char* function, cons
   }
 }
 
-std::optional<ProcessGroup> Session::connect_members(const GroupRecipe& recipe, const std::vector<int>& ranks,
-                                                     ProcessGroupInfo info) {
+ProcessGroup Session::outside_of(const std::string& group, const std::string& members) const {
+  return ProcessGroup(std::make_shared<comm::NonMember>(group, members, config_.world.rank));
+}
+
+ProcessGroup Session::connect_members(const GroupRecipe& recipe, const std::vector<int>& ranks,
+                                      ProcessGroupInfo info) {
   const QuietC10d quiet;
   auto choice = backends::resolve_backend(recipe.backend, topology(ranks));
   // Without a backend for the GPU of this rank beside it: the Python ranks have none.
@@ -259,7 +263,7 @@ std::optional<ProcessGroup> Session::connect_members(const GroupRecipe& recipe, 
   const auto own = std::ranges::find(ranks, config_.world.rank);
   if (own == ranks.end()) {
     if (splits_default_group(choice.spec)) split_default_group(config_.store, {}, info);
-    return std::nullopt;
+    return outside_of(info.name, fmt::format("the ranks [{}]", fmt::join(ranks, ", ")));
   }
   info.global_ranks = ranks;
   const auto group =
@@ -349,7 +353,7 @@ void Session::check_members(const std::vector<int>& ranks) const {
                              world.rank, fmt::join(ranks, ", "), world.size - 1);
 }
 
-std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const GroupOptions& options) {
+ProcessGroup Session::new_group(std::vector<int> ranks, const GroupOptions& options) {
   check_members(ranks);
   const auto wanted =
       options.backend.empty() ? config_.backend : backends::BackendSpec::parse(options.backend);
@@ -372,9 +376,9 @@ std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const Gro
        .timeout = options.timeout.value_or(group_->timeout())});
 }
 
-std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
-                                                 const std::vector<std::vector<int>>& split_ranks,
-                                                 const GroupOptions& options) {
+ProcessGroup Session::split_group(const ProcessGroup& parent,
+                                  const std::vector<std::vector<int>>& split_ranks,
+                                  const GroupOptions& options) {
   const auto found = recipes_.find(&comm::state_of(parent));
   if (found == recipes_.end()) {
     throw_error<ArgumentError>("split_group: group {} is not one of this run", parent.name());
@@ -392,7 +396,10 @@ std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
                         .timeout = options.timeout.value_or(parent.timeout())};
   const auto own = std::ranges::find_if(
       split_ranks, [&](const auto& part) { return std::ranges::find(part, parent.rank()) != part.end(); });
-  if (own == split_ranks.end()) return std::nullopt;
+  if (own == split_ranks.end()) {
+    return outside_of(info.name,
+                      fmt::format("the parts {} of the ranks of group {}", split_ranks, parent.name()));
+  }
   recipe.key = fmt::format("{}/split {}/{}", recipe.key, number, own - split_ranks.begin());
   auto ranks = *own;
   for (auto& rank : ranks) rank = parent.global_rank(rank);

@@ -91,15 +91,12 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   // Until this object ends, see ThreadShare. Again after each reconfigure().
   void share_cores();
   void keep(std::unique_ptr<ProcessScope> scope) { process_scope_ = std::move(scope); }
-  std::optional<ProcessGroup> new_group(std::vector<int> ranks, const GroupOptions& options) override;
+  ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) override;
   // As Context::reconfigure().
   void reconfigure(const ReconfigureOptions& options) { form(options, false); }
   std::vector<int> hosts_of(const ProcessGroup& group) const override;
-  std::optional<ProcessGroup> split_group(const ProcessGroup& parent,
-                                          const std::vector<std::vector<int>>& split_ranks,
-                                          const GroupOptions& options) override;
-  std::source_location line_without_group() const override { return line_without_group_; }
-  void note_line_without_group(std::source_location where) override { line_without_group_ = where; }
+  ProcessGroup split_group(const ProcessGroup& parent, const std::vector<std::vector<int>>& split_ranks,
+                           const GroupOptions& options) override;
   const Context& context() const override { return *context_; }
   void set_context(const Context& context) { context_ = &context; }
   runtime::ElasticRun* elastic() override { return generations_ ? this : nullptr; }
@@ -143,10 +140,12 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   ProcessGroup connect_group(const std::string& key, const backends::BackendSpec& spec,
                              const Members& members, const NcclOptions& nccl, ProcessGroupInfo info);
   // `function`: of the program, for messages.
-  std::optional<ProcessGroup> connect_subgroup(const char* function, const GroupRecipe& recipe,
-                                               const std::vector<int>& ranks, ProcessGroupInfo info);
-  std::optional<ProcessGroup> connect_members(const GroupRecipe& recipe, const std::vector<int>& ranks,
-                                              ProcessGroupInfo info);
+  ProcessGroup connect_subgroup(const char* function, const GroupRecipe& recipe,
+                                const std::vector<int>& ranks, ProcessGroupInfo info);
+  // The group on this rank, which is not in it; `members` as in NonMember.
+  ProcessGroup outside_of(const std::string& group, const std::string& members) const;
+  ProcessGroup connect_members(const GroupRecipe& recipe, const std::vector<int>& ranks,
+                               ProcessGroupInfo info);
   // With Python ranks: see python_splits_default_group().
   bool splits_default_group(const backends::BackendSpec& spec) const;
   // All ranks of the default group call it, those outside of the new one without ranks; these get nothing.
@@ -174,7 +173,6 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   Config config_;
   int uncaught_at_start_;
   int groups_made_ = 0;
-  std::source_location line_without_group_ = {};
   Mutex reconfiguring_;  // one reconfigure() at a time, during which nothing else may use the session
   c10::intrusive_ptr<backends::MemberStore> formed_store_;  // since the last reconfigure()
   std::optional<ProcessGroup> group_;

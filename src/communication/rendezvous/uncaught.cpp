@@ -20,11 +20,9 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "base/caller_place.h"
 #include "base/env.h"
 #include "base/launched_rank.h"
 #include "base/process_state.h"
-#include "runtime/run.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -63,15 +61,6 @@ constexpr const char* kNoException =
     "std::terminate() was called without an exception: was a std::thread destroyed before join()?";
 constexpr const char* kLibTorchRemedy =
     "\nLibTorch threw it in an operator that this program called; LOCKSTEP_LOG_LEVEL=debug shows where";
-
-std::string empty_optional_remedy() {
-  const auto* const run = runtime::current_run();
-  const auto line = run == nullptr ? "" : line_text(run->line_without_group());
-  return fmt::format(
-      ": an empty std::optional was read. new_group() and split_group() return an empty one on a rank that is "
-      "not a member of the group{}; check it before use",
-      line.empty() ? "" : ", such as this rank at " + line);
-}
 
 constexpr const char* kMemoryRemedy =
     ": memory ran out; use a smaller batch or fewer ranks on this host, or look for a limit (ulimit -v, "
@@ -178,8 +167,6 @@ std::string uncaught_text(const std::exception_ptr& exception, bool whole) {
   } catch (const c10::Error& error) {
     return with_type(whole ? error.what() : error.what_without_backtrace(), whole,
                      whole ? "" : kLibTorchRemedy);
-  } catch (const std::bad_optional_access& error) {
-    return with_type(error.what(), whole, empty_optional_remedy().c_str());
   } catch (const std::bad_alloc& error) {
     return with_type(error.what(), whole, kMemoryRemedy);
   } catch (const std::exception& error) {

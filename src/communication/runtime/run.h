@@ -31,20 +31,13 @@ class Run {
   virtual const World& world() const = 0;
   virtual c10::Device device() const = 0;
   // As Context::new_group().
-  virtual std::optional<ProcessGroup> new_group(std::vector<int> ranks, const GroupOptions& options) = 0;
+  virtual ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) = 0;
   // [rank of `group`]: number of its host.
   virtual std::vector<int> hosts_of(const ProcessGroup& group) const = 0;
   // As lockstep::split_group().
-  virtual std::optional<ProcessGroup> split_group(const ProcessGroup& parent,
-                                                  const std::vector<std::vector<int>>& split_ranks,
-                                                  const GroupOptions& options) = 0;
-  // The same, with this rank in one of the parts.
-  ProcessGroup split(const ProcessGroup& parent, const std::vector<std::vector<int>>& split_ranks) {
-    return split_group(parent, split_ranks, {}).value();
-  }
-  // The line of the program at which this rank was last given no group, as no member of it; line 0: none.
-  virtual std::source_location line_without_group() const = 0;
-  virtual void note_line_without_group(std::source_location where) = 0;
+  virtual ProcessGroup split_group(const ProcessGroup& parent,
+                                   const std::vector<std::vector<int>>& split_ranks,
+                                   const GroupOptions& options) = 0;
   // What init() has returned, or what that was moved to.
   virtual const Context& context() const = 0;
   // If the launcher replaces lost ranks; otherwise nullptr.
@@ -65,9 +58,10 @@ void change_world(const Run& run);
 void leave(Run& run) noexcept;
 
 // `given`, or else the default group, or else nothing. `what`: who asks, for messages. Throws ArgumentError
-// in a rank of a launcher that has not called init().
+// in a rank of a launcher that has not called init(), and on a rank outside of `given`.
 std::optional<ProcessGroup> group_or_default(const std::optional<ProcessGroup>& given, const char* what);
-// `given`, or else the default group. Throws ArgumentError naming `what` without one.
+// `given`, or else the default group. Throws ArgumentError naming `what` without one, and on a rank outside of
+// `given`.
 ProcessGroup required_group(const std::optional<ProcessGroup>& given, const char* what);
 // For what keeps the result of group_or_default(): throws ArgumentError if `group` is none, but the process
 // is in a run of several ranks now.

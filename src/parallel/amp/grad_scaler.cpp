@@ -20,6 +20,7 @@
 #include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
+#include "comm/non_member.h"
 
 namespace lockstep::amp {
 namespace {
@@ -118,6 +119,7 @@ GradScaler::GradScaler(c10::Device device, const GradScalerOptions& options, std
       backoff_factor_(options.backoff_factor),
       growth_interval_(options.growth_interval) {
   const CallerPlace place(where);
+  comm::require_member(group_, "GradScaler");
   if (enabled_) check_scaler_options(options);
 }
 

@@ -96,8 +96,8 @@ class BetweenHosts {
         whole_(std::move(whole)),
         layout_(run.hosts_of(whole_), whole_.rank()),
         owners_(smallest(layout_)),
-        host_(run.split(whole_, hosts(layout_))),
-        lane_(run.split(whole_, lanes(layout_, owners_))) {}
+        host_(run.split_group(whole_, hosts(layout_), {})),
+        lane_(run.split_group(whole_, lanes(layout_, owners_), {})) {}
 
   static int smallest(const HostLayout& layout) {
     int ranks = layout.size();
@@ -159,7 +159,7 @@ class BetweenHosts {
 CommHook between_hosts(CommHook hook, const std::optional<ProcessGroup>& process_group) {
   if (!hook) throw ArgumentError("between_hosts: the hook to wrap is empty");
   auto& run = runtime::require_run("between_hosts");
-  auto whole = process_group.value_or(run.group());
+  auto whole = runtime::required_group(process_group, "between_hosts()");
   ddp::check_on(whole, ddp::Feature::between_hosts);
   const auto hosts = run.hosts_of(whole);
   if (std::ranges::count(hosts, hosts.front()) == whole.size()) return allreduce_hook;

@@ -23,7 +23,8 @@ HostSplit split_by_hosts(const ProcessGroup& group) {
   for (int host = 0; host < layout.hosts(); ++host) hosts.push_back(layout.members(host));
   for (int lane = 0; lane < layout.lanes(); ++lane) lanes.push_back(layout.lane(lane));
   auto& run = runtime::require_run(kCaller);
-  HostSplit groups{.host = run.split(group, hosts), .lane = run.split(group, lanes), .lane_ranks = {}};
+  HostSplit groups{
+      .host = run.split_group(group, hosts, {}), .lane = run.split_group(group, lanes, {}), .lane_ranks = {}};
   for (int i = 0; i < groups.lane.size(); ++i)
     for (int rank = 0; rank < group.size(); ++rank)
       if (group.global_rank(rank) == groups.lane.global_rank(i)) groups.lane_ranks.push_back(rank);
@@ -48,7 +49,7 @@ const ProcessGroup& GroupSplits::parts(const ProcessGroup& ranks, int size) {
     Parts parts(static_cast<std::size_t>(ranks.size() / size));
     for (int rank = 0; rank < ranks.size(); ++rank)
       parts[static_cast<std::size_t>(rank / size)].push_back(rank);
-    own = runtime::require_run(kCaller).split(ranks, parts);
+    own = runtime::require_run(kCaller).split_group(ranks, parts, {});
   }
   return *own;
 }

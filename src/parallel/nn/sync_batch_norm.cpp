@@ -15,6 +15,7 @@
 #include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "comm/non_member.h"
 #include "intercept/composite_kernels.h"
 #include "nn/synced_batch_norm.h"
 #include "runtime/run.h"
@@ -23,7 +24,15 @@ namespace lockstep {
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& layer,
                                      std::optional<ProcessGroup> process_group, std::source_location where)
-    : Base(layer), group_(std::move(process_group)), where_(where) {}
+    : Base(layer), where_(where) {
+  const CallerPlace place(where);
+  set_process_group(std::move(process_group));
+}
+
+void SyncBatchNormImpl::set_process_group(std::optional<ProcessGroup> process_group) {
+  comm::require_member(process_group, "SyncBatchNorm");
+  group_ = std::move(process_group);
+}
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   if (input.dim() < 2) {
@@ -249,6 +258,7 @@ namespace lockstep {
 void convert_sync_batchnorm(ModuleRef module, std::optional<ProcessGroup> process_group,
                             std::source_location where) {
   const CallerPlace place(where);
+  comm::require_member(process_group, "convert_sync_batchnorm");
   auto layers = module->modules(/*include_self=*/false);
   if (const auto self = module->weak_from_this().lock()) {
     layers.push_back(self);

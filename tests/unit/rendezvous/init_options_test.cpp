@@ -71,7 +71,7 @@ TEST(Init, TheFakeBackendWaitsForNoOtherRank) {
   EXPECT_EQ(context.group().recent_calls().size(), 1U);
   const auto pair = context.new_group({2, 3});
   ASSERT_TRUE(pair);
-  EXPECT_EQ(pair->size(), 2);
+  EXPECT_EQ(pair.size(), 2);
 }
 
 TEST(Init, WithoutAContextTheErrorNamesInit) {
@@ -143,7 +143,7 @@ TEST(Init, NewGroupChecksItsRanks) {
   }
   const auto group = context.new_group({0});
   ASSERT_TRUE(group);
-  group->barrier();
+  group.barrier();
 }
 
 TEST(Init, GroupsEndWithTheContext) {
