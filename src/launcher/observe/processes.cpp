@@ -141,8 +141,7 @@ std::vector<Process> processes_below(int ancestor) {
   auto pids = children_of(ancestor);
   for (std::size_t i = 0; i < pids.size(); ++i) {
     if (auto process = own_process(pids[i])) below.push_back(std::move(*process));
-    const auto children = children_of(pids[i]);
-    pids.insert(pids.end(), children.begin(), children.end());
+    for (const int child : children_of(pids[i])) pids.push_back(child);
   }
   return below;
 }
