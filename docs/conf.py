@@ -13,14 +13,13 @@ copyright = "the authors of Lockstep"  # noqa: A001 (Sphinx's name)
 release = ".".join(headers.version(here.parent))
 version = release
 
-extensions = ["myst_parser", "breathe", "sphinx.ext.graphviz", "sphinx_copybutton", "headers", "short_contents", "torch_links"]
+extensions = ["myst_parser", "breathe", "sphinx_copybutton", "headers", "short_contents", "torch_links"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 suppress_warnings = ["misc.highlighting_failure"]  # output and pseudo-code in blocks of C++
 breathe_projects = {"lockstep": str(here / "../build/docs/doxygen/xml")}
 breathe_default_project = "lockstep"
 breathe_domain_by_extension = {"h": "cpp"}
-graphviz_output_format = "svg"
 primary_domain = "cpp"
 highlight_language = "text"
 maximum_signature_line_length = 90

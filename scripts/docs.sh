@@ -16,7 +16,7 @@ END
 
 case "${1:-}" in -h | --help) usage && exit 0 ;; esac
 folder=${1:+$(cd "$caller_dir" && realpath -m "$1")}
-if ! command -v doxygen dot >/dev/null || ! .venv/bin/python -c 'import breathe, furo, myst_parser, sphinx_copybutton' 2>/dev/null; then
+if ! command -v doxygen >/dev/null || ! .venv/bin/python -c 'import breathe, furo, myst_parser, sphinx_copybutton' 2>/dev/null; then
   bash scripts/setup.sh --tests
 fi
 exec .venv/bin/python -B docs/site/build.py "${folder:-build/docs/html}"

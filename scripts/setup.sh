@@ -36,7 +36,7 @@ esac
 needed=(c++:g++ cmake:cmake ninja:ninja-build ccache:ccache libgloo-dev libcli11-dev libfmt-dev
   nlohmann-json3-dev zlib1g-dev libcurl4-openssl-dev libssl-dev libjpeg-dev libpng-dev libwebp-dev libhdf5-dev libdw-dev libncurses-dev libmicrohttpd-dev ca-certificates)
 if [[ $kind == tests ]]; then
-  needed+=(nm:binutils spin:spin doxygen:doxygen dot:graphviz libgtest-dev libgmock-dev libbenchmark-dev)
+  needed+=(nm:binutils spin:spin doxygen:doxygen libgtest-dev libgmock-dev libbenchmark-dev)
   needed+=(mpirun:openmpi-bin libopenmpi-dev)
   needed+=(slurmctld slurmd slurm-client munge ip:iproute2 unshare:util-linux)
 fi
@@ -115,7 +115,7 @@ require_installer() {
   if ! may_install; then
     fail "Debian packages are missing and this user may not install them; run
 
-    sudo apt-get update && sudo apt-get install -y ${packages[*]}
+    sudo apt-get update && sudo apt-get install -y --no-install-recommends ${packages[*]}
 
 and then this script again"
   fi

@@ -23,7 +23,7 @@ if (($#)) && is_preset "$1"; then
   preset=$1
   shift
 fi
-say "1 of 3: set-up. Where nothing is installed it downloads 190 to 270 MB of Debian packages, 190 MB to 2.7 GB of PyTorch and
+say "1 of 3: set-up. Where nothing is installed it downloads 210 to 300 MB of Debian packages, 190 MB to 2.7 GB of PyTorch and
     170 MB of other Python packages, and takes four minutes besides"
 bash scripts/setup.sh --tests
 say "2 of 3: build (half an hour on two cores the first time)"
