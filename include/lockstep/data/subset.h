@@ -163,6 +163,19 @@ class Subset {
     check_indices(indices, size(), where);
     return get_batch_at(*dataset_, indices_.index_select(0, indices), where);
   }
+  /// One sample, as the dataset's: `auto [x, y] = subset[0];`. Throws ArgumentError when the index is out of range.
+  auto operator[](SampleIndex index) const
+    requires(SampleDataset<Dataset> || requires(const Dataset& dataset) { dataset[index]; })
+  {
+    const auto in_subset = at::tensor({index.value}, at::kLong);
+    check_indices(in_subset, size(), index.where);
+    const SampleIndex chosen(indices_[index.value].template item<std::int64_t>(), index.where);
+    if constexpr (SampleDataset<Dataset>) {
+      return get_sample(*dataset_, static_cast<std::size_t>(chosen.value));
+    } else {
+      return (*dataset_)[chosen];
+    }
+  }
   /// The dataset of which it is a part.
   const Dataset& dataset() const { return *dataset_; }
   /// The samples of the dataset, int64 [size()].

@@ -248,6 +248,9 @@ class DatasetFolder {
   /// `on_unreadable` says.
   Batch get_batch(const at::Tensor& indices,
                   std::source_location where = std::source_location::current()) const;
+  /// One sample: `auto [x, y] = dataset[0];`. Throws as get_batch() does, and DataError for a
+  /// file that `on_unreadable` skips. PyTorch: `dataset[0]`.
+  Example operator[](SampleIndex index) const;
 
   /// The names of the classes, in the order of the targets.
   const std::vector<std::string>& classes() const;
