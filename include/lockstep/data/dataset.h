@@ -93,10 +93,10 @@ struct Example {
 struct SampleIndex {
   template <std::integral Index>
   SampleIndex(Index index, std::source_location where = std::source_location::current())  // NOLINT: implicit
-      : value(static_cast<std::int64_t>(index)), where(where) {}
+      : value(static_cast<std::int64_t>(index)), place(where) {}
 
   std::int64_t value;          ///< 0 .. size()-1
-  std::source_location where;  ///< of the caller
+  std::source_location place;  ///< of the caller
 };
 
 /// A base of datasets that return single samples, for a class that derives from it as in PyTorch:

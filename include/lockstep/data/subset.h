@@ -168,8 +168,8 @@ class Subset {
     requires(SampleDataset<Dataset> || requires(const Dataset& dataset) { dataset[index]; })
   {
     const auto in_subset = at::tensor({index.value}, at::kLong);
-    check_indices(in_subset, size(), index.where);
-    const SampleIndex chosen(indices_[index.value].template item<std::int64_t>(), index.where);
+    check_indices(in_subset, size(), index.place);
+    const SampleIndex chosen(indices_[index.value].template item<std::int64_t>(), index.place);
     if constexpr (SampleDataset<Dataset>) {
       return get_sample(*dataset_, static_cast<std::size_t>(chosen.value));
     } else {

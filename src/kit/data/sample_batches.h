@@ -50,7 +50,7 @@ Batch readable_batch(const ReadableSamples& samples, const at::Tensor& indices);
 // The sample of `dataset[index]`.
 template <typename Dataset>
 Example sample_at(const Dataset& dataset, const SampleIndex& index) {
-  const auto batch = dataset.get_batch(at::full({1}, index.value, at::kLong), index.where);
+  const auto batch = dataset.get_batch(at::full({1}, index.value, at::kLong), index.place);
   if (batch.data.size(0) == 0)
     throw_error<DataError>("sample {} of the dataset cannot be decoded", index.value);
   return {.data = batch.data[0], .target = batch.target[0]};
