@@ -213,7 +213,7 @@ const Scenario changed_shards("fully_shard of changed modules", [] {
                                  kind.shares_memory ? "shared" : "gathered",
                                  on_all ? "all ranks" : "rank 1 only"));
         if (!is_tried(kind.backend, change.name, on_all)) continue;
-        const auto group = context.new_group({0, 1}, {.backend = kind.backend, .timeout = kTimeout});
+        const auto group = context.new_group({0, 1}, {.timeout = kTimeout, .backend = kind.backend});
         const bool here = on_all || context.rank() == 1;
         const auto error = train_changed(context, group, change, kind, here);
         const auto errors = context.group().all_gather_object(error);
@@ -340,7 +340,7 @@ const Scenario changed_zero("zero of changed parameters", [] {
       for (const bool on_all : {true, false}) {
         SCOPED_TRACE(fmt::format("{} over {}, {}", change.name, backend, on_all ? "all" : "rank 1 only"));
         if (!is_tried(backend, change.name, on_all)) continue;
-        const auto group = context.new_group({0, 1}, {.backend = backend, .timeout = kTimeout});
+        const auto group = context.new_group({0, 1}, {.timeout = kTimeout, .backend = backend});
         const auto error = step_changed(group, change, on_all || context.rank() == 1);
         const auto errors = context.group().all_gather_object(error);
         EXPECT_THAT(errors, Each(Not(HasSubstr("did not finish in time"))));

@@ -400,7 +400,7 @@ const testing::Scenario joined("ddp and a joinable", [] {
   Counter counter(context.group());
   for (int epoch = 0; epoch < 2; ++epoch) {
     if (epoch == 1) convert_sync_batchnorm(net);
-    const Join join({ddp.get(), &counter});
+    const Join join({ddp, counter});
     for (int i = 0; i < 2 + 3 * context.rank(); ++i) {
       ddp->forward(torch::ones({2, 2})).sum().backward();
       counter.count();

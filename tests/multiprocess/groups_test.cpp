@@ -107,7 +107,7 @@ const testing::Scenario split("groups split", [] {
 });
 TEST_P(Groups, SplitIntoParts) { run(split); }
 
-// Of a group of the ranks 0 and 2.
+// Makes each call on a group of the ranks 0 and 2.
 void call_each(const ProcessGroup& group) {
   const bool first = get_rank() == 0;
   const auto one = torch::ones({1}), two = torch::ones({2});

@@ -147,6 +147,25 @@ const testing::Scenario groups_of_guesses("guesses: groups", [] {
   }
   EXPECT_EQ(get_rank(group), get_rank() - 1);
   EXPECT_EQ(get_world_size(group), get_rank() == 0 ? -1 : 2);
+  auto t = number(get_rank());
+  all_reduce(t, ReduceOp::SUM, group);
+  EXPECT_EQ(t.item<double>(), get_rank() == 0 ? 0 : 3);
+  if (!group) {
+    const auto says_so = ThrowsMessage<ArgumentError>(HasSubstr(": rank 0 is not in group group 1"));
+    torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
+    EXPECT_THAT([&] { DistributedDataParallel(net, {.process_group = group}); }, says_so);
+    EXPECT_THAT([&] { convert_sync_batchnorm(net, group); }, says_so);
+    EXPECT_THAT([&] { SyncBatchNorm(2, group); }, says_so);
+    EXPECT_THAT([&] { reduce_value(t, true, group); }, says_so);
+    EXPECT_THAT([&] { amp::GradScaler(torch::kCPU, {.process_group = group}); }, says_so);
+    EXPECT_THAT([&] { batch_isend_irecv({P2POp(isend, t, 1, group)}); }, says_so);
+  } else {
+    EXPECT_THAT(get_process_group_ranks(group), ElementsAre(1, 2));
+    EXPECT_EQ(get_backend(group), "shm");
+    const auto other = get_rank() == 1 ? P2POp(isend, t, 2, group) : P2POp(irecv, t, 1, group);
+    batch_isend_irecv({other}).front().wait();
+  }
+  destroy_process_group(new_group({0, 2}, 30, "gloo"));
   const auto mesh = init_device_mesh("cpu", {3}, {"dp"});
   EXPECT_EQ(mesh.get_local_rank("dp"), get_rank());
   EXPECT_EQ(init_device_mesh("cpu", {3}, {.mesh_dim_names = {"dp"}}).size(), 3);
@@ -176,6 +195,28 @@ const testing::Scenario training("guesses: training", [] {
     optimizer.step();
   }
   ddp.eval();
+  {
+    const Join join({ddp});
+    for (int step = 0; step < get_rank(); ++step) ddp(torch::randn({8, 4})).sum().backward();
+  }
+  {
+    const auto local = ddp->no_sync();
+    ddp(torch::ones({1, 4})).sum().backward();
+  }
+  ddp(torch::ones({1, 4})).sum().backward();
+  ddp->to(torch::kCPU);
+  ddp->load_state_dict(ddp->state_dict());
+  EXPECT_TRUE(ddp.state_dict().contains("module.weight"));
+  int buckets = 0;
+  DistributedDataParallel counting(torch::nn::Linear(4, 1));
+  counting->register_comm_hook(&buckets, [](int* seen, GradBucket& bucket) {
+    ++*seen;
+    return allreduce_hook(bucket);
+  });
+  counting(torch::ones({1, 4})).sum().backward();
+  EXPECT_EQ(buckets, 1);
+  DistributedDataParallel halved(torch::nn::Linear(4, 1));
+  halved->register_comm_hook(nullptr, bf16_compress_hook);
   auto all = torch::zeros({2, 4});
   all_gather_into_tensor(all, ddp->module()->weight.detach());
   EXPECT_TRUE(all[0].equal(all[1]));

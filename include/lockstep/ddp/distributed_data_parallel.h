@@ -2,11 +2,13 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <source_location>
 #include <string>
+#include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -15,6 +17,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/join.h>
@@ -80,6 +83,28 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   /// Replaces the averaging of buckets. Call it once, before the first forward. See CommHook. PyTorch:
   /// `register_comm_hook`.
   void register_comm_hook(CommHook hook, std::source_location where = std::source_location::current());
+  /// The same with PyTorch's argument for a hook that has no state: `register_comm_hook(nullptr, hook)`.
+  void register_comm_hook(std::nullptr_t /*state*/, CommHook hook,
+                          std::source_location where = std::source_location::current()) {
+    register_comm_hook(std::move(hook), where);
+  }
+  /// The same with a state, which `hook(state, bucket)` takes by reference. Pass a pointer to share it.
+  template <typename State, typename Hook>
+    requires std::is_invocable_r_v<BucketWork, Hook&, State&, GradBucket&>
+  void register_comm_hook(State state, Hook hook,
+                          std::source_location where = std::source_location::current()) {
+    register_comm_hook([state = std::move(state),
+                        hook = std::move(hook)](GradBucket& bucket) mutable { return hook(state, bucket); },
+                       where);
+  }
+
+  /// The state dict of this module: names begin with "module.". PyTorch: `Module.state_dict`.
+  Dict state_dict() const { return lockstep::state_dict(*this); }
+  /// lockstep::load_state_dict() of this module. PyTorch: `Module.load_state_dict`.
+  LoadReport load_state_dict(const Dict& state_dict, const LoadStateDictOptions& options = {},
+                             std::source_location where = std::source_location::current()) {
+    return lockstep::load_state_dict(*this, state_dict, options, where);
+  }
 
   /// The wrapped module's parameters without those of params_and_buffers_to_ignore.
   std::vector<at::Tensor> averaged_parameters() const;
@@ -243,8 +268,12 @@ class DistributedDataParallel
   void train(bool on = true) const { this->ptr()->train(on); }
   /// Switches the module to evaluation.
   void eval() const { this->ptr()->eval(); }
+  /// Sets the gradients of all parameters to zero or drops them, without the arrow of a module holder.
+  void zero_grad(bool set_to_none = true) const { this->ptr()->zero_grad(set_to_none); }
   /// DistributedDataParallelModule::no_sync(), without the arrow of a module holder.
   NoSync no_sync() const { return this->ptr()->no_sync(); }
+  /// DistributedDataParallelModule::state_dict(), without the arrow of a module holder.
+  Dict state_dict() const { return this->ptr()->state_dict(); }
 };
 
 /// Records the next `steps` reduced steps on all ranks: forward, backward, each bucket's reduction and the

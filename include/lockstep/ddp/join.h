@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
+#include <memory>
 #include <optional>
 #include <source_location>
 #include <vector>
@@ -26,6 +28,27 @@ struct JoinOptions {
   bool throw_on_early_termination = false;
 };
 
+/// One of the joinables of a Join: a reference, a pointer, a shared_ptr or a module holder, such as a
+/// DistributedDataParallel.
+class JoinableRef {
+ public:
+  JoinableRef(Joinable& joinable) : joinable_(&joinable) {}
+  JoinableRef(Joinable* joinable) : joinable_(joinable) {}
+  template <typename Pointer>
+    requires requires(const Pointer& pointer) {
+      { std::to_address(pointer.ptr()) } -> std::convertible_to<Joinable*>;
+    }
+  JoinableRef(const Pointer& holder) : joinable_(std::to_address(holder.ptr())) {}
+  template <std::derived_from<Joinable> Pointee>
+  JoinableRef(const std::shared_ptr<Pointee>& pointer) : joinable_(pointer.get()) {}
+
+  /// The joinable, which the caller keeps alive.
+  Joinable* get() const { return joinable_; }
+
+ private:
+  Joinable* joinable_;
+};
+
 /// Allows ranks to have different numbers of batches while it lives. At the end of the scope, a rank without
 /// data makes the collective calls of the others' iterations with zeros until no rank has data left.
 ///
@@ -43,7 +66,7 @@ struct JoinOptions {
 /// group. PyTorch: `torch.distributed.algorithms.join.Join`.
 class [[nodiscard]] Join {
  public:
-  explicit Join(std::vector<Joinable*> joinables, const JoinOptions& options = {},
+  explicit Join(const std::vector<JoinableRef>& joinables, const JoinOptions& options = {},
                 std::source_location where = std::source_location::current());
   ~Join() noexcept(false);
   Join(const Join&) = delete;

@@ -202,13 +202,20 @@ Context& init_process_group(const Backend& backend, const InitOptions& options =
 }
 
 /// Leaves the run that init_process_group() has joined: the default group and all other groups end. Throws
-/// ArgumentError without one, and with a context of init(), which ends its run itself. PyTorch:
+/// ArgumentError without one, and with a context of init(), which ends its run itself. Of another `group` it
+/// closes only that, as ProcessGroup::close(); nothing on a rank outside of it. PyTorch:
 /// `torch.distributed.destroy_process_group`.
-void destroy_process_group(std::source_location where = std::source_location::current());
+void destroy_process_group(const std::optional<ProcessGroup>& group = std::nullopt,
+                           std::source_location where = std::source_location::current());
 
 /// Context::new_group of the current context.
 ProcessGroup new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
                        std::source_location where = std::source_location::current());
+/// The same with PyTorch's arguments by position: `new_group({0, 1}, 30s, "gloo")`.
+inline ProcessGroup new_group(const std::vector<int>& ranks, Timeout timeout, const std::string& backend = {},
+                              std::source_location where = std::source_location::current()) {
+  return new_group(ranks, GroupOptions{.timeout = timeout, .backend = backend}, where);
+}
 
 /// Splits a group of this run: returns the new group of the part of `split_ranks` that this rank is in. On a
 /// rank in no part the result converts to false. Parts hold ranks within `parent_pg`; a rank's position in its part is its rank in the new group,

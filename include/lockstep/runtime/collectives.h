@@ -11,6 +11,7 @@
 
 #include <lockstep/base/timeout.h>
 #include <lockstep/comm/process_group.h>
+#include <lockstep/runtime/async_op.h>
 
 // The collectives as free functions with the names and the order of arguments of `torch.distributed`. They are
 // the functions of ProcessGroup, whose rules and errors apply, with two differences:

@@ -55,10 +55,10 @@ void manual_seed(std::uint64_t seed);
 
 /// Arguments of new_group() and split_group().
 struct GroupOptions {
-  std::string backend = {};                        ///< as InitOptions::backend; empty: that of init()
   std::optional<Timeout> timeout = std::nullopt;   ///< for each call; default: that of the default group
-  std::string group_name = {};                     ///< for messages; default "group 1", ...
+  std::string backend = {};                        ///< as InitOptions::backend; empty: that of init()
   std::optional<NcclOptions> nccl = std::nullopt;  ///< default: those of the default group
+  std::string group_name = {};                     ///< for messages; default "group 1", ...
 };
 
 }  // namespace lockstep

@@ -7,6 +7,8 @@
 
 #include "base/caller_place.h"
 #include "base/throw_error.h"
+#include "comm/group_state.h"
+#include "runtime/run.h"
 
 namespace lockstep {
 namespace {
@@ -42,8 +44,13 @@ Context& rendezvous::init_process_group(const std::string& backend, InitOptions 
   return lockstep::init_process_group(options, where);
 }
 
-void destroy_process_group(std::source_location where) {
+void destroy_process_group(const std::optional<ProcessGroup>& group, std::source_location where) {
   const CallerPlace place(where);
+  if (group && !*group) return;
+  const auto* const run = runtime::current_run();
+  const bool is_default =
+      !group || (run != nullptr && &comm::state_of(*group) == &comm::state_of(run->group()));
+  if (!is_default) return group->close();
   if (!kept_context()) {
     throw ArgumentError(
         is_initialized()

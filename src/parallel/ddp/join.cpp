@@ -25,12 +25,10 @@ at::Tensor filled(const Joinable& joinable, bool one) {
 
 }  // namespace
 
-Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options, std::source_location where)
-    : joinables_(std::move(joinables)),
-      options_(options),
-      where_(where),
-      exceptions_(std::uncaught_exceptions()) {
+Join::Join(const std::vector<JoinableRef>& joinables, const JoinOptions& options, std::source_location where)
+    : options_(options), where_(where), exceptions_(std::uncaught_exceptions()) {
   const CallerPlace place(where);
+  for (const auto& joinable : joinables) joinables_.push_back(joinable.get());
   if (joinables_.empty()) throw ArgumentError("Join: it needs at least one joinable");
   const auto group = joinables_.front()->join_process_group();
   for (auto* joinable : joinables_) {
