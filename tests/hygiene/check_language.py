@@ -76,6 +76,8 @@ ACRONYMS = set("""
 """.split())
 ENUMS = {"ReduceOp", "ComputationType", "ImageReadMode", "InterpolationMode", "AutoAugmentPolicy"}
 TYPE = re.compile(r"^ *(?:enum )?(?:struct|class|concept) (\w+)(?: final)?(?: : \w[^{;]*)? [{=]|^using (\w+) =", re.MULTILINE)
+# An argument that is a structure of options or a group, and no reference.
+BY_VALUE = re.compile(r"[(,]\s*((?:std::optional<)?\b(?:\w+::)*(?:\w*Options|ProcessGroup)>?)\s+\w+\s*(?=[=,)])")
 ENUM = re.compile(r"^ *enum class (\w+)[^{;]*\{([^}]*)\}", re.MULTILINE)
 
 GAP = r"[\s/*#]+"
@@ -102,7 +104,7 @@ def hits(path, text):
 
 
 def badly_named(text):
-    """(position, name) of types and enumerators of a public header that section "Names" of CONTRIBUTING.md does not allow."""
+    """(position, name) of types, enumerators and arguments of a public header that section "Names" of CONTRIBUTING.md does not allow."""
     text = re.sub(r"//[^\n]*", lambda match: " " * len(match[0]), text)
     for match in TYPE.finditer(text):
         name = match[1] or match[2]
@@ -113,6 +115,8 @@ def badly_named(text):
         for name in re.findall(r"\w+", match[2]):
             if not (name.isupper() if match[1] in ENUMS else name.islower()):
                 yield match.start(), f"{match[1]}::{name}"
+    for match in BY_VALUE.finditer(text):
+        yield match.start(1), f"{match[1]} by value"
 
 
 def problems(root):

@@ -88,12 +88,12 @@ class GradBucket {
   };
 
   GradBucket(std::size_t index, bool is_last, at::Tensor buffer, std::vector<Parameter> parameters,
-             ProcessGroup group)
+             const ProcessGroup& group)
       : index_(index),
         is_last_(is_last),
         buffer_(std::move(buffer)),
         parameters_(std::move(parameters)),
-        group_(std::move(group)) {}
+        group_(group) {}
 
   /// 0 for the bucket that is reduced first.
   std::size_t index() const { return index_; }

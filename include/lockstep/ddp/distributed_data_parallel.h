@@ -261,7 +261,8 @@ void trace(DistributedDataParallel<Module>& ddp, const std::string& path, int st
 /// DistributedDataParallel does, for training without it. Collective. Throws DesyncError on all ranks, before
 /// anything is sent, if their modules differ in names, device types, dtypes, shapes or strides. PyTorch: a
 /// loop of `dist.broadcast`. Default of `process_group`: the default group.
-void broadcast_module(ModuleRef module, int src = 0, std::optional<ProcessGroup> process_group = std::nullopt,
+void broadcast_module(ModuleRef module, int src = 0,
+                      const std::optional<ProcessGroup>& process_group = std::nullopt,
                       std::source_location where = std::source_location::current());
 
 /// Sets requires_grad to false on the parameters whose names match, and returns their names. Call it before

@@ -108,7 +108,7 @@ class GraphedStep {
   using Step = std::function<Tensors(const Tensors&)>;
 
   /// Throws ArgumentError for invalid options and, when enabled, for a device without graphs.
-  GraphedStep(c10::Device device, Step step, GraphedStepOptions options = {});
+  GraphedStep(c10::Device device, Step step, const GraphedStepOptions& options = {});
   ~GraphedStep();
   GraphedStep(GraphedStep&& other) noexcept;
   GraphedStep& operator=(GraphedStep&& other) noexcept;

@@ -54,7 +54,7 @@ struct EarlyStoppingOptions {
 class EarlyStopping {
  public:
   /// Throws ArgumentError for a patience below 1 and a negative min_delta.
-  explicit EarlyStopping(EarlyStoppingOptions options = {},
+  explicit EarlyStopping(const EarlyStoppingOptions& options = {},
                          std::source_location where = std::source_location::current());
   /// Takes the metric of a validation and returns whether to stop. NaN is no improvement.
   bool step(double metric);

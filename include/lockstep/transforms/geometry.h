@@ -39,7 +39,7 @@ class Resize {
  public:
   /// One number is the size of the shorter edge. Throws ArgumentError when sizes are not positive or max_size
   /// does not go with the size.
-  explicit Resize(Size size, ResizeOptions options = {});
+  explicit Resize(Size size, const ResizeOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
   /// The transform as torchvision prints it.
@@ -80,7 +80,7 @@ struct RandomCropOptions {
 class RandomCrop {
  public:
   /// One number is both edges.
-  explicit RandomCrop(Size size, RandomCropOptions options = {});
+  explicit RandomCrop(Size size, const RandomCropOptions& options = {});
   /// Draws the part of an image of that size. It begins or ends beyond the image where it takes padding.
   /// Throws ArgumentError when image and padding are smaller than the crop.
   Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
@@ -107,7 +107,7 @@ class RandomResizedCrop {
  public:
   /// One number is both edges. Throws ArgumentError when a range is not {least, greatest} of positive
   /// numbers.
-  explicit RandomResizedCrop(Size size, RandomResizedCropOptions options = {});
+  explicit RandomResizedCrop(Size size, const RandomResizedCropOptions& options = {});
   /// Draws the part of an image of that size.
   Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
@@ -154,7 +154,7 @@ struct PadOptions {
 /// torchvision: v2.Pad.
 class Pad {
  public:
-  explicit Pad(Padding padding, PadOptions options = {});
+  explicit Pad(Padding padding, const PadOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
@@ -176,7 +176,7 @@ struct RandomRotationOptions {
 class RandomRotation {
  public:
   /// `degrees`: {least, greatest}, or one number for {-number, number}.
-  explicit RandomRotation(Numbers degrees, RandomRotationOptions options = {});
+  explicit RandomRotation(Numbers degrees, const RandomRotationOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
@@ -202,7 +202,7 @@ struct RandomAffineOptions {
 class RandomAffine {
  public:
   /// `degrees` of rotation: {least, greatest}, or one number for {-number, number}.
-  explicit RandomAffine(Numbers degrees, RandomAffineOptions options = {});
+  explicit RandomAffine(Numbers degrees, const RandomAffineOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;

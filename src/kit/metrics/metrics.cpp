@@ -403,7 +403,8 @@ void Auroc::load_state_dict(const Dict& state_dict, const std::optional<ProcessG
 
 namespace lockstep {
 
-EarlyStopping::EarlyStopping(EarlyStoppingOptions options, std::source_location where) : options_(options) {
+EarlyStopping::EarlyStopping(const EarlyStoppingOptions& options, std::source_location where)
+    : options_(options) {
   const CallerPlace place(where);
   if (options_.patience < 1)
     throw_error<ArgumentError>("EarlyStopping: patience = {}; give at least 1", options_.patience);

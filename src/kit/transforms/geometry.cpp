@@ -78,7 +78,7 @@ Sides sides_of(const Padding& padding) {
   return {.left = padding.front(), .right = padding.front(), .top = padding.back(), .bottom = padding.back()};
 }
 
-Resize::Resize(Size size, ResizeOptions options) : size_(std::move(size)), options_(std::move(options)) {
+Resize::Resize(Size size, const ResizeOptions& options) : size_(std::move(size)), options_(options) {
   if (!size_.empty()) edges_of("Resize", size_);
   check_max_size(size_, options_.max_size);
 }
@@ -136,7 +136,7 @@ std::string RandomVerticalFlip::to_string() const {
   return fmt::format("RandomVerticalFlip(p={})", float_text(p_));
 }
 
-Pad::Pad(Padding padding, PadOptions options) : padding_(std::move(padding)), options_(std::move(options)) {
+Pad::Pad(Padding padding, const PadOptions& options) : padding_(std::move(padding)), options_(options) {
   if (padding_.empty()) throw ArgumentError("Pad: no padding is given");
   check_padding("Pad", padding_, options_.fill, options_.padding_mode);
 }
@@ -223,8 +223,8 @@ std::string CenterCrop::to_string() const {
   return fmt::format("CenterCrop(size=({}, {}))", size_.front(), size_.back());
 }
 
-RandomCrop::RandomCrop(Size size, RandomCropOptions options)
-    : size_(std::move(size)), options_(std::move(options)) {
+RandomCrop::RandomCrop(Size size, const RandomCropOptions& options)
+    : size_(std::move(size)), options_(options) {
   edges_of("RandomCrop", size_);
   check_padding("RandomCrop", options_.padding, options_.fill, options_.padding_mode);
   if (options_.padding == Padding(0)) options_.padding.clear();
@@ -276,7 +276,7 @@ std::string RandomCrop::to_string() const {
                      text_of(options_.padding_mode));
 }
 
-RandomResizedCrop::RandomResizedCrop(Size size, RandomResizedCropOptions options)
+RandomResizedCrop::RandomResizedCrop(Size size, const RandomResizedCropOptions& options)
     : size_(std::move(size)), options_(options) {
   edges_of("RandomResizedCrop", size_);
   check_range("RandomResizedCrop", "scale", options_.scale, 0);

@@ -321,7 +321,7 @@ std::vector<std::string> freeze_all_but(ModuleRef module, const std::vector<std:
   return freeze_where(module, patterns, false, "freeze_all_but");
 }
 
-void broadcast_module(ModuleRef module, int src, std::optional<ProcessGroup> process_group,
+void broadcast_module(ModuleRef module, int src, const std::optional<ProcessGroup>& process_group,
                       std::source_location where) {
   const CallerPlace place(where);
   const auto group = runtime::required_group(process_group, "broadcast_module()");

@@ -105,11 +105,8 @@ struct Entry {
 
 class GraphedStep::Impl {
  public:
-  Impl(c10::Device device, Step step, GraphedStepOptions options)
-      : device_(with_index(device)),
-        step_(std::move(step)),
-        options_(std::move(options)),
-        parts_(options_.modules) {
+  Impl(c10::Device device, Step step, const GraphedStepOptions& options)
+      : device_(with_index(device)), step_(std::move(step)), options_(options), parts_(options_.modules) {
     note_modules();
     if (options_.enabled && !options_.graph_device) options_.graph_device = make_graph_device(device_);
   }
@@ -226,9 +223,9 @@ class GraphedStep::Impl {
   int changes_ = 0;
 };
 
-GraphedStep::GraphedStep(c10::Device device, Step step, GraphedStepOptions options) {
+GraphedStep::GraphedStep(c10::Device device, Step step, const GraphedStepOptions& options) {
   check_graph_options(step, options);
-  impl_ = std::make_unique<Impl>(device, std::move(step), std::move(options));
+  impl_ = std::make_unique<Impl>(device, std::move(step), options);
 }
 
 GraphedStep::~GraphedStep() = default;
