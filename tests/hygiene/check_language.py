@@ -68,11 +68,14 @@ SHM_NAMES = (r"\bTeam\b|\bteam_\b", r"\bArea\b", r"\bPost\b|\bposts\[", r"\bMeet
 # In sources, locks are those that clang checks: Note [Checked locks] in base/mutex.h.
 UNCHECKED_LOCK = re.compile(r"\bstd::(?:shared_)?mutex\b|\bstd::condition_variable\b")
 
+# How a text names a rank: numbered_rank() of base/throw_error.h.
+RANK = re.compile(r"rank \{\} of \{\}")
+
 # Names of PyTorch, torchvision and of networks that have an acronym in capitals; and enums that PyTorch has.
 ACRONYMS = set("""
     FSDPModule CPUOffloadPolicy P2POp PowerSGD PostLocalSGD FusedSGD ASGD NAdam RAdam LRScheduler LambdaLR MultiplicativeLR StepLR MultiStepLR
     ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR SequentialLR CyclicLR OneCycleLR SWALR ReduceLROnPlateau
-    LRLambda ScheduleGPipe ScheduleLoopedBFS ScheduleZBVZeroBubble MNIST FashionMNIST KMNIST CIFAR CIFAR10 CIFAR100 DGCNN GPT2 GPT2Model LMHead
+    ScheduleGPipe ScheduleLoopedBFS ScheduleZBVZeroBubble MNIST FashionMNIST KMNIST CIFAR CIFAR10 CIFAR100 DGCNN GPT2 GPT2Model LMHead
 """.split())
 ENUMS = {"ReduceOp", "ComputationType", "ImageReadMode", "InterpolationMode", "AutoAugmentPolicy"}
 TYPE = re.compile(r"^ *(?:enum )?(?:struct|class|concept) (\w+)(?: final)?(?: : \w[^{;]*)? [{=]|^using (\w+) =", re.MULTILINE)
@@ -94,6 +97,8 @@ def hits(path, text):
         patterns.append(SHM_NAME)
     if path.parts[0] in ("include", "src", "tools") and path.name != "mutex.h":
         patterns.append(UNCHECKED_LOCK)
+    if path.parts[0] == "src" and path.name != "error.cpp":
+        patterns.append(RANK)
     for pattern in patterns:
         for match in pattern.finditer(text):
             yield match.start(), " ".join(re.sub(GAP, " ", match[0]).split())

@@ -323,6 +323,7 @@ class Language(Tree):
             ("src/backends/shm/a.h", "class Team {};\n"),
             ("src/base/a.cpp", "int settle();\n"),
             ("src/base/a.cpp", "static std::mutex mutex;\n"),
+            ("src/base/a.cpp", 'fmt::format("rank {} of {}: no", 1, 2);\n'),
             ("src/comm/host_mesh.h", "int a;\n"),
         ):
             with self.subTest(name=name, text=text):

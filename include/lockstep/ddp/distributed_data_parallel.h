@@ -240,9 +240,9 @@ class DistributedDataParallel
     return this->ptr()->named_parameters();
   }
   /// Sets the mode of training or of evaluation, without the arrow of a module holder.
-  void train(bool on = true) const { this->ptr()->train(on); }
+  void train(bool on = true) { this->ptr()->train(on); }
   /// Switches the module to evaluation.
-  void eval() const { this->ptr()->eval(); }
+  void eval() { this->ptr()->eval(); }
   /// DistributedDataParallelModule::no_sync(), without the arrow of a module holder.
   NoSync no_sync() const { return this->ptr()->no_sync(); }
 };

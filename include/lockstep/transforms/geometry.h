@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/literal.h>
 #include <lockstep/transforms/transform.h>
 
 namespace lockstep::transforms {
@@ -19,13 +20,14 @@ enum class InterpolationMode : std::uint8_t {
 };
 
 /// The pixels beyond the edges: a number, the outermost pixel, or the image mirrored without or with its
-/// outermost pixel.
+/// outermost pixel. torchvision: the strings of `padding_mode`.
 enum class PaddingMode : std::uint8_t {
   constant,   ///< a number
   edge,       ///< the outermost pixel
   reflect,    ///< the image mirrored, without its outermost pixel
   symmetric,  ///< the image mirrored, with its outermost pixel
 };
+OneOf<"constant", "edge", "reflect", "symmetric"> literals_of(PaddingMode);
 
 /// Options of Resize, with torchvision's names and defaults.
 struct ResizeOptions {
@@ -70,10 +72,10 @@ class CenterCrop {
 
 /// Options of RandomCrop, with torchvision's names and defaults.
 struct RandomCropOptions {
-  Padding padding = {};        ///< added to every image
-  bool pad_if_needed = false;  ///< pad images that are smaller than the crop
-  Numbers fill = 0;            ///< for PaddingMode::constant; one number, or one per channel
-  PaddingMode padding_mode = PaddingMode::constant;  ///< the pixels beyond the edges
+  Padding padding = {};                            ///< added to every image
+  bool pad_if_needed = false;                      ///< pad images that are smaller than the crop
+  Numbers fill = 0;                                ///< for "constant"; one number, or one per channel
+  Literal<PaddingMode> padding_mode = "constant";  ///< the pixels beyond the edges
 };
 
 /// torchvision: v2.RandomCrop.
@@ -147,8 +149,8 @@ class RandomVerticalFlip {
 
 /// Options of Pad, with torchvision's names and defaults.
 struct PadOptions {
-  Numbers fill = 0;  ///< for PaddingMode::constant; one number, or one per channel
-  PaddingMode padding_mode = PaddingMode::constant;  ///< the pixels beyond the edges
+  Numbers fill = 0;                                ///< for "constant"; one number, or one per channel
+  Literal<PaddingMode> padding_mode = "constant";  ///< the pixels beyond the edges
 };
 
 /// torchvision: v2.Pad.

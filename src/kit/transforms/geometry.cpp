@@ -58,7 +58,7 @@ at::Tensor flip(std::string_view transform, double p, std::int64_t dimension, co
 }  // namespace
 
 void check_padding(std::string_view transform, const Padding& padding, const Numbers& fill,
-                   PaddingMode mode) {
+                   Literal<PaddingMode> mode) {
   const auto count = padding.size();
   if (count == 3 || count > 4 || std::ranges::any_of(padding, [](auto pixels) { return pixels < 0; })) {
     throw_error<ArgumentError>(
@@ -66,7 +66,7 @@ void check_padding(std::string_view transform, const Padding& padding, const Num
         fmt::join(padding, ", "));
   }
   if (fill.size() > 1 && mode != PaddingMode::constant) {
-    throw_error<ArgumentError>("{}: padding_mode {} takes no fill of {} values", transform, text_of(mode),
+    throw_error<ArgumentError>("{}: padding_mode {} takes no fill of {} values", transform, mode.text(),
                                fill.size());
   }
 }
@@ -150,7 +150,7 @@ std::string Pad::to_string() const {
   const auto padding = padding_.size() == 1 ? fmt::format("{}", padding_.front())
                                             : fmt::format("[{}]", fmt::join(padding_, ", "));
   return fmt::format("Pad(padding={}, fill={}, padding_mode={})", padding, fill_text(options_.fill),
-                     text_of(options_.padding_mode));
+                     options_.padding_mode.text());
 }
 
 namespace {
@@ -273,7 +273,7 @@ std::string RandomCrop::to_string() const {
   }
   return fmt::format("RandomCrop(size=({}, {}), {}pad_if_needed={}, fill={}, padding_mode={})", size_.front(),
                      size_.back(), padding, bool_text(options_.pad_if_needed), fill_text(options_.fill),
-                     text_of(options_.padding_mode));
+                     options_.padding_mode.text());
 }
 
 RandomResizedCrop::RandomResizedCrop(Size size, const RandomResizedCropOptions& options)

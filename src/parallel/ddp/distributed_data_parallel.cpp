@@ -211,7 +211,7 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
 
 std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& ddp, const char* function) {
   const auto& group = ddp.process_group();
-  const auto who = fmt::format("rank {} of {}: {}", group.rank(), group.size(), function);
+  const auto who = fmt::format("{}: {}", numbered_rank(group.rank(), group.size()), function);
   if (!ddp.optimizers().empty()) {
     throw Error(who +
                 ": with optimizer_in_backward gradients are gone when backward ends; clip inside of it");

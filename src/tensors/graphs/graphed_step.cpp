@@ -31,6 +31,11 @@ constexpr int kMaxChanges = 20;
 
 void check_graph_options(const GraphedStep::Step& step, const GraphedStepOptions& options) {
   if (!step) throw ArgumentError("GraphedStep: the step is empty");
+  for (const auto& module : options.modules) {
+    if (module->weak_from_this().expired())
+      throw_error<ArgumentError>("GraphedStep: {} in modules must be in a shared_ptr or a holder",
+                                 module->name());
+  }
   if (!options.enabled) return;
   if (options.warmup < 2) {
     throw_error<ArgumentError>(
@@ -39,9 +44,6 @@ void check_graph_options(const GraphedStep::Step& step, const GraphedStepOptions
         options.warmup);
   }
   if (options.max_graphs == 0) throw ArgumentError("GraphedStep: max_graphs must be 1 or more");
-  for (const auto& module : options.modules) {
-    if (module == nullptr) throw ArgumentError("GraphedStep: one of the modules is null");
-  }
   for (const auto* optimizer : options.optimizers) graphs::check_capturable(optimizer);
 }
 
