@@ -52,7 +52,7 @@ Scalars evaluate(models::DGCNN& net, const Dataset& test_set, const Flags& flags
   net->eval();
   for (auto& [clouds, targets] : loader) confusion.update(net->forward(clouds.transpose(1, 2)), targets);
   const auto matrix = confusion.compute();
-  return {{"accuracy", metrics::recall(matrix, metrics::Average::micro)},
+  return {{"accuracy", metrics::recall(matrix, "micro")},
           {"class_mean_accuracy", metrics::balanced_accuracy(matrix)}};
 }
 

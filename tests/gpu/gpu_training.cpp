@@ -172,7 +172,7 @@ int train(const lockstep::Context& context, const Flags& flags, Net net, const B
         if (masters) masters->give_weights();
         return {loss.detach()};
       },
-      {.optimizers = {optimizer.get()}, .modules = {ddp.ptr()}, .warmup = 11, .enabled = graph});
+      {.optimizers = {optimizer.get()}, .modules = {ddp}, .warmup = 11, .enabled = graph});
   Tensors losses;
   auto times = flags.data == "loader" ? time_loader(context, flags, step, losses)
                                       : time_resident(context, flags, step, batch, losses);

@@ -36,7 +36,7 @@ Result train(const Context& context, bool graphed, int steps) {
                      optimizer.step();
                      return {loss};
                    },
-                   {.optimizers = {&optimizer}, .modules = {ddp.ptr()}, .warmup = 11, .enabled = graphed});
+                   {.optimizers = {&optimizer}, .modules = {ddp}, .warmup = 11, .enabled = graphed});
   Result result;
   for (int i = 0; i < steps; ++i) {
     // The last batch of an epoch is smaller.
@@ -86,7 +86,7 @@ Result train_gpt(const Context& context, bool graphed, int steps) {
                      scaler.update();
                      return {loss};
                    },
-                   {.optimizers = {&optimizer}, .modules = {ddp.ptr()}, .enabled = graphed});
+                   {.optimizers = {&optimizer}, .modules = {ddp}, .enabled = graphed});
   Result result;
   for (int i = 0; i < steps; ++i) {
     if (i % 10 == 9) optimizer.param_groups()[0].options().set_lr(0.01 / (1 + 0.02 * i));
@@ -166,7 +166,7 @@ void a_kept_loss_is_named() {
                      loss.backward();
                      return {loss};
                    },
-                   {.modules = {ddp.ptr()}, .warmup = 11});
+                   {.modules = {ddp}, .warmup = 11});
   require_error([&] { step({x}); }, "a tensor of an earlier forward is alive");
   kept = at::Tensor();
   for (int i = 0; i < 14; ++i) step({x});

@@ -68,14 +68,19 @@ SHM_NAMES = (r"\bTeam\b|\bteam_\b", r"\bArea\b", r"\bPost\b|\bposts\[", r"\bMeet
 # In sources, locks are those that clang checks: Note [Checked locks] in base/mutex.h.
 UNCHECKED_LOCK = re.compile(r"\bstd::(?:shared_)?mutex\b|\bstd::condition_variable\b")
 
+# How a text names a rank: numbered_rank() of base/throw_error.h.
+RANK = re.compile(r"rank \{\} of \{\}")
+
 # Names of PyTorch, torchvision and of networks that have an acronym in capitals; and enums that PyTorch has.
 ACRONYMS = set("""
     FSDPModule CPUOffloadPolicy P2POp PowerSGD PostLocalSGD FusedSGD ASGD NAdam RAdam LRScheduler LambdaLR MultiplicativeLR StepLR MultiStepLR
     ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR SequentialLR CyclicLR OneCycleLR SWALR ReduceLROnPlateau
-    LRLambda ScheduleGPipe ScheduleLoopedBFS ScheduleZBVZeroBubble MNIST FashionMNIST KMNIST CIFAR CIFAR10 CIFAR100 DGCNN GPT2 GPT2Model LMHead
+    ScheduleGPipe ScheduleLoopedBFS ScheduleZBVZeroBubble MNIST FashionMNIST KMNIST CIFAR CIFAR10 CIFAR100 DGCNN GPT2 GPT2Model LMHead
 """.split())
 ENUMS = {"ReduceOp", "ComputationType", "ImageReadMode", "InterpolationMode", "AutoAugmentPolicy"}
 TYPE = re.compile(r"^ *(?:enum )?(?:struct|class|concept) (\w+)(?: final)?(?: : \w[^{;]*)? [{=]|^using (\w+) =", re.MULTILINE)
+# An argument that is a structure of options or a group, and no reference.
+BY_VALUE = re.compile(r"[(,]\s*((?:std::optional<)?\b(?:\w+::)*(?:\w*Options|ProcessGroup)>?)\s+\w+\s*(?=[=,)])")
 ENUM = re.compile(r"^ *enum class (\w+)[^{;]*\{([^}]*)\}", re.MULTILINE)
 
 GAP = r"[\s/*#]+"
@@ -92,6 +97,8 @@ def hits(path, text):
         patterns.append(SHM_NAME)
     if path.parts[0] in ("include", "src", "tools") and path.name != "mutex.h":
         patterns.append(UNCHECKED_LOCK)
+    if path.parts[0] == "src" and path.name != "error.cpp":
+        patterns.append(RANK)
     for pattern in patterns:
         for match in pattern.finditer(text):
             yield match.start(), " ".join(re.sub(GAP, " ", match[0]).split())
@@ -102,7 +109,7 @@ def hits(path, text):
 
 
 def badly_named(text):
-    """(position, name) of types and enumerators of a public header that section "Names" of CONTRIBUTING.md does not allow."""
+    """(position, name) of types, enumerators and arguments of a public header that section "Names" of CONTRIBUTING.md does not allow."""
     text = re.sub(r"//[^\n]*", lambda match: " " * len(match[0]), text)
     for match in TYPE.finditer(text):
         name = match[1] or match[2]
@@ -113,6 +120,8 @@ def badly_named(text):
         for name in re.findall(r"\w+", match[2]):
             if not (name.isupper() if match[1] in ENUMS else name.islower()):
                 yield match.start(), f"{match[1]}::{name}"
+    for match in BY_VALUE.finditer(text):
+        yield match.start(1), f"{match[1]} by value"
 
 
 def problems(root):

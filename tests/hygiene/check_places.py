@@ -20,7 +20,7 @@ ABOVE = 12  # lines
 # The layers below: they pass on the places of calls.
 BELOW = ("src/communication/comm/", "src/communication/backends/")
 # The callers of their functions keep a CallSite.
-CALLERS_KEEP_IT = {"src/kit/checkpoint/share.cpp", "src/kit/checkpoint/training_state.cpp", "src/kit/metrics/metrics.cpp",
+CALLERS_KEEP_IT = {"src/kit/checkpoint/share.cpp", "src/kit/checkpoint/training_state.cpp", "src/kit/metrics/class_metrics.cpp",
                    "src/kit/metrics/sum_over_ranks.cpp",
                    "src/kit/training/trainer_checks.cpp", "src/parallel/fsdp/sharded_state_dict.cpp",
                    "src/parallel/fsdp/state_dict.cpp", "src/parallel/pipelining/shared_gradients.cpp"}

@@ -323,6 +323,7 @@ class Language(Tree):
             ("src/backends/shm/a.h", "class Team {};\n"),
             ("src/base/a.cpp", "int settle();\n"),
             ("src/base/a.cpp", "static std::mutex mutex;\n"),
+            ("src/base/a.cpp", 'fmt::format("rank {} of {}: no", 1, 2);\n'),
             ("src/comm/host_mesh.h", "int a;\n"),
         ):
             with self.subTest(name=name, text=text):
@@ -331,10 +332,13 @@ class Language(Tree):
                 (self.root / name).unlink()
 
     def test_names(self):
-        good = "struct DdpStats {\n};\nclass FSDPModule : public A {\n};\nstruct GPT2Options {\n};\nenum class Mode { rel, abs };\nenum class ReduceOp { SUM };\n"
+        good = "struct DdpStats {\n};\nclass FSDPModule : public A {\n};\nstruct GPT2Options {\n};\nenum class Mode { rel, abs };\nenum class ReduceOp { SUM };\n" \
+               "void f(const AOptions& options, int b = 0, const std::optional<ProcessGroup>& group = {});\n// (AOptions options)\n"
         self.write("include/lockstep/a/a.h", good)
         self.assertEqual(check_language.problems(self.root), [])
-        for text in ("struct FSDPStats {\n};\n", "enum class Mode { REL };\n", "enum class ReduceOp { sum };\n", "using my_type = int;\n"):
+        for text in ("struct FSDPStats {\n};\n", "enum class Mode { REL };\n", "enum class ReduceOp { sum };\n", "using my_type = int;\n",
+                     "void f(AOptions options);\n", "A(int b,\n  fsdp::AOptions options = {});\n", "void f(ProcessGroup group, int a);\n",
+                     "void f(std::optional<ProcessGroup> group = std::nullopt);\n"):
             with self.subTest(text=text):
                 self.write("include/lockstep/a/a.h", text)
                 self.assertEqual(len(check_language.problems(self.root)), 1)

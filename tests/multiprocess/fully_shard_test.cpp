@@ -349,7 +349,7 @@ const Scenario parts("fsdp_parts", [] {
   ThreeLayers net;
   const FullyShardOptions options{.reshard_after_forward = 2, .share_memory = false};
   for (const auto& layer : net->layers) fully_shard(layer.ptr(), options);
-  const auto sharded = fully_shard(*net, options);
+  auto sharded = fully_shard(*net, options);
   torch::optim::SGD optimizer(sharded.parameters(), 0.5);
   const auto gathered = [&] {
     const auto forward = [&] { return net->forward(torch::ones({2, 6}), false); };

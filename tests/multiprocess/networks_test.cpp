@@ -110,7 +110,7 @@ const Scenario sharded_steps("bytes of sharded steps", [] {
 
   auto net = layers();
   for (const auto& layer : *net) fully_shard(*layer.ptr(), {.share_memory = false});
-  const auto sharded = fully_shard(*net, {.share_memory = false});
+  auto sharded = fully_shard(*net, {.share_memory = false});
   step(net);
   sharded.zero_grad();
   const auto sent = sent_by(context.group(), [&] { step(net); });

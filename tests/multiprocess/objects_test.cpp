@@ -44,7 +44,7 @@ const testing::Scenario objects("objects between all ranks", [] {
     EXPECT_EQ(sum[0].item<int>(), size);
     EXPECT_EQ(spreading.wait(), object_of(context.rank()));
     EXPECT_EQ(collecting.wait(), here ? all : Strings{});
-    EXPECT_EQ(sending.wait(), object_of(root));
+    EXPECT_EQ(sending.wait(30), object_of(root));
     auto copy = gathering.then([&](const Strings& gathered) { EXPECT_EQ(gathered, all); });
     EXPECT_EQ(gathering.wait(), all);
     EXPECT_TRUE(gathering.is_completed());

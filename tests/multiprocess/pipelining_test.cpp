@@ -332,7 +332,7 @@ const Scenario loses_a_rank("pipelining loses a rank", [] {
   const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "pp"}});
   const auto pipeline = mesh["pp"].get_group();
   const auto module = make_stage(pipeline.rank());
-  const auto sharded = fully_shard(module.ptr(), {.mesh = mesh["dp"]});
+  auto sharded = fully_shard(module.ptr(), {.mesh = mesh["dp"]});
   int forwards = 0;
   PipelineStage stage(module.ptr(),
                       [&, net = module](const Tensors& x) mutable {

@@ -20,7 +20,7 @@ const Scenario divided("fsdp_divided", [] {
   for (const auto dtype : {at::kFloat, at::kHalf, at::kDouble}) {
     torch::nn::Linear net(2, 1);
     net->to(dtype);
-    const auto sharded = fully_shard(*net);
+    auto sharded = fully_shard(*net);
     EXPECT_THAT(error_of<ArgumentError>([&] { sharded.set_gradient_divide_factor(0); }),
                 HasSubstr("factor is 0"));
     for (const double factor : {1.0, 8.0, 3.0}) {
@@ -42,7 +42,7 @@ const Scenario kept_from_replicas("fsdp_kept_from_replicas", [] {
   const auto context = init({.backend = "shm"});
   const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"replicate", "shard"}});
   torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
-  const auto sharded = fully_shard(*net, {.mesh = mesh});
+  auto sharded = fully_shard(*net, {.mesh = mesh});
   sharded.set_gradient_divide_factor(2);
   const auto backward = [&](std::size_t layers, bool all) {
     sharded.set_requires_all_reduce(all);

@@ -162,7 +162,7 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(const FSDPModule& module, 
 template <class Net>
 std::vector<Record> train(const Case& words, const Context& context) {
   Net net;
-  const auto sharded = shard(net, words, context);
+  auto sharded = shard(net, words, context);
   const auto optimizer = optimizer_of(sharded, words);
   const int accumulated = std::stoi(words.at("accumulate"));
   Record losses{"loss"};

@@ -96,7 +96,7 @@ class Arguments {
   }
   template <typename Scheduler>
   Scheduler with_lambdas(TorchOptimizer& optimizer) const {
-    std::vector<optim::LRLambda> functions;
+    std::vector<optim::LrLambda> functions;
     for (const auto& item : dict_.at("lr_lambda").as_items()) functions.emplace_back(function_of(item));
     if (functions.size() == 1) return Scheduler(optimizer, functions[0]);
     return Scheduler(optimizer, functions);

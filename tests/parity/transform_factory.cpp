@@ -43,9 +43,8 @@ void assign(InterpolationMode& option, const Value& value) {
   const std::array<std::string_view, 4> names = {"nearest", "nearest-exact", "bilinear", "bicubic"};
   option = static_cast<InterpolationMode>(std::ranges::find(names, value.as_string()) - names.begin());
 }
-void assign(PaddingMode& option, const Value& value) {
-  const std::array<std::string_view, 4> names = {"constant", "edge", "reflect", "symmetric"};
-  option = static_cast<PaddingMode>(std::ranges::find(names, value.as_string()) - names.begin());
+void assign(Literal<PaddingMode>& option, const Value& value) {
+  option = parse_literal<PaddingMode>(value.as_string()).value();
 }
 
 void assign(ErasingValue& option, const Value& value) {

@@ -80,7 +80,7 @@ struct Checkpoint {
 class CheckpointManager {
  public:
   /// Creates the folder if it does not exist. Throws CheckpointError, and ArgumentError for negative options.
-  explicit CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options = {},
+  explicit CheckpointManager(std::filesystem::path folder, const CheckpointManagerOptions& options = {},
                              std::source_location where = std::source_location::current());
   /// Waits for an asynchronous save and logs its error.
   ~CheckpointManager();

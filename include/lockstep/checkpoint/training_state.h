@@ -52,7 +52,7 @@ class TrainingState {
  public:
   /// The ranks whose random states, gradients and metrics are saved together. Default: the default group or,
   /// without one, this process alone.
-  explicit TrainingState(std::optional<ProcessGroup> process_group = std::nullopt);
+  explicit TrainingState(const std::optional<ProcessGroup>& process_group = std::nullopt);
 
   /// Adds a part: a module, a holder, a DistributedDataParallel or DataParallel; an optimizer; a scheduler; a
   /// loader; a Stateful type; a bool, a number, a string or a Value. Throws ArgumentError when the name is

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -79,7 +80,10 @@ class Work {
 template <typename Objects>
 class ObjectWork {
  public:
-  ObjectWork(Work lengths, std::function<Objects()> receive)
+  /// Carries the objects, within a limit if there is one, else within the group's timeout.
+  using Receive = std::function<Objects(std::optional<Timeout> limit)>;
+
+  ObjectWork(Work lengths, Receive receive)
       : call_(std::make_shared<Call>(Call{.lengths = std::move(lengths), .receive = std::move(receive)})) {}
 
   /// Returns the objects, which live as long as a copy of this ObjectWork. Later calls, on any copy, return them
@@ -87,8 +91,17 @@ class ObjectWork {
   const Objects& wait() {
     if (!call_->objects) {
       call_->lengths.wait();
-      call_->objects = call_->receive();
-      for (const auto& callback : std::exchange(call_->after, {})) callback(*call_->objects);
+      receive(std::nullopt);
+    }
+    return *call_->objects;
+  }
+  /// As wait(), with `timeout` as the limit of both the lengths and the objects.
+  const Objects& wait(Timeout timeout) {
+    if (!call_->objects) {
+      const auto end = std::chrono::steady_clock::now() + timeout.milliseconds();
+      call_->lengths.wait(timeout);
+      const auto rest = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+      receive(std::max(rest, std::chrono::milliseconds(1)));
     }
     return *call_->objects;
   }
@@ -105,10 +118,16 @@ class ObjectWork {
  private:
   struct Call {
     Work lengths = {};
-    std::function<Objects()> receive = {};
+    Receive receive = {};
     std::optional<Objects> objects = {};
     std::vector<std::function<void(const Objects&)>> after = {};
   };
+
+  void receive(std::optional<Timeout> limit) {
+    call_->objects = call_->receive(limit);
+    for (const auto& callback : std::exchange(call_->after, {})) callback(*call_->objects);
+  }
+
   std::shared_ptr<Call> call_;
 };
 

@@ -121,7 +121,7 @@ struct RandomSamplerOptions {
 class RandomSampler : public Sampler {
  public:
   /// Throws ArgumentError when the dataset is empty or num_samples is not positive.
-  explicit RandomSampler(SampleCount dataset, RandomSamplerOptions options = {},
+  explicit RandomSampler(SampleCount dataset, const RandomSamplerOptions& options = {},
                          std::source_location where = std::source_location::current());
   /// With the options in PyTorch's order.
   RandomSampler(SampleCount dataset, std::same_as<bool> auto replacement,
@@ -148,10 +148,10 @@ struct SubsetRandomSamplerOptions {
 class SubsetRandomSampler : public Sampler {
  public:
   /// `indices` int64 [n] on the CPU; may be empty. Throws ArgumentError for any other tensor.
-  explicit SubsetRandomSampler(at::Tensor indices, SubsetRandomSamplerOptions options = {},
+  explicit SubsetRandomSampler(at::Tensor indices, const SubsetRandomSamplerOptions& options = {},
                                std::source_location where = std::source_location::current());
   explicit SubsetRandomSampler(const std::vector<std::int64_t>& indices,
-                               SubsetRandomSamplerOptions options = {},
+                               const SubsetRandomSamplerOptions& options = {},
                                std::source_location where = std::source_location::current());
   template <std::integral Index>
     requires(!std::same_as<Index, std::int64_t>)
@@ -183,10 +183,10 @@ class WeightedRandomSampler : public Sampler {
   /// ArgumentError when they are not 1 to 2^24 finite numbers of which none is negative and one is positive,
   /// and when num_samples is not positive or, without replacement, larger than n.
   WeightedRandomSampler(const at::Tensor& weights, std::int64_t num_samples,
-                        WeightedRandomSamplerOptions options = {},
+                        const WeightedRandomSamplerOptions& options = {},
                         std::source_location where = std::source_location::current());
   WeightedRandomSampler(const std::vector<double>& weights, std::int64_t num_samples,
-                        WeightedRandomSamplerOptions options = {},
+                        const WeightedRandomSamplerOptions& options = {},
                         std::source_location where = std::source_location::current());
   /// With the options in PyTorch's order. `weights`: a tensor or a vector.
   template <typename Weights = std::vector<double>>
@@ -271,7 +271,7 @@ class DistributedSampler : public Sampler {
  public:
   /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1, and when a number is to come from
   /// the current world before init() in a rank of a launcher.
-  explicit DistributedSampler(SampleCount dataset, DistributedSamplerOptions options = {},
+  explicit DistributedSampler(SampleCount dataset, const DistributedSamplerOptions& options = {},
                               std::source_location where = std::source_location::current());
   /// With the options in PyTorch's order.
   DistributedSampler(SampleCount dataset, int num_replicas, int rank, bool shuffle = true,
@@ -316,7 +316,7 @@ class DistributedEvalSampler : public Sampler {
  public:
   /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1, and when a number is to come from
   /// the current world before init() in a rank of a launcher.
-  explicit DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options = {},
+  explicit DistributedEvalSampler(SampleCount dataset, const DistributedEvalSamplerOptions& options = {},
                                   std::source_location where = std::source_location::current());
   std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
   std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const override;

@@ -218,7 +218,8 @@ class DatasetFolder {
 
   /// Throws DataError naming the path: a folder that cannot be read, a class without files, links in a
   /// circle. Throws ArgumentError for options that exclude each other.
-  DatasetFolder(const std::filesystem::path& root, SampleLoader loader, DatasetFolderOptions options = {},
+  DatasetFolder(const std::filesystem::path& root, SampleLoader loader,
+                const DatasetFolderOptions& options = {},
                 std::source_location where = std::source_location::current());
 
   /// The number of samples.
@@ -248,7 +249,8 @@ class DatasetFolder {
   /// Reads a file and transforms the sample.
   using TransformingLoader =
       std::function<at::Tensor(const std::filesystem::path&, const transforms::OptionalGenerator&)>;
-  DatasetFolder(const std::filesystem::path& root, TransformingLoader load, DatasetFolderOptions options);
+  DatasetFolder(const std::filesystem::path& root, TransformingLoader load,
+                const DatasetFolderOptions& options);
 
  private:
   std::shared_ptr<const FolderListing> listing_;
@@ -262,7 +264,7 @@ class DatasetFolder {
 /// ToTensor())})`. torchvision: ImageFolder, with `decode_image(mode=RGB)` as its loader.
 class ImageFolder : public DatasetFolder {
  public:
-  explicit ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options = {},
+  explicit ImageFolder(const std::filesystem::path& root, const DatasetFolderOptions& options = {},
                        std::source_location where = std::source_location::current());
   /// With torchvision's options in its order.
   ImageFolder(const std::filesystem::path& root, transforms::Transform transform,
@@ -344,7 +346,7 @@ class ModelNet40 {
  public:
   /// Throws DataError naming the folder or the file and the data set: missing, in both forms, damaged, of
   /// other shapes or dtypes. Throws ArgumentError when num_points is not positive.
-  explicit ModelNet40(const std::filesystem::path& root, ModelNet40Options options = {},
+  explicit ModelNet40(const std::filesystem::path& root, const ModelNet40Options& options = {},
                       std::source_location where = std::source_location::current());
 
   /// The number of samples.

@@ -77,10 +77,10 @@ class WebDataset {
   /// contents. Throws DataError, which names the shard and the offset, for a damaged shard and for two files
   /// of a sample with one extension, and when there is no sample; ArgumentError for options that exclude each
   /// other.
-  explicit WebDataset(const std::string& urls, WebDatasetOptions options = {},
+  explicit WebDataset(const std::string& urls, const WebDatasetOptions& options = {},
                       std::source_location where = std::source_location::current());
   /// Shards in this order; braces have no meaning.
-  explicit WebDataset(std::vector<std::filesystem::path> shards, WebDatasetOptions options = {},
+  explicit WebDataset(std::vector<std::filesystem::path> shards, const WebDatasetOptions& options = {},
                       std::source_location where = std::source_location::current());
 
   /// The number of samples.
@@ -138,10 +138,10 @@ class ShardSampler : public DistributedSampler {
  public:
   /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1, or shuffle_buffer or pieces is not
   /// positive.
-  explicit ShardSampler(const WebDataset& dataset, ShardSamplerOptions options = {},
+  explicit ShardSampler(const WebDataset& dataset, const ShardSamplerOptions& options = {},
                         std::source_location where = std::source_location::current());
   /// For other data in shards, of these sizes.
-  explicit ShardSampler(std::vector<std::int64_t> shard_sizes, ShardSamplerOptions options = {},
+  explicit ShardSampler(std::vector<std::int64_t> shard_sizes, const ShardSamplerOptions& options = {},
                         std::source_location where = std::source_location::current());
 
  protected:

@@ -59,6 +59,8 @@ class BucketWork {
   void advance();
   /// Advances to the end and returns the result.
   at::Tensor wait();
+  /// As wait(), with `timeout` as the limit of all its calls together.
+  at::Tensor wait(Timeout timeout);
 
  private:
   struct Chain {
@@ -71,6 +73,8 @@ class BucketWork {
   Chain* last() const;
   // The part to advance; none: done.
   Chain* pending() const;
+  // The step after the call of `part`, which has ended.
+  static void run_step(Chain& part);
   at::Tensor result() const;
 
   std::shared_ptr<Chain> chain_;
@@ -88,12 +92,12 @@ class GradBucket {
   };
 
   GradBucket(std::size_t index, bool is_last, at::Tensor buffer, std::vector<Parameter> parameters,
-             ProcessGroup group)
+             const ProcessGroup& group)
       : index_(index),
         is_last_(is_last),
         buffer_(std::move(buffer)),
         parameters_(std::move(parameters)),
-        group_(std::move(group)) {}
+        group_(group) {}
 
   /// 0 for the bucket that is reduced first.
   std::size_t index() const { return index_; }

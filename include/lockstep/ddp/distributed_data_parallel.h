@@ -265,11 +265,11 @@ class DistributedDataParallel
     return this->ptr()->named_parameters();
   }
   /// Sets the mode of training or of evaluation, without the arrow of a module holder.
-  void train(bool on = true) const { this->ptr()->train(on); }
+  void train(bool on = true) { this->ptr()->train(on); }
   /// Switches the module to evaluation.
-  void eval() const { this->ptr()->eval(); }
+  void eval() { this->ptr()->eval(); }
   /// Sets the gradients of all parameters to zero or drops them, without the arrow of a module holder.
-  void zero_grad(bool set_to_none = true) const { this->ptr()->zero_grad(set_to_none); }
+  void zero_grad(bool set_to_none = true) { this->ptr()->zero_grad(set_to_none); }
   /// DistributedDataParallelModule::no_sync(), without the arrow of a module holder.
   NoSync no_sync() const { return this->ptr()->no_sync(); }
   /// DistributedDataParallelModule::state_dict(), without the arrow of a module holder.
@@ -290,7 +290,8 @@ void trace(DistributedDataParallel<Module>& ddp, const std::string& path, int st
 /// DistributedDataParallel does, for training without it. Collective. Throws DesyncError on all ranks, before
 /// anything is sent, if their modules differ in names, device types, dtypes, shapes or strides. PyTorch: a
 /// loop of `dist.broadcast`. Default of `process_group`: the default group.
-void broadcast_module(ModuleRef module, int src = 0, std::optional<ProcessGroup> process_group = std::nullopt,
+void broadcast_module(ModuleRef module, int src = 0,
+                      const std::optional<ProcessGroup>& process_group = std::nullopt,
                       std::source_location where = std::source_location::current());
 
 /// Sets requires_grad to false on the parameters whose names match, and returns their names. Call it before

@@ -124,16 +124,16 @@ class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates {
   /// not own: one that is not a leaf of autograd, such as a part or copy of a parameter, or not dense. Throws
   /// DesyncError on all ranks if their parameters differ. Both name the caller's line.
   template <typename Options>
-  ZeroRedundancyOptimizer(std::vector<at::Tensor> params, Options defaults,
+  ZeroRedundancyOptimizer(std::vector<at::Tensor> params, const Options& defaults,
                           const std::optional<ProcessGroup>& process_group = std::nullopt,
                           Where where = Where::current())
-      : ZeroRedundancyOptimizer(ddp::ZeroStart(process_group, where), std::move(params),
-                                std::move(defaults)) {}
+      : ZeroRedundancyOptimizer(ddp::ZeroStart(process_group, where), std::move(params), defaults) {}
   template <typename Options>
-  ZeroRedundancyOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& params, Options defaults,
+  ZeroRedundancyOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& params,
+                          const Options& defaults,
                           const std::optional<ProcessGroup>& process_group = std::nullopt,
                           Where where = Where::current())
-      : ZeroRedundancyOptimizer(ddp::ZeroStart(process_group, where), params, std::move(defaults)) {}
+      : ZeroRedundancyOptimizer(ddp::ZeroStart(process_group, where), params, defaults) {}
   ZeroRedundancyOptimizer(const ZeroRedundancyOptimizer&) = delete;
   ZeroRedundancyOptimizer& operator=(const ZeroRedundancyOptimizer&) = delete;
 
@@ -179,8 +179,8 @@ class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates {
   }
 
   template <typename Parameters, typename Options>
-  ZeroRedundancyOptimizer(ddp::ZeroStart&& start, Parameters&& params, Options defaults) try
-      : Base(std::forward<Parameters>(params), std::move(defaults)), shards_(*this, start) {
+  ZeroRedundancyOptimizer(ddp::ZeroStart&& start, Parameters&& params, const Options& defaults) try
+      : Base(std::forward<Parameters>(params), defaults), shards_(*this, start) {
   } catch (const std::exception& error) {
     start.tell(error);  // and throws it on
   }

@@ -170,7 +170,7 @@ class FSDPModule {
 
   /// Undefines all gradients, as the optimizer's zero_grad() does, and forgets those that
   /// set_requires_all_reduce() keeps. `module->zero_grad()` undefines gradients at the next backward.
-  void zero_grad() const;
+  void zero_grad();
   /// Gathers the module's own parameters now, e.g. for code that reads them by data_ptr(); operators that use
   /// parameters do so by themselves. They stay until an operator has used them, or reshard(). Collective.
   void unshard() const;
@@ -183,28 +183,28 @@ class FSDPModule {
 
   /// Whether backward reduces gradients. Without, they accumulate in the module's parameters. PyTorch: the
   /// same, and DDP's `no_sync()`.
-  void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true) const;
+  void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true);
   /// Whether backward also reduces gradients over the replicas of a mesh with two dimensions. Without, it
   /// reduces them over the shards only and keeps the result, which the next backward that reduces over the
   /// replicas adds. These backward passes have gradients of the same parameters, otherwise they throw
   /// ArgumentError. set_requires_gradient_sync() sets this, too. PyTorch: the same.
-  void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true) const;
+  void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true);
   /// The gradients of this module's own parameters become the sum over the ranks divided by `factor`, instead
   /// of the mean. Throws ArgumentError unless it is positive and finite. PyTorch: the same.
-  void set_gradient_divide_factor(double factor) const;
+  void set_gradient_divide_factor(double factor);
   /// Whether parameters are freed during backward when their gradients are ready.
-  void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true) const;
+  void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true);
   /// The option of fully_shard() for the following passes, without a number.
-  void set_reshard_after_forward(bool reshard_after_forward, bool recurse = true) const;
+  void set_reshard_after_forward(bool reshard_after_forward, bool recurse = true);
 
   /// The modules whose parameters are gathered ahead when forward uses this module's, in this order. Without
   /// them it is the module that the last step used next; an empty list restores this default. The same on all
   /// ranks. Call it after fully_shard() of the module that has all of them. Throws ArgumentError otherwise.
   void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules,
-                                       std::source_location where = std::source_location::current()) const;
+                                       std::source_location where = std::source_location::current());
   /// The same when backward uses them.
   void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules,
-                                        std::source_location where = std::source_location::current()) const;
+                                        std::source_location where = std::source_location::current());
 
   /// Whether the ranks share one copy of the parameters, which is never freed.
   bool shares_memory() const;

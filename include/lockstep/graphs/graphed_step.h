@@ -10,8 +10,9 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
+
+#include <lockstep/device/module_ref.h>
 
 namespace lockstep {
 
@@ -49,8 +50,8 @@ struct GraphedStepOptions {
   /// lr_decay. Their hyper-parameters and state are compared before each replay.
   std::vector<torch::optim::Optimizer*> optimizers = {};
   /// The modules that the step calls. Their submodules, modes, parameters and buffers are compared before
-  /// each replay.
-  std::vector<std::shared_ptr<torch::nn::Module>> modules = {};
+  /// each replay. Each is in a shared_ptr or a holder, and lives as long as the GraphedStep.
+  std::vector<ModuleRef> modules = {};
   /// Number of eager calls before a capture, 2 or more; the last two are compared. PyTorch:
   /// `num_warmup_iters`.
   int warmup = 3;
@@ -86,7 +87,7 @@ struct GraphedStepStats {
 ///           optimizer.step();
 ///           return {loss};
 ///         },
-///         {.optimizers = {&optimizer}, .modules = {ddp.ptr()}});
+///         {.optimizers = {&optimizer}, .modules = {ddp}});
 ///     for (auto& [images, labels] : loader) loss = step({images, labels})[0];
 ///
 /// Every call runs the step once. For each input signature (shapes, strides, dtypes) the first `warmup` calls
@@ -108,7 +109,7 @@ class GraphedStep {
   using Step = std::function<Tensors(const Tensors&)>;
 
   /// Throws ArgumentError for invalid options and, when enabled, for a device without graphs.
-  GraphedStep(c10::Device device, Step step, GraphedStepOptions options = {});
+  GraphedStep(c10::Device device, Step step, const GraphedStepOptions& options = {});
   ~GraphedStep();
   GraphedStep(GraphedStep&& other) noexcept;
   GraphedStep& operator=(GraphedStep&& other) noexcept;

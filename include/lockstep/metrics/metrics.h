@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/literal.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/serialize/value.h>
 
@@ -54,7 +55,7 @@ struct EarlyStoppingOptions {
 class EarlyStopping {
  public:
   /// Throws ArgumentError for a patience below 1 and a negative min_delta.
-  explicit EarlyStopping(EarlyStoppingOptions options = {},
+  explicit EarlyStopping(const EarlyStoppingOptions& options = {},
                          std::source_location where = std::source_location::current());
   /// Takes the metric of a validation and returns whether to stop. NaN is no improvement.
   bool step(double metric);
@@ -206,6 +207,7 @@ enum class Average : std::uint8_t {
   macro,     ///< mean over the classes that occur among targets or predictions
   weighted,  ///< mean weighted by the number of targets
 };
+OneOf<"micro", "macro", "weighted"> literals_of(Average);
 
 /// Scores per class, float64 [num_classes]. A quotient by zero is 0. scikit-learn:
 /// `precision_recall_fscore_support` with average=None and zero_division=0.
@@ -223,13 +225,13 @@ ClassScores class_scores(const at::Tensor& confusion_matrix,
 // Each takes a confusion matrix. scikit-learn: `precision_score`, `recall_score`, `f1_score` with
 // zero_division=0.
 /// The precision of a confusion matrix, averaged over the classes. scikit-learn: precision_score.
-double precision(const at::Tensor& confusion_matrix, Average average = Average::macro,
+double precision(const at::Tensor& confusion_matrix, Literal<Average> average = "macro",
                  std::source_location where = std::source_location::current());
 /// The recall of a confusion matrix, averaged over the classes. scikit-learn: recall_score.
-double recall(const at::Tensor& confusion_matrix, Average average = Average::macro,
+double recall(const at::Tensor& confusion_matrix, Literal<Average> average = "macro",
               std::source_location where = std::source_location::current());
 /// The F1 score of a confusion matrix, averaged over the classes. scikit-learn: f1_score.
-double f1_score(const at::Tensor& confusion_matrix, Average average = Average::macro,
+double f1_score(const at::Tensor& confusion_matrix, Literal<Average> average = "macro",
                 std::source_location where = std::source_location::current());
 /// The mean recall of the classes that occur among the targets (class-mean accuracy). scikit-learn:
 /// `balanced_accuracy_score`.

@@ -62,7 +62,7 @@ class AveragedModelBase : public nn::WrapperModule {
   void rejoin() override {}
 
  protected:
-  explicit AveragedModelBase(AveragedModelOptions options);
+  explicit AveragedModelBase(const AveragedModelOptions& options);
   /// A deep copy on the device of the options. Throws ArgumentError for a null pointer and for a module that
   /// cannot be cloned.
   std::shared_ptr<torch::nn::Module> copy_of(const std::shared_ptr<const torch::nn::Module>& model);
@@ -76,8 +76,8 @@ class AveragedModelBase : public nn::WrapperModule {
 template <typename Wrapped>
 class AveragedModelImpl : public AveragedModelBase {
  public:
-  AveragedModelImpl(const std::shared_ptr<Wrapped>& model, AveragedModelOptions options)
-      : AveragedModelBase(std::move(options)),
+  AveragedModelImpl(const std::shared_ptr<Wrapped>& model, const AveragedModelOptions& options)
+      : AveragedModelBase(options),
         module_(register_module("module", std::dynamic_pointer_cast<Wrapped>(copy_of(model)))) {}
 
   /// Calls the forward of the copy.
@@ -108,9 +108,9 @@ class AveragedModel
  public:
   /// Throws ArgumentError for an empty module, for one that cannot be cloned (derive it and its submodules
   /// from torch::nn::Cloneable), and for both avg_fn and multi_avg_fn.
-  explicit AveragedModel(const Module& model, AveragedModelOptions options = {})
+  explicit AveragedModel(const Module& model, const AveragedModelOptions& options = {})
       : torch::nn::ModuleHolder<Impl>(
-            std::make_shared<Impl>(nn::WrappedBy<Module>::pointer(model), std::move(options))) {}
+            std::make_shared<Impl>(nn::WrappedBy<Module>::pointer(model), options)) {}
 };
 
 /// Makes the BatchNorm layers of a module, SyncBatchNorm included, collect statistics anew as plain means

@@ -23,7 +23,7 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
   /// `process_group`: the ranks that normalize together. Default: the default group at the time of each
   /// forward; without one the layer is a plain BatchNorm, as in PyTorch.
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& layer,
-                             std::optional<ProcessGroup> process_group = std::nullopt,
+                             const std::optional<ProcessGroup>& process_group = std::nullopt,
                              std::source_location where = std::source_location::current());
 
   /// Normalizes `input`: [N, C, ...] with at least two dimensions and any layout. The result has its shape
@@ -38,7 +38,7 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
   /// The group of the statistics; nullopt: the default group.
   const std::optional<ProcessGroup>& process_group() const { return group_; }
   /// Sets the group of the statistics; nullopt: the default group.
-  void set_process_group(std::optional<ProcessGroup> process_group);
+  void set_process_group(const std::optional<ProcessGroup>& process_group);
 
  protected:
   void _check_input_dim(const at::Tensor& input) override;
@@ -67,9 +67,9 @@ class SyncBatchNorm : public torch::nn::ModuleHolder<SyncBatchNormImpl> {
       : torch::nn::ModuleHolder<Impl>(std::move(layer)) {}
   /// As SyncBatchNormImpl's constructor.
   explicit SyncBatchNorm(const torch::nn::BatchNormOptions& layer,
-                         std::optional<ProcessGroup> process_group = std::nullopt,
+                         const std::optional<ProcessGroup>& process_group = std::nullopt,
                          std::source_location where = std::source_location::current())
-      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(layer, std::move(process_group), where)) {}
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(layer, process_group, where)) {}
 };
 
 /// Makes every BatchNorm1d, BatchNorm2d and BatchNorm3d in `module` (itself included) normalize over all
@@ -85,14 +85,14 @@ class SyncBatchNorm : public torch::nn::ModuleHolder<SyncBatchNormImpl> {
 ///
 /// `process_group`: as for SyncBatchNorm. Throws ArgumentError if `module` is a layer outside of any
 /// shared_ptr. Not safe while another thread uses the module.
-void convert_sync_batchnorm(ModuleRef module, std::optional<ProcessGroup> process_group = std::nullopt,
+void convert_sync_batchnorm(ModuleRef module, const std::optional<ProcessGroup>& process_group = std::nullopt,
                             std::source_location where = std::source_location::current());
 
 /// The same for a module holder or shared_ptr; returns it.
 template <ModulePointer Module>
-Module convert_sync_batchnorm(Module module, std::optional<ProcessGroup> process_group = std::nullopt,
+Module convert_sync_batchnorm(Module module, const std::optional<ProcessGroup>& process_group = std::nullopt,
                               std::source_location where = std::source_location::current()) {
-  convert_sync_batchnorm(ModuleRef(module), std::move(process_group), where);
+  convert_sync_batchnorm(ModuleRef(module), process_group, where);
   return module;
 }
 

@@ -208,10 +208,9 @@ template <typename Options>
 class FusedOptimizerOf : public FusedOptimizer {
  public:
   explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                            Options defaults = {});
-  explicit FusedOptimizerOf(std::vector<at::Tensor> params, Options defaults = {})
-      : FusedOptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))},
-                         std::move(defaults)) {}
+                            const Options& defaults = {});
+  explicit FusedOptimizerOf(std::vector<at::Tensor> params, const Options& defaults = {})
+      : FusedOptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

@@ -75,23 +75,23 @@ class LRScheduler {
 };
 
 /// The factor of an epoch, which is counted from 0.
-using LRLambda = std::function<double(std::int64_t epoch)>;
+using LrLambda = std::function<double(std::int64_t epoch)>;
 
 /// Sets the rate to the initial rate times `lr_lambda(epoch)`. A list has a function per group. Functions are
 /// not saved. PyTorch: `LambdaLR`.
 struct LambdaLR : LRScheduler {
-  LambdaLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda,
+  LambdaLR(torch::optim::Optimizer& optimizer, LrLambda lr_lambda,
            std::source_location where = std::source_location::current());
-  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambda,
+  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<LrLambda> lr_lambda,
            std::source_location where = std::source_location::current());
 };
 
 /// Multiplies the rate by `lr_lambda(epoch)` from epoch 1 on. Functions are as in LambdaLR. PyTorch:
 /// `MultiplicativeLR`.
 struct MultiplicativeLR : LRScheduler {
-  MultiplicativeLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda,
+  MultiplicativeLR(torch::optim::Optimizer& optimizer, LrLambda lr_lambda,
                    std::source_location where = std::source_location::current());
-  MultiplicativeLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambda,
+  MultiplicativeLR(torch::optim::Optimizer& optimizer, std::vector<LrLambda> lr_lambda,
                    std::source_location where = std::source_location::current());
 };
 

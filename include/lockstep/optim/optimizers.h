@@ -118,9 +118,9 @@ template <typename Options>
 class OptimizerOf : public NamedOptimizer {
  public:
   explicit OptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                       Options defaults = {});
-  explicit OptimizerOf(std::vector<at::Tensor> params, Options defaults = {})
-      : OptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))}, std::move(defaults)) {}
+                       const Options& defaults = {});
+  explicit OptimizerOf(std::vector<at::Tensor> params, const Options& defaults = {})
+      : OptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

@@ -62,13 +62,13 @@ class PipelineStage {
   /// PyTree type, in the others a vector of tensors. It returns a value of any PyTree type, and the next
   /// stage receives its tensors. Throws ArgumentError.
   template <typename Module>
-  PipelineStage(const Module& submodule, int stage_index, int num_stages, PipelineStageOptions options = {})
-      : PipelineStage(pointer_of(submodule), forward_of(submodule), stage_index, num_stages,
-                      std::move(options)) {}
+  PipelineStage(const Module& submodule, int stage_index, int num_stages,
+                const PipelineStageOptions& options = {})
+      : PipelineStage(pointer_of(submodule), forward_of(submodule), stage_index, num_stages, options) {}
 
   /// `submodule` has the parameters, and `forward` computes a micro-batch with them.
   PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forward forward, int stage_index,
-                int num_stages, PipelineStageOptions options);
+                int num_stages, const PipelineStageOptions& options);
 
   /// The number of this stage, from 0.
   int stage_index() const { return stage_index_; }

@@ -98,7 +98,8 @@ class Context;
 namespace rendezvous {
 class Session;
 /// The part of lockstep::init_process_group() that is not a template.
-Context& init_process_group(const std::string& backend, InitOptions options, std::source_location where);
+Context& init_process_group(const std::string& backend, const InitOptions& options,
+                            std::source_location where);
 }  // namespace rendezvous
 
 /// This process's membership in a run. Owns the default process group.

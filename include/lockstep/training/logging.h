@@ -66,7 +66,7 @@ class SummaryWriter {
   using Time = std::optional<double>;
 
   /// Makes the folder and an event file. Default `log_dir`: `runs/<date>_<time>_<host name><comment>`.
-  explicit SummaryWriter(std::filesystem::path log_dir = {}, SummaryWriterOptions options = {});
+  explicit SummaryWriter(std::filesystem::path log_dir = {}, const SummaryWriterOptions& options = {});
 
   /// PyTorch: `add_scalar` with new_style=False, which stores float32.
   void add_scalar(const std::string& tag, double scalar_value, Step global_step = {}, Time walltime = {});
@@ -137,7 +137,7 @@ class Logger {
   using Write = std::function<void(std::int64_t step, const Scalars& scalars)>;
 
   /// A logger of any kind. Calls of `write` do not overlap.
-  explicit Logger(Write write, LoggerOptions options = {});
+  explicit Logger(Write write, const LoggerOptions& options = {});
 
   /// Writes the numbers of a step.
   void log(std::int64_t step, const Scalars& scalars) const;
@@ -149,22 +149,22 @@ class Logger {
 };
 
 /// Lines on stdout: "step 100: accuracy 0.9, loss 0.3". They do not tear the bars of Progress.
-Logger console_logger(LoggerOptions options = {});
+Logger console_logger(const LoggerOptions& options = {});
 
 /// A CSV file with a column "step" and one for each name. A name that appears later gets a new last column,
 /// for which the file is rewritten; its cells in other rows are empty, as are those of names that a record
 /// does not have. Not finite: nan, inf, -inf. Throws ArgumentError for a name with a line break, and Error
 /// for a file that is not such a CSV file.
-Logger csv_logger(std::filesystem::path file, LoggerOptions options = {});
+Logger csv_logger(std::filesystem::path file, const LoggerOptions& options = {});
 
 /// A JSON object per line: {"step": 100, "accuracy": 0.9, "loss": 0.3}. Not finite, as in Python's json: NaN,
 /// Infinity, -Infinity. Throws ArgumentError for the name "step", and Error for a file that is not such a
 /// file.
-Logger json_lines_logger(std::filesystem::path file, LoggerOptions options = {});
+Logger json_lines_logger(std::filesystem::path file, const LoggerOptions& options = {});
 
 /// add_scalar() of each number, of a SummaryWriter for `log_dir` with the first step as its purge_step.
-Logger tensorboard_logger(std::filesystem::path log_dir, LoggerOptions options = {});
+Logger tensorboard_logger(std::filesystem::path log_dir, const LoggerOptions& options = {});
 /// add_scalar() of `writer`, which can add histograms and images too.
-Logger tensorboard_logger(SummaryWriter writer, LoggerOptions options = {});
+Logger tensorboard_logger(SummaryWriter writer, const LoggerOptions& options = {});
 
 }  // namespace lockstep

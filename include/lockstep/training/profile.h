@@ -54,7 +54,8 @@ class Profiler {
  public:
   /// Without a group it is the default group or, outside of a run, this process alone. Throws ArgumentError
   /// for an empty path and an invalid schedule, DesyncError if the ranks' schedules differ.
-  explicit Profiler(ProfilerOptions options, const std::optional<ProcessGroup>& process_group = std::nullopt,
+  explicit Profiler(const ProfilerOptions& options,
+                    const std::optional<ProcessGroup>& process_group = std::nullopt,
                     std::source_location where = std::source_location::current());
   ~Profiler();
   Profiler(Profiler&& other) noexcept;

@@ -62,7 +62,7 @@ struct ProgressOptions {
 class ProgressBar {
  public:
   /// Throws ArgumentError for a negative total, initial, mininterval or average_every.
-  explicit ProgressBar(ProgressOptions options = {});
+  explicit ProgressBar(const ProgressOptions& options = {});
   /// As close().
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
@@ -110,8 +110,8 @@ class Progress : public ProgressBar {
   class Iterator;
 
   /// Throws ArgumentError as ProgressBar's.
-  explicit Progress(Range&& range, ProgressOptions options = {})
-      : ProgressBar(with_total(std::move(options), range)), range_(std::forward<Range>(range)) {}
+  explicit Progress(Range&& range, const ProgressOptions& options = {})
+      : ProgressBar(with_total(options, range)), range_(std::forward<Range>(range)) {}
 
   /// Begins a pass over the range.
   Iterator begin() {
@@ -123,9 +123,10 @@ class Progress : public ProgressBar {
   std::default_sentinel_t end() const { return {}; }
 
  private:
-  static ProgressOptions with_total(ProgressOptions options, Range& range) {
-    if (!options.total) options.total = training::size_of(range);
-    return options;
+  static ProgressOptions with_total(const ProgressOptions& options, Range& range) {
+    auto counted = options;
+    if (!counted.total) counted.total = training::size_of(range);
+    return counted;
   }
 
   Range range_;

@@ -110,7 +110,7 @@ class Trainer {
   /// `module`: a DistributedDataParallel, a module of fully_shard(), or any module in a run of one rank.
   /// Throws ArgumentError for another module in a run of several ranks, and for invalid options. Checkpoints
   /// of a module of fully_shard() are folders that all ranks write; they continue on as many ranks.
-  Trainer(ModuleRef module, torch::optim::Optimizer& optimizer, TrainerOptions options = {},
+  Trainer(ModuleRef module, torch::optim::Optimizer& optimizer, const TrainerOptions& options = {},
           std::source_location where = std::source_location::current());
   ~Trainer();
   Trainer(const Trainer&) = delete;
@@ -225,7 +225,7 @@ class Trainer {
 
  private:
   Trainer(const CallerPlace& place, torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-          TrainerOptions options, std::source_location where);
+          const TrainerOptions& options, std::source_location where);
 
   template <typename Callback>
   Trainer& add(std::vector<Callback>& callbacks, Callback callback) {

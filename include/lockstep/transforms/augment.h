@@ -82,7 +82,7 @@ struct GaussianBlurOptions {
 class GaussianBlur {
  public:
   /// Odd numbers: one, or {of columns, of rows}. An image needs more than half of each.
-  explicit GaussianBlur(Size kernel_size, GaussianBlurOptions options = {});
+  explicit GaussianBlur(Size kernel_size, const GaussianBlurOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
@@ -111,7 +111,7 @@ struct RandomErasingOptions {
 /// Fills a rectangle with probability p. torchvision: v2.RandomErasing.
 class RandomErasing {
  public:
-  explicit RandomErasing(RandomErasingOptions options = {});
+  explicit RandomErasing(const RandomErasingOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
@@ -138,7 +138,7 @@ struct AutoAugmentOptions {
 class AutoAugment {
  public:
   explicit AutoAugment(AutoAugmentPolicy policy = AutoAugmentPolicy::IMAGENET,
-                       AutoAugmentOptions options = {});
+                       const AutoAugmentOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
@@ -160,7 +160,7 @@ struct RandAugmentOptions {
 /// Operations of equal probability and one magnitude. torchvision: v2.RandAugment.
 class RandAugment {
  public:
-  explicit RandAugment(RandAugmentOptions options = {});
+  explicit RandAugment(const RandAugmentOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
@@ -179,7 +179,7 @@ struct TrivialAugmentWideOptions {
 /// One operation of a random magnitude. torchvision: v2.TrivialAugmentWide.
 class TrivialAugmentWide {
  public:
-  explicit TrivialAugmentWide(TrivialAugmentWideOptions options = {});
+  explicit TrivialAugmentWide(const TrivialAugmentWideOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
@@ -201,7 +201,7 @@ struct MixOptions {
 /// v2.MixUp.
 class MixUp {
  public:
-  explicit MixUp(MixOptions options = {});
+  explicit MixUp(const MixOptions& options = {});
   /// `images` of floats [n, channels, height, width], `labels` int64 [n] or probabilities [n, classes].
   MixedBatch operator()(const at::Tensor& images, const at::Tensor& labels,
                         const OptionalGenerator& generator = {}) const;
@@ -215,7 +215,7 @@ class MixUp {
 /// A rectangle of each image is that of the other; labels are weighted by area. torchvision: v2.CutMix.
 class CutMix {
  public:
-  explicit CutMix(MixOptions options = {});
+  explicit CutMix(const MixOptions& options = {});
   /// `images` uint8 or float [n, channels, height, width], `labels` int64 [n] or probabilities [n, classes].
   MixedBatch operator()(const at::Tensor& images, const at::Tensor& labels,
                         const OptionalGenerator& generator = {}) const;

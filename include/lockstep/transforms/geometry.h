@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/literal.h>
 #include <lockstep/transforms/transform.h>
 
 namespace lockstep::transforms {
@@ -21,13 +22,14 @@ enum class InterpolationMode : std::uint8_t {
 };
 
 /// The pixels beyond the edges: a number, the outermost pixel, or the image mirrored without or with its
-/// outermost pixel.
+/// outermost pixel. torchvision: the strings of `padding_mode`.
 enum class PaddingMode : std::uint8_t {
   constant,   ///< a number
   edge,       ///< the outermost pixel
   reflect,    ///< the image mirrored, without its outermost pixel
   symmetric,  ///< the image mirrored, with its outermost pixel
 };
+OneOf<"constant", "edge", "reflect", "symmetric"> literals_of(PaddingMode);
 
 /// Options of Resize, with torchvision's names and defaults.
 struct ResizeOptions {
@@ -41,7 +43,7 @@ class Resize {
  public:
   /// One number is the size of the shorter edge. Throws ArgumentError when sizes are not positive or max_size
   /// does not go with the size.
-  explicit Resize(Size size, ResizeOptions options = {});
+  explicit Resize(Size size, const ResizeOptions& options = {});
   Resize(Size size, InterpolationMode interpolation)
       : Resize(std::move(size), {.interpolation = interpolation}) {}
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
@@ -74,17 +76,17 @@ class CenterCrop {
 
 /// Options of RandomCrop, with torchvision's names and defaults.
 struct RandomCropOptions {
-  Padding padding = {};        ///< added to every image
-  bool pad_if_needed = false;  ///< pad images that are smaller than the crop
-  Numbers fill = 0;            ///< for PaddingMode::constant; one number, or one per channel
-  PaddingMode padding_mode = PaddingMode::constant;  ///< the pixels beyond the edges
+  Padding padding = {};                            ///< added to every image
+  bool pad_if_needed = false;                      ///< pad images that are smaller than the crop
+  Numbers fill = 0;                                ///< for "constant"; one number, or one per channel
+  Literal<PaddingMode> padding_mode = "constant";  ///< the pixels beyond the edges
 };
 
 /// torchvision: v2.RandomCrop.
 class RandomCrop {
  public:
   /// One number is both edges.
-  explicit RandomCrop(Size size, RandomCropOptions options = {});
+  explicit RandomCrop(Size size, const RandomCropOptions& options = {});
   RandomCrop(Size size, std::integral auto padding)
       : RandomCrop(std::move(size), RandomCropOptions{.padding = padding}) {}
   /// Draws the part of an image of that size. It begins or ends beyond the image where it takes padding.
@@ -113,7 +115,7 @@ class RandomResizedCrop {
  public:
   /// One number is both edges. Throws ArgumentError when a range is not {least, greatest} of positive
   /// numbers.
-  explicit RandomResizedCrop(Size size, RandomResizedCropOptions options = {});
+  explicit RandomResizedCrop(Size size, const RandomResizedCropOptions& options = {});
   /// Draws the part of an image of that size.
   Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
@@ -153,14 +155,14 @@ class RandomVerticalFlip {
 
 /// Options of Pad, with torchvision's names and defaults.
 struct PadOptions {
-  Numbers fill = 0;  ///< for PaddingMode::constant; one number, or one per channel
-  PaddingMode padding_mode = PaddingMode::constant;  ///< the pixels beyond the edges
+  Numbers fill = 0;                                ///< for "constant"; one number, or one per channel
+  Literal<PaddingMode> padding_mode = "constant";  ///< the pixels beyond the edges
 };
 
 /// torchvision: v2.Pad.
 class Pad {
  public:
-  explicit Pad(Padding padding, PadOptions options = {});
+  explicit Pad(Padding padding, const PadOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
@@ -182,7 +184,7 @@ struct RandomRotationOptions {
 class RandomRotation {
  public:
   /// `degrees`: {least, greatest}, or one number for {-number, number}.
-  explicit RandomRotation(Numbers degrees, RandomRotationOptions options = {});
+  explicit RandomRotation(Numbers degrees, const RandomRotationOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
@@ -208,7 +210,7 @@ struct RandomAffineOptions {
 class RandomAffine {
  public:
   /// `degrees` of rotation: {least, greatest}, or one number for {-number, number}.
-  explicit RandomAffine(Numbers degrees, RandomAffineOptions options = {});
+  explicit RandomAffine(Numbers degrees, const RandomAffineOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;

@@ -36,7 +36,7 @@ struct ToDtypeOptions {
 class ToDtype {
  public:
   /// Throws ArgumentError for other dtypes.
-  explicit ToDtype(at::ScalarType dtype, ToDtypeOptions options = {});
+  explicit ToDtype(at::ScalarType dtype, const ToDtypeOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;
@@ -59,7 +59,7 @@ struct NormalizeOptions {
 class Normalize {
  public:
   /// One value for all channels, or one per channel. Throws ArgumentError when a list is empty or a std is 0.
-  Normalize(std::vector<double> mean, std::vector<double> std, NormalizeOptions options = {});
+  Normalize(std::vector<double> mean, std::vector<double> std, const NormalizeOptions& options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;

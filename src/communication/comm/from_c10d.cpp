@@ -107,7 +107,7 @@ at::TensorList only(const std::vector<Tensors>& lists, const char* what) {
 FromC10d::FromC10d(int rank, int size, const std::string& name, BackendTraits traits,
                    std::chrono::milliseconds timeout)
     : Backend(rank, size),
-      rules_(rank, size, fmt::format("rank {} of {} ({})", rank, size, name), name, std::move(traits)),
+      rules_(rank, size, fmt::format("{} ({})", numbered_rank(rank, size), name), name, std::move(traits)),
       timeout_(timeout),
       futures_(std::make_shared<OperationFutures>()) {}
 
@@ -124,7 +124,7 @@ OperationPtr FromC10d::recorded(const Call& call, c10::function_ref<OperationPtr
 void FromC10d::change_members(int rank, int size, const BackendHandle& group) {
   set_members(rank, size);
   const auto name = getBackendName();
-  rules_ = CallRules(rank, size, fmt::format("rank {} of {} ({})", rank, size, name), name, group.traits);
+  rules_ = CallRules(rank, size, fmt::format("{} ({})", numbered_rank(rank, size), name), name, group.traits);
   sequence_number_ = 0;
   if (records_) record_calls(group.node_group);
 }

@@ -45,7 +45,7 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       rank_(backend->getRank()),
       size_(backend->getSize()),
       backend_name_(backend->getBackendName()),
-      whoami_(fmt::format("rank {} of {} ({}group {}, {})", rank_, size_,
+      whoami_(fmt::format("{} ({}group {}, {})", numbered_rank(rank_, size_),
                           global_rank_text(rank_, info_.global_ranks), info_.name, backend_name_)),
       rules_(rank_, size_, whoami_, backend_name_, info_.traits, info_.name),
       calls_(calls_of(backend, info_.traits, info_.with_python)),

@@ -279,42 +279,47 @@ at::Tensor lengths_of(const Strings& objects, int size, const c10::TensorOptions
   return lengths.to(options.device());
 }
 
+// Within the group's timeout if there is no limit.
+using Limit = std::optional<Timeout>;
+
+void wait_within(const Limit& limit, Work work) { limit ? work.wait(*limit) : work.wait(); }
+
 // The second half of each call, when all ranks know the lengths.
 Strings all_gathered(const ProcessGroup& group, const std::string& object, const at::Tensor& lengths,
-                     Where where) {
+                     Where where, const Limit& limit = {}) {
   const auto each = values_of(lengths);
   const auto longest = *std::ranges::max_element(each);
   if (longest == 0) return Strings(each.size());
   const auto bytes = on_device(state_of(group), at::kByte);
   const auto parts = one_per_rank(group.size(), longest, bytes);
-  group.all_gather(parts, to_tensor(object, longest, bytes), where);
+  wait_within(limit, group.all_gather_async(parts, to_tensor(object, longest, bytes), where));
   return to_strings(parts, each);
 }
 
 std::string broadcasted(const ProcessGroup& group, const std::string& object, const at::Tensor& length,
-                        int src, Where where) {
+                        int src, Where where, const Limit& limit = {}) {
   const auto count = values_of(length).front();
   if (count == 0) return {};
   const auto bytes = on_device(state_of(group), at::kByte);
   auto tensor = group.rank() == src ? to_tensor(object, count, bytes) : at::empty({count}, bytes);
-  group.broadcast(tensor, src, where);
+  wait_within(limit, group.broadcast_async(tensor, src, where));
   return to_string(tensor, count);
 }
 
 Strings gathered(const ProcessGroup& group, const std::string& object, const at::Tensor& lengths, int dst,
-                 Where where) {
+                 Where where, const Limit& limit = {}) {
   const auto each = values_of(lengths);
   const auto longest = *std::ranges::max_element(each);
   const bool root = group.rank() == dst;
   if (longest == 0) return Strings(root ? each.size() : 0);
   const auto bytes = on_device(state_of(group), at::kByte);
   const auto parts = root ? one_per_rank(group.size(), longest, bytes) : std::vector<at::Tensor>{};
-  group.gather(to_tensor(object, longest, bytes), parts, dst, where);
+  wait_within(limit, group.gather_async(to_tensor(object, longest, bytes), parts, dst, where));
   return to_strings(parts, each);
 }
 
 std::string scattered(const ProcessGroup& group, const Strings& objects, const at::Tensor& lengths, int src,
-                      Where where) {
+                      Where where, const Limit& limit = {}) {
   const auto each = values_of(lengths);
   const auto longest = *std::ranges::max_element(each);
   if (longest == 0) return {};
@@ -322,7 +327,7 @@ std::string scattered(const ProcessGroup& group, const Strings& objects, const a
   std::vector<at::Tensor> parts;
   for (const auto& object : objects) parts.push_back(to_tensor(object, longest, bytes));
   auto own = at::empty({longest}, bytes);
-  group.scatter(own, parts, src, where);
+  wait_within(limit, group.scatter_async(own, parts, src, where));
   return to_string(own, each[static_cast<std::size_t>(group.rank())]);
 }
 
@@ -338,8 +343,9 @@ Strings ProcessGroup::all_gather_object(const std::string& object, Where where) 
 ObjectWork<Strings> ProcessGroup::all_gather_object_async(const std::string& object, Where where) const {
   const auto words = on_device(state_of(*this), at::kLong);
   const auto lengths = at::empty({size()}, words);
-  return {all_gather_into_tensor_async(lengths, length_of(object, words), where),
-          [=, group = *this] { return all_gathered(group, object, lengths, where); }};
+  return {
+      all_gather_into_tensor_async(lengths, length_of(object, words), where),
+      [=, group = *this](const Limit& limit) { return all_gathered(group, object, lengths, where, limit); }};
 }
 
 std::string ProcessGroup::broadcast_object(const std::string& object, int src, Where where) const {
@@ -351,8 +357,9 @@ std::string ProcessGroup::broadcast_object(const std::string& object, int src, W
 ObjectWork<std::string> ProcessGroup::broadcast_object_async(const std::string& object, int src,
                                                              Where where) const {
   const auto length = length_of(object, on_device(state_of(*this), at::kLong));
-  return {broadcast_async(length, src, where),
-          [=, group = *this] { return broadcasted(group, object, length, src, where); }};
+  return {broadcast_async(length, src, where), [=, group = *this](const Limit& limit) {
+            return broadcasted(group, object, length, src, where, limit);
+          }};
 }
 
 Strings ProcessGroup::gather_object(const std::string& object, int dst, Where where) const {
@@ -367,8 +374,9 @@ ObjectWork<Strings> ProcessGroup::gather_object_async(const std::string& object,
   check_root(state_of(*this), CallKind::gather, dst, "dst", where);
   const auto words = on_device(state_of(*this), at::kLong);
   const auto lengths = at::empty({size()}, words);
-  return {all_gather_into_tensor_async(lengths, length_of(object, words), where),
-          [=, group = *this] { return gathered(group, object, lengths, dst, where); }};
+  return {
+      all_gather_into_tensor_async(lengths, length_of(object, words), where),
+      [=, group = *this](const Limit& limit) { return gathered(group, object, lengths, dst, where, limit); }};
 }
 
 std::string ProcessGroup::scatter_object(const Strings& objects, int src, Where where) const {
@@ -384,8 +392,9 @@ ObjectWork<std::string> ProcessGroup::scatter_object_async(const Strings& object
   check_root(state_of(*this), CallKind::scatter, src, "src", where);
   check_count(state_of(*this), objects.size(), src, where);
   const auto lengths = lengths_of(objects, size(), on_device(state_of(*this), at::kLong));
-  return {broadcast_async(lengths, src, where),
-          [=, group = *this] { return scattered(group, objects, lengths, src, where); }};
+  return {broadcast_async(lengths, src, where), [=, group = *this](const Limit& limit) {
+            return scattered(group, objects, lengths, src, where, limit);
+          }};
 }
 
 c10::Device comm::device_for_objects(const ProcessGroup& group) { return object_device(state_of(group)); }

@@ -31,7 +31,7 @@ Context& init_process_group(const InitOptions& options, std::source_location whe
   return kept_context().emplace(std::move(context));
 }
 
-Context& rendezvous::init_process_group(const std::string& backend, InitOptions options,
+Context& rendezvous::init_process_group(const std::string& backend, const InitOptions& options,
                                         std::source_location where) {
   const CallerPlace place(where);
   if (options.backend != InitOptions().backend && options.backend != backend) {
@@ -40,8 +40,9 @@ Context& rendezvous::init_process_group(const std::string& backend, InitOptions 
         "leave one of them out",
         backend, options.backend);
   }
-  options.backend = backend;
-  return lockstep::init_process_group(options, where);
+  auto complete = options;
+  complete.backend = backend;
+  return lockstep::init_process_group(complete, where);
 }
 
 void destroy_process_group(const std::optional<ProcessGroup>& group, std::source_location where) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <csignal>
 #include <cstdlib>
 #include <numeric>
 #include <set>
@@ -419,30 +418,6 @@ void Session::wait_for_others_to_leave() {
   } catch (const std::exception&) {
     // Rank 0 has left, so no rank needs the store any more.
   }
-}
-
-namespace {
-
-bool is_handled_by(void (*handler)(int)) {
-  struct sigaction now {};
-  ::sigaction(SIGPIPE, nullptr, &now);
-  return (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == handler;
-}
-
-void handle_by(void (*handler)(int)) {
-  struct sigaction action {};
-  action.sa_handler = handler;
-  ::sigaction(SIGPIPE, &action, nullptr);
-}
-
-}  // namespace
-
-IgnoreSigpipe::IgnoreSigpipe() : was_default_(is_handled_by(SIG_DFL)) {
-  if (was_default_) handle_by(SIG_IGN);
-}
-
-IgnoreSigpipe::~IgnoreSigpipe() {
-  if (was_default_ && is_handled_by(SIG_IGN)) handle_by(SIG_DFL);
 }
 
 }  // namespace lockstep::rendezvous

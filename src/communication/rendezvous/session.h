@@ -21,6 +21,7 @@
 #include "base/run_memory.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/generations.h"
+#include "rendezvous/ignore_sigpipe.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/rank_resources.h"
 #include "rendezvous/store_barrier.h"
@@ -30,20 +31,6 @@
 #include "runtime/run.h"
 
 namespace lockstep::rendezvous {
-
-// While it lives, writing to a rank that is gone is an error instead of a SIGPIPE, which would end this
-// process. c10d's store server and Gloo rely on Python, which ignores the signal. A handler of the program
-// stays.
-class IgnoreSigpipe {
- public:
-  IgnoreSigpipe();
-  ~IgnoreSigpipe();
-  IgnoreSigpipe(const IgnoreSigpipe&) = delete;
-  IgnoreSigpipe& operator=(const IgnoreSigpipe&) = delete;
-
- private:
-  bool was_default_ = false;
-};
 
 // What init() changes in this process until the context ends.
 class ProcessScope {

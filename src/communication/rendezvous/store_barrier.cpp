@@ -244,7 +244,7 @@ void store_barrier(c10d::Store& store, int rank, const RankTerms& terms, const D
     if (!said && wait_limit >= kLogWaitingAfter) {
       said = true;
       log(LogLevel::warning,
-          fmt::format("rank {} of {} is still waiting for {}", rank, world_size, missing.text));
+          fmt::format("{} is still waiting for {}", numbered_rank(rank, world_size), missing.text));
     }
     wait_limit *= 2;
   }

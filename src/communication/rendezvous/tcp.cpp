@@ -209,7 +209,7 @@ std::string suspicion(const Endpoint& server, const std::string& who) {
 // c10d's client waits without a limit for the answer to its greeting, whoever listens there.
 void await_store(const Endpoint& server, int rank, int world_size, const Deadline& deadline) {
   using Kind = Greeting::Kind;
-  const auto who = fmt::format("rank {} of {}", rank, world_size);
+  const auto who = numbered_rank(rank, world_size);
   const auto limit = kStoreLimit + world_size * kStoreLimitPerRank;
   const auto next_limit = [&] {
     return Deadline(std::min<std::chrono::milliseconds>(limit, deadline.remaining()));

@@ -163,7 +163,8 @@ void SpawnContext::Run::throw_failure() const {
 void SpawnContext::Run::throw_rank_failure() const {
   const auto& outcome = state_.outcome();
   const auto& rank = state_.rank(outcome.rank);
-  const auto who = fmt::format("rank {} of {} (process {})", outcome.rank, options_.nprocs, rank.pid.load());
+  const auto who =
+      fmt::format("{} (process {})", numbered_rank(outcome.rank, options_.nprocs), rank.pid.load());
   if (outcome.kind == spawning::SpawnOutcome::Kind::raised) {
     const WithoutPlace place;  // the text is the program's
     throw RankRaised(fmt::format("{} threw {}: {}", who, rank.type.get(), rank.text.get()), outcome.rank,
@@ -257,10 +258,11 @@ class FirstFailure {
       std::rethrow_exception(error_);
     } catch (const std::exception& error) {
       std::throw_with_nested(
-          Error(fmt::format("rank {} of {} (a thread): {}", rank_, world_size, error.what())));
+          Error(fmt::format("{} (a thread): {}", numbered_rank(rank_, world_size), error.what())));
     } catch (...) {
-      std::throw_with_nested(Error(fmt::format(
-          "rank {} of {} (a thread) threw an exception that is not a std::exception", rank_, world_size)));
+      std::throw_with_nested(
+          Error(fmt::format("{} (a thread) threw an exception that is not a std::exception",
+                            numbered_rank(rank_, world_size))));
     }
   }
 
@@ -372,9 +374,8 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
     } catch (const std::system_error& error) {
       all_started.set_value(false);
       const auto rank = static_cast<int>(ranks.size());
-      throw_error<LaunchError>(ErrorDetails{.ranks = {rank}},
-                               "spawn_threads: rank {} of {} could not be started: {}", rank, world_size,
-                               start_error_text(error.code().value()));
+      throw_error<LaunchError>(ErrorDetails{.ranks = {rank}}, "spawn_threads: {} could not be started: {}",
+                               numbered_rank(rank, world_size), start_error_text(error.code().value()));
     }
     all_started.set_value(true);
   }

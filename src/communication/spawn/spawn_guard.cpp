@@ -79,8 +79,7 @@ void SpawnSupervisor::start_ranks(std::vector<int> foreign) {
   for (int rank = 0; rank < options.nprocs; ++rank) {
     const pid_t pid = ::fork();
     if (pid < 0)
-      fail_to_spawn(fmt::format("rank {} of {} could not be started", rank, options.nprocs),
-                    {.ranks = {rank}});
+      fail_to_spawn(numbered_rank(rank, options.nprocs) + " could not be started", {.ranks = {rank}});
     if (pid == 0) run_spawned_rank(request_, rank, self, foreign);
     ranks_.emplace(pid, rank);
     request_.state.rank(rank).pid = pid;

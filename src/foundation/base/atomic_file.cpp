@@ -41,7 +41,7 @@ void keep_mode(int fd, const std::filesystem::path& old_file) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path file, AtomicFileOptions options)
+AtomicFile::AtomicFile(std::filesystem::path file, const AtomicFileOptions& options)
     : file_(std::move(file)), options_(options), others_(file_) {
   if (is_special(file_)) {
     special_.reset(::open(file_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC));

@@ -36,7 +36,7 @@ class NotOnDisk : public std::system_error {
 // std::system_error with errno's code. Not thread-safe.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path file, AtomicFileOptions options = {});
+  explicit AtomicFile(std::filesystem::path file, const AtomicFileOptions& options = {});
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 

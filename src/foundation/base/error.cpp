@@ -25,8 +25,10 @@ std::optional<int> Error::rank() const {
   return ranks().empty() ? std::nullopt : std::optional(ranks().front());
 }
 
+std::string numbered_rank(int rank, int size) { return fmt::format("rank {} of {}", rank, size); }
+
 std::string with_reporter(const Reporter& by, const std::string& text) {
-  const auto who = fmt::format("rank {} of {}", by.rank, by.size);
+  const auto who = numbered_rank(by.rank, by.size);
   return text.find(who) == std::string::npos ? fmt::format("{}: {}", who, text) : text;
 }
 

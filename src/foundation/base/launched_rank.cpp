@@ -55,10 +55,10 @@ void require_init(const char* what) {
   const auto launched = launched_rank();
   if (!launched) return;
   throw_error<ArgumentError>(
-      "{}: the environment says that this process is rank {} of {} ({}), but init() has not been called, so "
+      "{}: the environment says that this process is {} ({}), but init() has not been called, so "
       "every rank would work alone, on all data; call lockstep::init() first and keep the context that it "
       "returns. To run as one process, unset these variables",
-      what, launched->rank, launched->world_size, launched->variables);
+      what, numbered_rank(launched->rank, launched->world_size), launched->variables);
 }
 
 World shared_world(const char* what) {
@@ -70,9 +70,9 @@ void require_same_world(const char* what, const World& made_in) {
   const auto now = current_world();
   if (now.size == 1 || (now.size == made_in.size && now.rank == made_in.rank)) return;
   throw_error<ArgumentError>(
-      "{}: made as rank {} of {}, but this process now is rank {} of {}; make it anew after this run's "
+      "{}: made as {}, but this process now is {}; make it anew after this run's "
       "init()",
-      what, made_in.rank, made_in.size, now.rank, now.size);
+      what, numbered_rank(made_in.rank, made_in.size), numbered_rank(now.rank, now.size));
 }
 
 }  // namespace lockstep

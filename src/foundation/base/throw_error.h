@@ -16,6 +16,9 @@ struct Reporter {
   int size;
 };
 
+// "rank 1 of 2".
+std::string numbered_rank(int rank, int size);
+
 // `text` with "rank 1 of 2: " before it, unless it names the reporter somewhere.
 std::string with_reporter(const Reporter& by, const std::string& text);
 

@@ -70,8 +70,8 @@ Value read_checkpoint(const std::filesystem::path& file, const LoadOptions& opti
 // propagates.
 class CheckpointManager::Implementation {
  public:
-  Implementation(std::filesystem::path path, CheckpointManagerOptions options)
-      : options_(std::move(options)),
+  Implementation(std::filesystem::path path, const CheckpointManagerOptions& options)
+      : options_(options),
         folder_(std::move(path)),
         group_(runtime::group_or_default(options_.process_group, "CheckpointManager")) {
     checkpointing::on_first(group_, [&] { folder_.make(options_.sync); });
@@ -279,12 +279,12 @@ class CheckpointManager::Implementation {
   std::unique_ptr<checkpointing::CheckpointWriter> writer_;
 };
 
-CheckpointManager::CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options,
+CheckpointManager::CheckpointManager(std::filesystem::path folder, const CheckpointManagerOptions& options,
                                      std::source_location where) {
   const comm::CallSite site(where, kCheckpoint);
   check(options);
   const ErrorFile about(folder);
-  implementation_ = std::make_unique<Implementation>(std::move(folder), std::move(options));
+  implementation_ = std::make_unique<Implementation>(std::move(folder), options);
 }
 
 CheckpointManager::~CheckpointManager() = default;

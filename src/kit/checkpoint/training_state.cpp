@@ -174,7 +174,7 @@ data::LoaderPosition position_of(const Dict& dict) {
   return position;
 }
 
-TrainingState::TrainingState(std::optional<ProcessGroup> process_group)
+TrainingState::TrainingState(const std::optional<ProcessGroup>& process_group)
     : group_(runtime::group_or_default(process_group, "TrainingState")) {}
 
 TrainingState& TrainingState::add_entry(Entry entry) {

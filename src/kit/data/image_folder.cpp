@@ -41,14 +41,14 @@ at::Tensor read_picture(const std::filesystem::path& file, const PictureReading&
 }  // namespace
 
 DatasetFolder::DatasetFolder(const std::filesystem::path& root, TransformingLoader load,
-                             DatasetFolderOptions options)
+                             const DatasetFolderOptions& options)
     : listing_(std::make_shared<FolderListing>(list_folder(root, options))),
       load_(std::move(load)),
-      options_(std::move(options)) {}
+      options_(options) {}
 
 // A temporary CallerPlace in an initializer lives until the constructor that it calls has ended.
 DatasetFolder::DatasetFolder(const std::filesystem::path& root, SampleLoader loader,
-                             DatasetFolderOptions options, std::source_location where)
+                             const DatasetFolderOptions& options, std::source_location where)
     : DatasetFolder((CallerPlace(where), root),
                     TransformingLoader([loader = std::move(loader), transform = options.transform](
                                            const auto& file, const auto& generator) {
@@ -102,7 +102,7 @@ Batch DatasetFolder::get_batch(const at::Tensor& indices, std::source_location w
 
 Example DatasetFolder::operator[](SampleIndex index) const { return sample_at(*this, index); }
 
-ImageFolder::ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options,
+ImageFolder::ImageFolder(const std::filesystem::path& root, const DatasetFolderOptions& options,
                          std::source_location where)
     : DatasetFolder(
           (CallerPlace(where), root),

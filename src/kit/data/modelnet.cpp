@@ -283,9 +283,9 @@ PointClouds open_clouds(const fs::path& root, const ModelNet40Options& options) 
 
 }  // namespace
 
-ModelNet40::ModelNet40(const fs::path& root, ModelNet40Options options, std::source_location where)
+ModelNet40::ModelNet40(const fs::path& root, const ModelNet40Options& options, std::source_location where)
     : clouds_((CallerPlace(where), std::make_shared<const PointClouds>(open_clouds(root, options)))),
-      options_(std::move(options)) {}
+      options_(options) {}
 
 std::int64_t ModelNet40::size() const { return clouds_->targets.size(0); }
 

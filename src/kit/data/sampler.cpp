@@ -201,10 +201,9 @@ std::unique_ptr<IndexStream> SequentialSampler::iter() const {
   return std::make_unique<StridedStream>(0, 1, count_);
 }
 
-RandomSampler::RandomSampler(SampleCount dataset, RandomSamplerOptions options, std::source_location where)
-    : count_(dataset.value),
-      num_samples_(options.num_samples.value_or(dataset.value)),
-      options_(std::move(options)) {
+RandomSampler::RandomSampler(SampleCount dataset, const RandomSamplerOptions& options,
+                             std::source_location where)
+    : count_(dataset.value), num_samples_(options.num_samples.value_or(dataset.value)), options_(options) {
   const CallerPlace place(where);
   if (count_ <= 0) throw ArgumentError("RandomSampler: the dataset is empty; there is nothing to draw from");
   if (num_samples_ <= 0) {
@@ -228,9 +227,9 @@ std::unique_ptr<IndexStream> RandomSampler::iter() const {
   });
 }
 
-SubsetRandomSampler::SubsetRandomSampler(at::Tensor indices, SubsetRandomSamplerOptions options,
+SubsetRandomSampler::SubsetRandomSampler(at::Tensor indices, const SubsetRandomSamplerOptions& options,
                                          std::source_location where)
-    : indices_(std::move(indices)), options_(std::move(options)) {
+    : indices_(std::move(indices)), options_(options) {
   const CallerPlace place(where);
   if (!indices_.defined() || !indices_.is_cpu() || indices_.scalar_type() != at::kLong ||
       indices_.dim() != 1) {
@@ -239,8 +238,9 @@ SubsetRandomSampler::SubsetRandomSampler(at::Tensor indices, SubsetRandomSampler
 }
 
 SubsetRandomSampler::SubsetRandomSampler(const std::vector<std::int64_t>& indices,
-                                         SubsetRandomSamplerOptions options, std::source_location where)
-    : SubsetRandomSampler(at::tensor(indices, at::kLong), std::move(options), where) {}
+                                         const SubsetRandomSamplerOptions& options,
+                                         std::source_location where)
+    : SubsetRandomSampler(at::tensor(indices, at::kLong), options, where) {}
 
 std::unique_ptr<IndexStream> SubsetRandomSampler::iter() const {
   return draw_once([indices = indices_, generator = options_.generator] {
@@ -249,8 +249,9 @@ std::unique_ptr<IndexStream> SubsetRandomSampler::iter() const {
 }
 
 WeightedRandomSampler::WeightedRandomSampler(const at::Tensor& weights, std::int64_t num_samples,
-                                             WeightedRandomSamplerOptions options, std::source_location where)
-    : num_samples_(num_samples), options_(std::move(options)) {
+                                             const WeightedRandomSamplerOptions& options,
+                                             std::source_location where)
+    : num_samples_(num_samples), options_(options) {
   const CallerPlace place(where);
   check_weights(weights);
   if (num_samples_ <= 0 || (!options_.replacement && num_samples_ > weights.numel())) {
@@ -264,8 +265,9 @@ WeightedRandomSampler::WeightedRandomSampler(const at::Tensor& weights, std::int
 }
 
 WeightedRandomSampler::WeightedRandomSampler(const std::vector<double>& weights, std::int64_t num_samples,
-                                             WeightedRandomSamplerOptions options, std::source_location where)
-    : WeightedRandomSampler(at::tensor(weights, at::kDouble), num_samples, std::move(options), where) {}
+                                             const WeightedRandomSamplerOptions& options,
+                                             std::source_location where)
+    : WeightedRandomSampler(at::tensor(weights, at::kDouble), num_samples, options, where) {}
 
 std::unique_ptr<IndexStream> WeightedRandomSampler::iter() const {
   return draw_once([weights = weights_, count = num_samples_, options = options_] {
@@ -323,7 +325,7 @@ struct DistributedSampler::Passes {
   }
 };
 
-DistributedSampler::DistributedSampler(SampleCount dataset, DistributedSamplerOptions options,
+DistributedSampler::DistributedSampler(SampleCount dataset, const DistributedSamplerOptions& options,
                                        std::source_location where)
     : DistributedSampler(CallerPlace(where), dataset, options) {}
 
@@ -364,7 +366,8 @@ std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples)
   });
 }
 
-DistributedEvalSampler::DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options,
+DistributedEvalSampler::DistributedEvalSampler(SampleCount dataset,
+                                               const DistributedEvalSamplerOptions& options,
                                                std::source_location where)
     : DistributedEvalSampler(CallerPlace(where), dataset, options) {}
 

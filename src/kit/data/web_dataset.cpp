@@ -75,10 +75,11 @@ void pass_through_buffer(std::span<std::int64_t> samples, std::size_t buffer_siz
 
 }  // namespace
 
-ShardSampler::ShardSampler(const WebDataset& dataset, ShardSamplerOptions options, std::source_location where)
+ShardSampler::ShardSampler(const WebDataset& dataset, const ShardSamplerOptions& options,
+                           std::source_location where)
     : ShardSampler(dataset.shard_sizes(), options, where) {}
 
-ShardSampler::ShardSampler(std::vector<std::int64_t> shard_sizes, ShardSamplerOptions options,
+ShardSampler::ShardSampler(std::vector<std::int64_t> shard_sizes, const ShardSamplerOptions& options,
                            std::source_location where)
     : DistributedSampler(std::reduce(shard_sizes.begin(), shard_sizes.end()), shared_options(options), where),
       shard_sizes_(checked_sizes((CallerPlace(where), std::move(shard_sizes)))),
@@ -195,12 +196,12 @@ Batch load_sample(const ShardSet& shards, std::int64_t index, const WebDatasetOp
 
 }  // namespace
 
-WebDataset::WebDataset(const std::string& urls, WebDatasetOptions options, std::source_location where)
-    : WebDataset(paths_of((CallerPlace(where), urls)), std::move(options), where) {}
+WebDataset::WebDataset(const std::string& urls, const WebDatasetOptions& options, std::source_location where)
+    : WebDataset(paths_of((CallerPlace(where), urls)), options, where) {}
 
-WebDataset::WebDataset(std::vector<std::filesystem::path> shards, WebDatasetOptions options,
+WebDataset::WebDataset(std::vector<std::filesystem::path> shards, const WebDatasetOptions& options,
                        std::source_location where)
-    : options_((CallerPlace(where), check_options(options), std::move(options))),
+    : options_((CallerPlace(where), check_options(options), options)),
       shards_((CallerPlace(where), std::make_shared<ShardSet>(std::move(shards), options_.index_cache))) {}
 
 std::int64_t WebDataset::size() const { return shards_->size(); }

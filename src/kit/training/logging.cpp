@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 
 // A logger to a Log(path, first step), which it makes at the first record.
 template <typename Log>
-Logger logger_to(fs::path path, LoggerOptions options) {
+Logger logger_to(fs::path path, const LoggerOptions& options) {
   const auto write = [path = std::move(path), options, log = std::shared_ptr<Log>()](
                          std::int64_t step, const Scalars& scalars) mutable {
     if (!log) log = std::make_shared<Log>(options.every_rank ? Log::path_of_rank(path) : path, step);
@@ -249,7 +249,7 @@ struct Logger::State {
   Mutex mutex{};
 };
 
-Logger::Logger(Write write, LoggerOptions options)
+Logger::Logger(Write write, const LoggerOptions& options)
     : state_(std::make_shared<State>(std::move(write), options)) {}
 
 void Logger::log(std::int64_t step, const Scalars& scalars) const {
@@ -259,7 +259,7 @@ void Logger::log(std::int64_t step, const Scalars& scalars) const {
   state_->write(step, scalars);
 }
 
-Logger console_logger(LoggerOptions options) {
+Logger console_logger(const LoggerOptions& options) {
   const auto write = [options](std::int64_t step, const Scalars& scalars) {
     std::vector<std::string> parts;
     for (const auto& [name, value] : scalars) parts.push_back(fmt::format("{} {:.6g}", name, value));
@@ -269,11 +269,11 @@ Logger console_logger(LoggerOptions options) {
   return Logger(write, options);
 }
 
-Logger tensorboard_logger(fs::path log_dir, LoggerOptions options) {
+Logger tensorboard_logger(fs::path log_dir, const LoggerOptions& options) {
   return logger_to<TensorBoardLog>(std::move(log_dir), options);
 }
 
-Logger tensorboard_logger(SummaryWriter writer, LoggerOptions options) {
+Logger tensorboard_logger(SummaryWriter writer, const LoggerOptions& options) {
   return Logger(
       [writer = std::move(writer)](std::int64_t step, const Scalars& scalars) mutable {
         write_scalars(writer, step, scalars);
@@ -281,11 +281,11 @@ Logger tensorboard_logger(SummaryWriter writer, LoggerOptions options) {
       options);
 }
 
-Logger csv_logger(fs::path file, LoggerOptions options) {
+Logger csv_logger(fs::path file, const LoggerOptions& options) {
   return logger_to<CsvLog>(std::move(file), options);
 }
 
-Logger json_lines_logger(fs::path file, LoggerOptions options) {
+Logger json_lines_logger(fs::path file, const LoggerOptions& options) {
   return logger_to<JsonLinesLog>(std::move(file), options);
 }
 

@@ -85,8 +85,9 @@ class LibTorchProfiler {
 }  // namespace
 
 struct Profiler::Parts {
-  Parts(ProfilerOptions given, std::optional<ProcessGroup> given_group, std::source_location given_where)
-      : options(std::move(given)), group(std::move(given_group)), where(given_where) {}
+  Parts(const ProfilerOptions& given, const std::optional<ProcessGroup>& given_group,
+        std::source_location given_where)
+      : options(given), group(given_group), where(given_where) {}
 
   bool is_main() const { return !group || group->rank() == 0; }
   std::vector<std::string> from_all(const std::string& own) const {
@@ -175,12 +176,11 @@ void Profiler::Parts::finish(const Profiler& profiler) {
   }
 }
 
-Profiler::Profiler(ProfilerOptions options, const std::optional<ProcessGroup>& process_group,
+Profiler::Profiler(const ProfilerOptions& options, const std::optional<ProcessGroup>& process_group,
                    std::source_location where)
     : parts_([&] {
         const CallerPlace place(where);
-        return std::make_unique<Parts>(std::move(options),
-                                       runtime::group_or_default(process_group, "Profiler"), where);
+        return std::make_unique<Parts>(options, runtime::group_or_default(process_group, "Profiler"), where);
       }()) {
   const CallerPlace place(where);
   parts_->check_schedule();

@@ -46,11 +46,11 @@ void check_options(const ProgressOptions& options) {
 }  // namespace
 
 struct ProgressBar::State {
-  explicit State(ProgressOptions given) : options(std::move(given)) {
+  explicit State(const ProgressOptions& given) : options(given) {
     check_options(options);
     enabled = options.disable ? !*options.disable : shared_world("ProgressBar").rank == 0;
     if (!options.clock) options.clock = steady_seconds;
-    meter.desc = std::move(options.desc);
+    meter.desc = options.desc;
     meter.total = options.total;
     meter.unit = options.unit;
     start();
@@ -131,7 +131,7 @@ struct ProgressBar::State {
   std::optional<training::TerminalLine> line LOCKSTEP_GUARDED_BY(mutex);
 };
 
-ProgressBar::ProgressBar(ProgressOptions options) : state_(std::make_unique<State>(std::move(options))) {}
+ProgressBar::ProgressBar(const ProgressOptions& options) : state_(std::make_unique<State>(options)) {}
 ProgressBar::~ProgressBar() { close(); }
 
 void ProgressBar::update(std::int64_t n) {

@@ -253,9 +253,9 @@ struct SummaryWriter::State {
   }
 };
 
-SummaryWriter::SummaryWriter(fs::path log_dir, SummaryWriterOptions options) {
+SummaryWriter::SummaryWriter(fs::path log_dir, const SummaryWriterOptions& options) {
   if (log_dir.empty()) log_dir = default_log_dir(options.comment);
-  state_ = std::make_shared<State>(std::move(log_dir), std::move(options));
+  state_ = std::make_shared<State>(std::move(log_dir), options);
   state_->file_in(state_->log_dir);
 }
 

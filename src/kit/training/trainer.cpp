@@ -60,13 +60,13 @@ bool is_replacement() {
 
 }  // namespace
 
-Trainer::Trainer(ModuleRef module, torch::optim::Optimizer& optimizer, TrainerOptions options,
+Trainer::Trainer(ModuleRef module, torch::optim::Optimizer& optimizer, const TrainerOptions& options,
                  std::source_location where)
-    : Trainer(CallerPlace(where), module, optimizer, std::move(options), where) {}
+    : Trainer(CallerPlace(where), module, optimizer, options, where) {}
 
 Trainer::Trainer(const CallerPlace& /*place*/, torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                 TrainerOptions options, std::source_location where)
-    : options_(training::checked(std::move(options))),
+                 const TrainerOptions& options, std::source_location where)
+    : options_(training::checked(options)),
       where_(where),
       epochs_(options_.epochs.value_or(options_.max_steps ? std::numeric_limits<std::int64_t>::max() : 1)),
       module_(module),

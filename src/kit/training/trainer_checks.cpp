@@ -27,7 +27,7 @@ void check_at_least(std::int64_t least, std::int64_t value, const char* name) {
 
 }  // namespace
 
-TrainerOptions checked(TrainerOptions options) {
+TrainerOptions checked(const TrainerOptions& options) {
   check_at_least(0, options.epochs.value_or(0), "epochs");
   check_at_least(0, options.max_steps.value_or(0), "max_steps");
   check_at_least(1, options.accumulation_steps, "accumulation_steps");

@@ -11,7 +11,7 @@
 namespace lockstep::training {
 
 // The options; throws ArgumentError for those that are invalid.
-TrainerOptions checked(TrainerOptions options);
+TrainerOptions checked(const TrainerOptions& options);
 
 // The ranks that train the module together. Throws ArgumentError if nothing keeps their modules equal. `ddp`:
 // nullptr for another module.

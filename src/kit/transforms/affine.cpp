@@ -228,8 +228,8 @@ void add(std::vector<std::string>& texts, std::string_view name, const Numbers& 
 
 }  // namespace
 
-RandomRotation::RandomRotation(Numbers degrees, RandomRotationOptions options)
-    : degrees_(degrees_range("RandomRotation", degrees)), options_(std::move(options)) {
+RandomRotation::RandomRotation(Numbers degrees, const RandomRotationOptions& options)
+    : degrees_(degrees_range("RandomRotation", degrees)), options_(options) {
   check_sampling("RandomRotation", options_.interpolation, options_.center);
 }
 
@@ -249,8 +249,8 @@ std::string RandomRotation::to_string() const {
   return fmt::format("RandomRotation({})", fmt::join(texts, ", "));
 }
 
-RandomAffine::RandomAffine(Numbers degrees, RandomAffineOptions options)
-    : degrees_(degrees_range("RandomAffine", degrees)), options_(std::move(options)) {
+RandomAffine::RandomAffine(Numbers degrees, const RandomAffineOptions& options)
+    : degrees_(degrees_range("RandomAffine", degrees)), options_(options) {
   check_sampling("RandomAffine", options_.interpolation, options_.center);
   check_translate_and_scale(options_.translate, options_.scale);
   if (!options_.shear.empty()) options_.shear = symmetric("RandomAffine", "shear", options_.shear);

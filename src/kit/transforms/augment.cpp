@@ -139,7 +139,7 @@ std::string RandomGrayscale::to_string() const {
   return fmt::format("RandomGrayscale(p={})", float_text(p_));
 }
 
-GaussianBlur::GaussianBlur(Size kernel_size, GaussianBlurOptions options)
+GaussianBlur::GaussianBlur(Size kernel_size, const GaussianBlurOptions& options)
     : kernel_size_(std::move(kernel_size)), sigma_(sigma_range(options.sigma)) {
   const bool odd = std::ranges::all_of(kernel_size_, [](auto size) { return size > 0 && size % 2 == 1; });
   if (!kernel_size_.empty() && kernel_size_.size() <= 2 && odd) return;
@@ -207,7 +207,7 @@ ErasingValue::ErasingValue(std::string_view random) {
       "RandomErasing: value should be a number, one per channel, or \"random\", not \"{}\"", random);
 }
 
-RandomErasing::RandomErasing(RandomErasingOptions options) : options_(std::move(options)) {
+RandomErasing::RandomErasing(const RandomErasingOptions& options) : options_(options) {
   check_probability("RandomErasing", options_.p);
   check_range("RandomErasing", "scale", options_.scale, 0);
   check_range("RandomErasing", "ratio", options_.ratio, 0);
@@ -333,7 +333,7 @@ std::string text_of(std::string_view transform, const MixOptions& options) {
 
 }  // namespace
 
-MixUp::MixUp(MixOptions options) : options_(options) { check_options("MixUp", options_); }
+MixUp::MixUp(const MixOptions& options) : options_(options) { check_options("MixUp", options_); }
 
 MixedBatch MixUp::operator()(const at::Tensor& images, const at::Tensor& labels,
                              const OptionalGenerator& generator) const {
@@ -347,7 +347,7 @@ MixedBatch MixUp::operator()(const at::Tensor& images, const at::Tensor& labels,
 
 std::string MixUp::to_string() const { return text_of("MixUp", options_); }
 
-CutMix::CutMix(MixOptions options) : options_(options) { check_options("CutMix", options_); }
+CutMix::CutMix(const MixOptions& options) : options_(options) { check_options("CutMix", options_); }
 
 MixedBatch CutMix::operator()(const at::Tensor& images, const at::Tensor& labels,
                               const OptionalGenerator& generator) const {

@@ -55,8 +55,8 @@ std::string sampling_text(const Options& options) {
 
 }  // namespace
 
-AutoAugment::AutoAugment(AutoAugmentPolicy policy, AutoAugmentOptions options)
-    : policy_(policy), options_(std::move(options)) {
+AutoAugment::AutoAugment(AutoAugmentPolicy policy, const AutoAugmentOptions& options)
+    : policy_(policy), options_(options) {
   check_interpolation("AutoAugment", options_.interpolation);
 }
 
@@ -83,7 +83,7 @@ std::string AutoAugment::to_string() const {
                      name_of(policy_));
 }
 
-RandAugment::RandAugment(RandAugmentOptions options) : options_(std::move(options)) {
+RandAugment::RandAugment(const RandAugmentOptions& options) : options_(options) {
   check_interpolation("RandAugment", options_.interpolation);
   check_bins("RandAugment", options_.num_magnitude_bins);
   if (options_.num_ops < 0) {
@@ -118,7 +118,7 @@ std::string RandAugment::to_string() const {
                      options_.num_magnitude_bins);
 }
 
-TrivialAugmentWide::TrivialAugmentWide(TrivialAugmentWideOptions options) : options_(std::move(options)) {
+TrivialAugmentWide::TrivialAugmentWide(const TrivialAugmentWideOptions& options) : options_(options) {
   check_interpolation("TrivialAugmentWide", options_.interpolation);
   check_bins("TrivialAugmentWide", options_.num_magnitude_bins);
 }

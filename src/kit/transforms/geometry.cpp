@@ -58,7 +58,7 @@ at::Tensor flip(std::string_view transform, double p, std::int64_t dimension, co
 }  // namespace
 
 void check_padding(std::string_view transform, const Padding& padding, const Numbers& fill,
-                   PaddingMode mode) {
+                   Literal<PaddingMode> mode) {
   const auto count = padding.size();
   if (count == 3 || count > 4 || std::ranges::any_of(padding, [](auto pixels) { return pixels < 0; })) {
     throw_error<ArgumentError>(
@@ -66,7 +66,7 @@ void check_padding(std::string_view transform, const Padding& padding, const Num
         fmt::join(padding, ", "));
   }
   if (fill.size() > 1 && mode != PaddingMode::constant) {
-    throw_error<ArgumentError>("{}: padding_mode {} takes no fill of {} values", transform, text_of(mode),
+    throw_error<ArgumentError>("{}: padding_mode {} takes no fill of {} values", transform, mode.text(),
                                fill.size());
   }
 }
@@ -78,7 +78,7 @@ Sides sides_of(const Padding& padding) {
   return {.left = padding.front(), .right = padding.front(), .top = padding.back(), .bottom = padding.back()};
 }
 
-Resize::Resize(Size size, ResizeOptions options) : size_(std::move(size)), options_(std::move(options)) {
+Resize::Resize(Size size, const ResizeOptions& options) : size_(std::move(size)), options_(options) {
   if (!size_.empty()) edges_of("Resize", size_);
   check_max_size(size_, options_.max_size);
 }
@@ -136,7 +136,7 @@ std::string RandomVerticalFlip::to_string() const {
   return fmt::format("RandomVerticalFlip(p={})", float_text(p_));
 }
 
-Pad::Pad(Padding padding, PadOptions options) : padding_(std::move(padding)), options_(std::move(options)) {
+Pad::Pad(Padding padding, const PadOptions& options) : padding_(std::move(padding)), options_(options) {
   if (padding_.empty()) throw ArgumentError("Pad: no padding is given");
   check_padding("Pad", padding_, options_.fill, options_.padding_mode);
 }
@@ -150,7 +150,7 @@ std::string Pad::to_string() const {
   const auto padding = padding_.size() == 1 ? fmt::format("{}", padding_.front())
                                             : fmt::format("[{}]", fmt::join(padding_, ", "));
   return fmt::format("Pad(padding={}, fill={}, padding_mode={})", padding, fill_text(options_.fill),
-                     text_of(options_.padding_mode));
+                     options_.padding_mode.text());
 }
 
 namespace {
@@ -223,8 +223,8 @@ std::string CenterCrop::to_string() const {
   return fmt::format("CenterCrop(size=({}, {}))", size_.front(), size_.back());
 }
 
-RandomCrop::RandomCrop(Size size, RandomCropOptions options)
-    : size_(std::move(size)), options_(std::move(options)) {
+RandomCrop::RandomCrop(Size size, const RandomCropOptions& options)
+    : size_(std::move(size)), options_(options) {
   edges_of("RandomCrop", size_);
   check_padding("RandomCrop", options_.padding, options_.fill, options_.padding_mode);
   if (options_.padding == Padding(0)) options_.padding.clear();
@@ -273,10 +273,10 @@ std::string RandomCrop::to_string() const {
   }
   return fmt::format("RandomCrop(size=({}, {}), {}pad_if_needed={}, fill={}, padding_mode={})", size_.front(),
                      size_.back(), padding, bool_text(options_.pad_if_needed), fill_text(options_.fill),
-                     text_of(options_.padding_mode));
+                     options_.padding_mode.text());
 }
 
-RandomResizedCrop::RandomResizedCrop(Size size, RandomResizedCropOptions options)
+RandomResizedCrop::RandomResizedCrop(Size size, const RandomResizedCropOptions& options)
     : size_(std::move(size)), options_(options) {
   edges_of("RandomResizedCrop", size_);
   check_range("RandomResizedCrop", "scale", options_.scale, 0);

@@ -87,7 +87,7 @@ at::Tensor mirrored(std::int64_t size, std::int64_t before, std::int64_t after, 
       .to(device);
 }
 
-void check_reflection(const at::Tensor& image, const Sides& sides, PaddingMode mode) {
+void check_reflection(const at::Tensor& image, const Sides& sides, Literal<PaddingMode> mode) {
   const std::int64_t most = mode == PaddingMode::reflect ? 1 : 0;
   if (std::max(sides.left, sides.right) <= image.size(-1) - most &&
       std::max(sides.top, sides.bottom) <= image.size(-2) - most) {
@@ -96,7 +96,7 @@ void check_reflection(const at::Tensor& image, const Sides& sides, PaddingMode m
   throw_error<ArgumentError>(
       "padding of {}, {}, {} and {} pixels (left, top, right, bottom) by mode {} needs more pixels than an "
       "image of {} has; pad less, or by mode edge",
-      sides.left, sides.top, sides.right, sides.bottom, text_of(mode), shape_text(image));
+      sides.left, sides.top, sides.right, sides.bottom, mode.text(), shape_text(image));
 }
 
 at::Tensor pad_each_channel(const at::Tensor& image, const Sides& sides, const Numbers& fill) {

@@ -27,9 +27,4 @@ std::string_view text_of(InterpolationMode mode) {
   return kNames.at(static_cast<std::size_t>(mode));
 }
 
-std::string_view text_of(PaddingMode mode) {
-  constexpr std::array<std::string_view, 4> kNames = {"constant", "edge", "reflect", "symmetric"};
-  return kNames.at(static_cast<std::size_t>(mode));
-}
-
 }  // namespace lockstep::transforms

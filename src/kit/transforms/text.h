@@ -18,7 +18,6 @@ std::string number_text(double value);  // "1", "1.5"
 std::string fill_text(const Numbers& fill);
 std::string_view bool_text(bool value);
 std::string_view text_of(InterpolationMode mode);
-std::string_view text_of(PaddingMode mode);
 
 template <typename T>
 std::string joined(const std::vector<T>& values, std::string (*text)(double)) {

@@ -103,7 +103,7 @@ at::Tensor ToTensor::operator()(const at::Tensor& image, const OptionalGenerator
   return image.contiguous().to(at::kFloat).div_(255);
 }
 
-ToDtype::ToDtype(at::ScalarType dtype, ToDtypeOptions options) : dtype_(dtype), options_(options) {
+ToDtype::ToDtype(at::ScalarType dtype, const ToDtypeOptions& options) : dtype_(dtype), options_(options) {
   if (dtype == at::kByte || at::isFloatingType(dtype)) return;
   throw_error<ArgumentError>("ToDtype: dtype should be uint8 or a floating-point one, but it is {}",
                              c10::toString(dtype));
@@ -116,7 +116,7 @@ at::Tensor ToDtype::operator()(const at::Tensor& image, const OptionalGenerator&
 
 std::string ToDtype::to_string() const { return fmt::format("ToDtype(scale={})", bool_text(options_.scale)); }
 
-Normalize::Normalize(std::vector<double> mean, std::vector<double> std, NormalizeOptions options)
+Normalize::Normalize(std::vector<double> mean, std::vector<double> std, const NormalizeOptions& options)
     : mean_(std::move(mean)), std_(std::move(std)), options_(options) {
   if (mean_.empty() || std_.empty()) {
     throw ArgumentError("Normalize: mean and std need one value, or one per channel; one of them is empty");

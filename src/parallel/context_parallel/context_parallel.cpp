@@ -214,11 +214,12 @@ class RingAttentionBackward : public torch::autograd::Node {
 void check(const Tensor& query, const Tensor& key, const Tensor& value, const Ring& ring) {
   const auto refuse = [&](const std::string& what) {
     throw_error<ArgumentError>(
-        "{}context_parallel::scaled_dot_product_attention: rank {} of {}: query [{}] of {} on {}, key "
+        "{}context_parallel::scaled_dot_product_attention: {}: query [{}] of {} on {}, key "
         "[{}] of {} on {}, value [{}] of {} on {}: {}",
-        line_prefix(ring.where), ring.group.rank(), ring.size(), fmt::join(query.sizes(), ", "),
-        query.dtype().name(), query.device().str(), fmt::join(key.sizes(), ", "), key.dtype().name(),
-        key.device().str(), fmt::join(value.sizes(), ", "), value.dtype().name(), value.device().str(), what);
+        line_prefix(ring.where), numbered_rank(ring.group.rank(), ring.size()),
+        fmt::join(query.sizes(), ", "), query.dtype().name(), query.device().str(),
+        fmt::join(key.sizes(), ", "), key.dtype().name(), key.device().str(), fmt::join(value.sizes(), ", "),
+        value.dtype().name(), value.device().str(), what);
   };
   if (query.dim() != 4 || key.dim() != 4 || key.sizes() != value.sizes() || query.size(0) != key.size(0) ||
       query.size(3) != key.size(3))
@@ -288,9 +289,9 @@ std::int64_t divided(const Tensor& tensor, std::int64_t dim, std::int64_t parts,
   const auto size = tensor.size(dim);
   if (size % parts == 0) return size / parts;
   throw_error<ArgumentError>(
-      "context_parallel::{}: rank {} of {}: dimension {} of a tensor of shape {} has {} elements, which is "
+      "context_parallel::{}: {}: dimension {} of a tensor of shape {} has {} elements, which is "
       "not a multiple of {}; pad the sequence{}",
-      caller, group.rank(), group.size(), dim, fmt::join(tensor.sizes(), "x"), size, parts,
+      caller, numbered_rank(group.rank(), group.size()), dim, fmt::join(tensor.sizes(), "x"), size, parts,
       parts == group.size() ? "" : ", or use LoadBalancer::none");
 }
 

@@ -14,6 +14,7 @@
 #include <lockstep/comm/process_group.h>
 #include <lockstep/ddp/options.h>
 
+#include "base/throw_error.h"
 #include "ddp/bucket.h"
 
 namespace lockstep::ddp {
@@ -33,7 +34,7 @@ struct ReducerOptions : DistributedDataParallelOptions {
 
 // The beginning of messages.
 inline std::string ddp_on_rank(const ProcessGroup& group) {
-  return fmt::format("rank {} of {}: DistributedDataParallel", group.rank(), group.size());
+  return numbered_rank(group.rank(), group.size()) + ": DistributedDataParallel";
 }
 
 // Which parameters have had a gradient since the last reduction: on this rank, and then on any rank. PyTorch:

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <chrono>
 #include <map>
 
 #include <ATen/ops/arange.h>
@@ -12,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/ddp/comm_hooks.h>
 
+#include "base/deadline.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "comm/group_state.h"
@@ -69,11 +72,22 @@ void BucketWork::advance() {
   auto* const part = pending();
   if (part == nullptr) return;
   part->work.wait();
-  part->rest = std::exchange(part->next, {})().chain_;
+  run_step(*part);
 }
+
+void BucketWork::run_step(Chain& part) { part.rest = std::exchange(part.next, {})().chain_; }
 
 at::Tensor BucketWork::wait() {
   while (!is_completed()) advance();
+  return result();
+}
+
+at::Tensor BucketWork::wait(Timeout timeout) {
+  const Deadline deadline(timeout);
+  while (auto* const part = pending()) {
+    part->work.wait(std::max(deadline.remaining(), std::chrono::milliseconds(1)));
+    run_step(*part);
+  }
   return result();
 }
 

@@ -211,7 +211,7 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
 
 std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& ddp, const char* function) {
   const auto& group = ddp.process_group();
-  const auto who = fmt::format("rank {} of {}: {}", group.rank(), group.size(), function);
+  const auto who = fmt::format("{}: {}", numbered_rank(group.rank(), group.size()), function);
   if (!ddp.optimizers().empty()) {
     throw Error(who +
                 ": with optimizer_in_backward gradients are gone when backward ends; clip inside of it");
@@ -321,7 +321,7 @@ std::vector<std::string> freeze_all_but(ModuleRef module, const std::vector<std:
   return freeze_where(module, patterns, false, "freeze_all_but");
 }
 
-void broadcast_module(ModuleRef module, int src, std::optional<ProcessGroup> process_group,
+void broadcast_module(ModuleRef module, int src, const std::optional<ProcessGroup>& process_group,
                       std::source_location where) {
   const CallerPlace place(where);
   const auto group = runtime::required_group(process_group, "broadcast_module()");

@@ -78,8 +78,8 @@ void Join::shadow_until_all_joined() {
                          "Join: this rank has no data left, but other ranks have; all stop");
     }
     if (iteration == kWarnAfter) {
-      log(LogLevel::warning, fmt::format("rank {} of {}: Join: this rank had {} batches fewer than others",
-                                         group.rank(), group.size(), kWarnAfter));
+      log(LogLevel::warning, fmt::format("{}: Join: this rank had {} batches fewer than others",
+                                         numbered_rank(group.rank(), group.size()), kWarnAfter));
     }
     for (auto* joinable : joinables_) joinable->shadow_iteration();
   }

@@ -35,10 +35,7 @@ std::string lines_of(const std::vector<modules::ModuleChange>& changes) {
 
 }  // namespace
 
-std::string ModuleChanges::whoami() const {
-  return fmt::format("rank {} of {}: DistributedDataParallel{}", group_.rank(), group_.size(),
-                     made_at(where_));
-}
+std::string ModuleChanges::whoami() const { return ddp_on_rank(group_) + made_at(where_); }
 
 std::vector<modules::ModuleChange> ModuleChanges::find(bool types,
                                                        const std::optional<std::string>& converted) const {

@@ -92,7 +92,7 @@ std::vector<GroupPointer> FSDPModule::groups(bool recurse) const {
   return all;
 }
 
-void FSDPModule::zero_grad() const {
+void FSDPModule::zero_grad() {
   Tree::change(groups(true), [](ParameterGroup& group) { group.gradients().zero(); });
   for (const auto& entry : entries_) {
     if (!entry.group) entry.ignored.mutable_grad().reset();
@@ -130,14 +130,14 @@ std::vector<std::weak_ptr<ParameterGroup>> FSDPModule::groups_to_prefetch(
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules,
-                                                 std::source_location where) const {
+                                                 std::source_location where) {
   const CallerPlace place(where);
   const auto all = groups_to_prefetch(modules, "set_modules_to_forward_prefetch()", where);
   Tree::change(groups(false), [&](ParameterGroup& group) { group.prefetch[fsdp::UsePlan::forward] = all; });
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules,
-                                                  std::source_location where) const {
+                                                  std::source_location where) {
   const CallerPlace place(where);
   const auto all = groups_to_prefetch(modules, "set_modules_to_backward_prefetch()", where);
   Tree::change(groups(false), [&](ParameterGroup& group) { group.prefetch[fsdp::UsePlan::backward] = all; });
@@ -150,30 +150,30 @@ void FSDPModule::reshard() const {
   if (shared != all.end()) (*shared)->tree()->reshard(**shared);
 }
 
-void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) const {
+void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) {
   Tree::change(groups(recurse), [&](ParameterGroup& group) {
     group.gradients().requires_all_reduce = requires_gradient_sync;
     group.gradients().set_requires_sync(requires_gradient_sync);
   });
 }
 
-void FSDPModule::set_requires_all_reduce(bool requires_all_reduce, bool recurse) const {
+void FSDPModule::set_requires_all_reduce(bool requires_all_reduce, bool recurse) {
   Tree::change(groups(recurse),
                [&](ParameterGroup& group) { group.gradients().requires_all_reduce = requires_all_reduce; });
 }
 
-void FSDPModule::set_gradient_divide_factor(double factor) const {
+void FSDPModule::set_gradient_divide_factor(double factor) {
   if (!(factor > 0) || std::isinf(factor))
     throw_error<ArgumentError>("FSDPModule::set_gradient_divide_factor(): the factor is {}", factor);
   Tree::change(groups(false), [&](ParameterGroup& group) { group.gradients().divide_factor = factor; });
 }
 
-void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool recurse) const {
+void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool recurse) {
   Tree::change(groups(recurse),
                [&](ParameterGroup& group) { group.reshard_after_backward = reshard_after_backward; });
 }
 
-void FSDPModule::set_reshard_after_forward(bool reshard_after_forward, bool recurse) const {
+void FSDPModule::set_reshard_after_forward(bool reshard_after_forward, bool recurse) {
   Tree::change(groups(recurse),
                [&](ParameterGroup& group) { group.set_reshard_after_forward(reshard_after_forward); });
 }

@@ -44,10 +44,10 @@ void refuse_experts(const torch::nn::Module& module, const std::vector<NamedTens
     if (std::ranges::none_of(tensors, is_same) || std::ranges::any_of(checked, is_checked)) continue;
     const auto other = rank_with_others(sharer.group, ranks, sharer.where);
     if (other) {
-      throw_error<ArgumentError>(
-          "{}{}: rank {} of {}: {} is of an expert that rank {} of group {} does not have; {}",
-          line_prefix(sharer.where), sharer.name, sharer.group.rank(), sharer.group.size(), name, *other,
-          sharer.group.name(), sharer.advice);
+      throw_error<ArgumentError>("{}{}: {}: {} is of an expert that rank {} of group {} does not have; {}",
+                                 line_prefix(sharer.where), sharer.name,
+                                 numbered_rank(sharer.group.rank(), sharer.group.size()), name, *other,
+                                 sharer.group.name(), sharer.advice);
     }
     checked.push_back(ranks);
   }

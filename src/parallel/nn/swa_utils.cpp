@@ -166,8 +166,8 @@ MultiAverageFunction get_swa_multi_avg_fn() {
   };
 }
 
-AveragedModelBase::AveragedModelBase(AveragedModelOptions options)
-    : nn::WrapperModule("AveragedModel"), options_(std::move(options)) {
+AveragedModelBase::AveragedModelBase(const AveragedModelOptions& options)
+    : nn::WrapperModule("AveragedModel"), options_(options) {
   if (options_.avg_fn && options_.multi_avg_fn)
     throw_error<ArgumentError>("AveragedModel: give avg_fn or multi_avg_fn, not both");
   const auto dtype = at::TensorOptions(at::kLong).device(options_.device.value_or(at::kCPU));

@@ -23,15 +23,16 @@
 namespace lockstep {
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& layer,
-                                     std::optional<ProcessGroup> process_group, std::source_location where)
+                                     const std::optional<ProcessGroup>& process_group,
+                                     std::source_location where)
     : Base(layer), where_(where) {
   const CallerPlace place(where);
-  set_process_group(std::move(process_group));
+  set_process_group(process_group);
 }
 
-void SyncBatchNormImpl::set_process_group(std::optional<ProcessGroup> process_group) {
+void SyncBatchNormImpl::set_process_group(const std::optional<ProcessGroup>& process_group) {
   comm::require_member(process_group, "SyncBatchNorm");
-  group_ = std::move(process_group);
+  group_ = process_group;
 }
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
@@ -255,7 +256,7 @@ void convert_copy(const torch::nn::Module& module, const std::shared_ptr<torch::
 
 namespace lockstep {
 
-void convert_sync_batchnorm(ModuleRef module, std::optional<ProcessGroup> process_group,
+void convert_sync_batchnorm(ModuleRef module, const std::optional<ProcessGroup>& process_group,
                             std::source_location where) {
   const CallerPlace place(where);
   comm::require_member(process_group, "convert_sync_batchnorm");

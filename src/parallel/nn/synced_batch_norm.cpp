@@ -212,12 +212,12 @@ Tensor normalized(const Tensor& input, const BatchNormTensors& layer, const Batc
 class SyncedBatchNormBackward : public torch::autograd::Node {
  public:
   SyncedBatchNormBackward(const Tensor& input, const Tensor& weight, BatchStatistics statistics, double eps,
-                          ProcessGroup group)
+                          const ProcessGroup& group)
       : input_(input, false),
         weight_(weight, false),
         statistics_(std::move(statistics)),
         eps_(eps),
-        group_(std::move(group)) {}
+        group_(group) {}
 
   std::string name() const override { return "SyncedBatchNormBackward"; }
 

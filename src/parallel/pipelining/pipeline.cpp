@@ -53,9 +53,9 @@ double seconds_now() {
 // handed over in memory (`arrived_`). REDUCE_GRAD, after a stage's last B or W, divides and averages.
 class PipelineSchedule::Runtime {
  public:
-  Runtime(ProcessGroup group, const std::vector<PipelineStage>& stages, ScheduleParts parts,
+  Runtime(const ProcessGroup& group, const std::vector<PipelineStage>& stages, ScheduleParts parts,
           LossFunction loss_fn, const PipelineScheduleOptions& options)
-      : group_(std::move(group)),
+      : group_(group),
         plan_(std::move(parts.plan)),
         loss_fn_(std::move(loss_fn)),
         options_(options),
@@ -290,12 +290,12 @@ class PipelineSchedule::Runtime {
 };
 
 PipelineStage::PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forward forward, int stage_index,
-                             int num_stages, PipelineStageOptions options)
+                             int num_stages, const PipelineStageOptions& options)
     : submodule_(std::move(submodule)),
       forward_(std::move(forward)),
       stage_index_(stage_index),
       num_stages_(num_stages),
-      options_(std::move(options)) {
+      options_(options) {
   if (!submodule_ || !forward_)
     throw_error<ArgumentError>("PipelineStage {}: the module is empty", stage_index);
   if (std::dynamic_pointer_cast<nn::WrapperModule>(submodule_))

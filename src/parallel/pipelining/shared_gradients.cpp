@@ -118,7 +118,7 @@ void SharedGradients::check_stages() const {
   for (const auto& check : checks_) {
     const auto change = check.change();
     if (change.empty()) continue;
-    const auto message = fmt::format("rank {} of {}: {}", group_.rank(), group_.size(), change);
+    const auto message = fmt::format("{}: {}", numbered_rank(group_.rank(), group_.size()), change);
     end_others(message);
     throw ArgumentError(message);
   }

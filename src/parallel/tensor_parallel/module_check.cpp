@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/caller_place.h"
+#include "base/throw_error.h"
 #include "modules/agreement.h"
 #include "modules/named_tensors.h"
 #include "tensor_parallel/parallel_parameter.h"
@@ -32,9 +33,9 @@ void ModuleCheck::refuse(const std::string& change) const {
       "{}parallelize_module(): {}{} since this call, so it would be whole on each rank; change the "
       "module on all ranks before parallelize_module()",
       line_prefix(where_),
-      agreements_.empty() ? ""
-                          : fmt::format("rank {} of {}: ", agreements_.front().group().rank(),
-                                        agreements_.front().group().size()),
+      agreements_.empty()
+          ? ""
+          : numbered_rank(agreements_.front().group().rank(), agreements_.front().group().size()) + ": ",
       change);
   end_others(message);
   throw ArgumentError(message);

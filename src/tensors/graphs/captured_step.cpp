@@ -96,7 +96,7 @@ bool TensorLocation::matches(const at::Tensor& now) const {
          now.strides() == at::IntArrayRef(strides_);
 }
 
-ModuleParts::ModuleParts(const std::vector<std::shared_ptr<torch::nn::Module>>& roots) {
+ModuleParts::ModuleParts(const std::vector<ModuleRef>& roots) {
   for (const auto& root : roots) {
     for (auto& module : root->modules()) modules.push_back(std::move(module));
     for (auto& tensor : root->parameters()) parameters.push_back(std::move(tensor));

@@ -35,7 +35,7 @@ class TensorLocation {
 
 // The submodules, parameters and buffers of some modules, each once.
 struct ModuleParts {
-  explicit ModuleParts(const std::vector<std::shared_ptr<torch::nn::Module>>& roots);
+  explicit ModuleParts(const std::vector<ModuleRef>& roots);
   std::vector<bool> modes() const;  // training or evaluation, per module
 
   std::vector<std::shared_ptr<torch::nn::Module>> modules;

@@ -31,6 +31,11 @@ constexpr int kMaxChanges = 20;
 
 void check_graph_options(const GraphedStep::Step& step, const GraphedStepOptions& options) {
   if (!step) throw ArgumentError("GraphedStep: the step is empty");
+  for (const auto& module : options.modules) {
+    if (module->weak_from_this().expired())
+      throw_error<ArgumentError>("GraphedStep: {} in modules must be in a shared_ptr or a holder",
+                                 module->name());
+  }
   if (!options.enabled) return;
   if (options.warmup < 2) {
     throw_error<ArgumentError>(
@@ -39,9 +44,6 @@ void check_graph_options(const GraphedStep::Step& step, const GraphedStepOptions
         options.warmup);
   }
   if (options.max_graphs == 0) throw ArgumentError("GraphedStep: max_graphs must be 1 or more");
-  for (const auto& module : options.modules) {
-    if (module == nullptr) throw ArgumentError("GraphedStep: one of the modules is null");
-  }
   for (const auto* optimizer : options.optimizers) graphs::check_capturable(optimizer);
 }
 
@@ -105,11 +107,8 @@ struct Entry {
 
 class GraphedStep::Impl {
  public:
-  Impl(c10::Device device, Step step, GraphedStepOptions options)
-      : device_(with_index(device)),
-        step_(std::move(step)),
-        options_(std::move(options)),
-        parts_(options_.modules) {
+  Impl(c10::Device device, Step step, const GraphedStepOptions& options)
+      : device_(with_index(device)), step_(std::move(step)), options_(options), parts_(options_.modules) {
     note_modules();
     if (options_.enabled && !options_.graph_device) options_.graph_device = make_graph_device(device_);
   }
@@ -226,9 +225,9 @@ class GraphedStep::Impl {
   int changes_ = 0;
 };
 
-GraphedStep::GraphedStep(c10::Device device, Step step, GraphedStepOptions options) {
+GraphedStep::GraphedStep(c10::Device device, Step step, const GraphedStepOptions& options) {
   check_graph_options(step, options);
-  impl_ = std::make_unique<Impl>(device, std::move(step), std::move(options));
+  impl_ = std::make_unique<Impl>(device, std::move(step), options);
 }
 
 GraphedStep::~GraphedStep() = default;

@@ -86,12 +86,12 @@ class MomentumSchedule : public Schedule {
 
 class CyclicSchedule : public MomentumSchedule {
  public:
-  CyclicSchedule(Optimizer& optimizer, CyclicLROptions options)
+  CyclicSchedule(Optimizer& optimizer, const CyclicLROptions& options)
       : MomentumSchedule(optimizer, "CyclicLR", options.cycle_momentum),
         max_lrs_(options.max_lr.values("CyclicLR: max_lr", group_count())),
         mode_(options.mode.text()),
         gamma_(options.gamma),
-        scale_fn_(std::move(options.scale_fn)),
+        scale_fn_(options.scale_fn),
         scale_mode_(options.scale_mode.text()) {
     const auto base_lrs = options.base_lr.values("CyclicLR: base_lr", group_count());
     const auto up = real(options.step_size_up);

@@ -87,8 +87,8 @@ inline void check_at_least_zero(double value, const char* name, const char* opti
 
 template <typename Options>
 FusedOptimizerOf<Options>::FusedOptimizerOf(
-    const std::vector<torch::optim::OptimizerParamGroup>& param_groups, Options defaults)
-    : FusedOptimizer(std::make_unique<Options>(std::move(defaults))) {
+    const std::vector<torch::optim::OptimizerParamGroup>& param_groups, const Options& defaults)
+    : FusedOptimizer(std::make_unique<Options>(defaults)) {
   begin(param_groups);
 }
 

@@ -13,7 +13,7 @@ using torch::optim::Optimizer;
 
 class LambdaSchedule : public Schedule {
  public:
-  LambdaSchedule(Optimizer& optimizer, const char* name, bool multiplies, std::vector<LRLambda> lr_lambdas)
+  LambdaSchedule(Optimizer& optimizer, const char* name, bool multiplies, std::vector<LrLambda> lr_lambdas)
       : Schedule(optimizer, name), multiplies_(multiplies), lr_lambdas_(std::move(lr_lambdas)) {}
 
  protected:
@@ -43,11 +43,11 @@ class LambdaSchedule : public Schedule {
 
  private:
   bool multiplies_;
-  std::vector<LRLambda> lr_lambdas_;
+  std::vector<LrLambda> lr_lambdas_;
 };
 
-std::vector<LRLambda> for_each_group(const Optimizer& optimizer, const LRLambda& lr_lambda) {
-  return std::vector<LRLambda>(optimizer.param_groups().size(), lr_lambda);
+std::vector<LrLambda> for_each_group(const Optimizer& optimizer, const LrLambda& lr_lambda) {
+  return std::vector<LrLambda>(optimizer.param_groups().size(), lr_lambda);
 }
 
 // Schedules of one optimizer, which set its rates.
@@ -168,15 +168,15 @@ Optimizer& optimizer_of(const std::vector<LRScheduler>& schedulers) {
 
 }  // namespace
 
-LambdaLR::LambdaLR(Optimizer& optimizer, LRLambda lr_lambda, std::source_location where)
+LambdaLR::LambdaLR(Optimizer& optimizer, LrLambda lr_lambda, std::source_location where)
     : LambdaLR(optimizer, for_each_group(optimizer, lr_lambda), where) {}
-LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<LRLambda> lr_lambda, std::source_location where)
+LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<LrLambda> lr_lambda, std::source_location where)
     : LRScheduler(Schedule::begun<LambdaSchedule>((CallerPlace(where), optimizer), "LambdaLR", false,
                                                   std::move(lr_lambda))) {}
 
-MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, LRLambda lr_lambda, std::source_location where)
+MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, LrLambda lr_lambda, std::source_location where)
     : MultiplicativeLR(optimizer, for_each_group(optimizer, lr_lambda), where) {}
-MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, std::vector<LRLambda> lr_lambda,
+MultiplicativeLR::MultiplicativeLR(Optimizer& optimizer, std::vector<LrLambda> lr_lambda,
                                    std::source_location where)
     : LRScheduler(Schedule::begun<LambdaSchedule>((CallerPlace(where), optimizer), "MultiplicativeLR", true,
                                                   std::move(lr_lambda))) {}

@@ -86,10 +86,11 @@ const Options& options_as(const torch::optim::OptimizerOptions& options) {
 
 template <typename Options>
 OptimizerOf<Options>::OptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                                  Options defaults)
+                                  const Options& defaults)
     : NamedOptimizer([&] {
-        if constexpr (requires { Rules<Options>::complete(defaults); }) Rules<Options>::complete(defaults);
-        return std::make_unique<Options>(defaults);
+        auto complete = std::make_unique<Options>(defaults);
+        if constexpr (requires { Rules<Options>::complete(*complete); }) Rules<Options>::complete(*complete);
+        return complete;
       }()) {
   begin(param_groups);
 }

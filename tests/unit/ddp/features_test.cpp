@@ -138,6 +138,8 @@ TEST(CommHook, CopiesOfItsResultShareTheSteps) {
   EXPECT_TRUE(work.wait().is_same(sum));
   EXPECT_TRUE(twice.wait().equal(torch::full({3}, 2.F)));
   EXPECT_EQ(steps, 1);
+  BucketWork limited(fake.group.all_reduce_async(sum), [&] { return BucketWork(sum + 1); });
+  EXPECT_TRUE(limited.wait(20).equal(sum + 1));
 }
 
 TEST(CommHook, StepsOfAllBucketsRunRoundRobin) {

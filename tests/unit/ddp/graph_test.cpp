@@ -147,7 +147,7 @@ TEST(DdpInGraph, TwoWarmUpStepsSuffice) {
                        return {loss};
                      },
                      {.optimizers = {&optimizer},
-                      .modules = {ddp.ptr()},
+                      .modules = {ddp},
                       .warmup = 2,
                       .graph_device = std::make_shared<testing::FakeGraphDevice>()});
     for (int i = 0; i < 5; ++i) step({torch::ones({4, 2})});

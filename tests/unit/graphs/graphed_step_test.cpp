@@ -142,7 +142,7 @@ TEST_F(GraphedStepTest, AChangedModuleIsCapturedAgain) {
   torch::nn::Sequential net(Linear(2, 2), torch::nn::ReLU(), Linear(2, 2));
   GraphedStep step(
       torch::kCPU, [&](const Tensors& inputs) { return Tensors{net->forward(inputs[0])}; },
-      options({.modules = {net.ptr()}, .warmup = 2}));
+      options({.modules = {net}, .warmup = 2}));
   for (int i = 0; i < 4; ++i) step(ones(2));
   const auto captures_after = [&](const std::function<void()>& change) {
     change();
@@ -192,7 +192,7 @@ TEST_F(GraphedStepTest, AChangedModeOrParameterIsCapturedAgain) {
   torch::nn::Linear net(2, 1);
   GraphedStep step(
       torch::kCPU, [&](const Tensors& inputs) { return Tensors{net->forward(inputs[0])}; },
-      options({.modules = {net.ptr()}, .warmup = 2}));
+      options({.modules = {net}, .warmup = 2}));
   const auto captures = [&] {
     for (int i = 0; i < 4; ++i) step(ones(4));
     return step.stats().captures;
@@ -446,6 +446,8 @@ TEST_F(GraphedStepTest, OptionsAreChecked) {
   EXPECT_THAT(make({.warmup = 1}), ThrowsMessage<ArgumentError>(HasSubstr("warmup")));
   EXPECT_THAT(make({.max_graphs = 0}), ThrowsMessage<ArgumentError>(HasSubstr("max_graphs")));
   EXPECT_THAT(make({.optimizers = {nullptr}}), ThrowsMessage<ArgumentError>(HasSubstr("null")));
+  torch::nn::LinearImpl in_no_pointer(4, 2);
+  EXPECT_THAT(make({.modules = {in_no_pointer}}), ThrowsMessage<ArgumentError>(HasSubstr("shared_ptr")));
   EXPECT_THAT([&] { GraphedStep graphed(torch::kCPU, nullptr, options()); },
               ThrowsMessage<ArgumentError>(HasSubstr("empty")));
 }

@@ -96,6 +96,22 @@ TEST(Work, TakesATimeLimit) {
   EXPECT_THROW(work.source_rank(), ArgumentError);
 }
 
+TEST(Work, OfObjectsHasOneTimeLimitForLengthsAndObjects) {
+  const Fake fake;
+  std::vector<std::optional<Timeout>> limits;
+  const auto receive = [&](std::optional<Timeout> limit) {
+    limits.push_back(limit);
+    return 7;
+  };
+  ObjectWork<int> limited(fake.group.barrier_async(), receive);
+  EXPECT_EQ(limited.wait(30), 7);
+  EXPECT_EQ(limited.wait(30), 7) << "later calls return the result";
+  EXPECT_EQ(ObjectWork<int>(fake.group.barrier_async(), receive).wait(), 7);
+  ASSERT_EQ(limits.size(), 2U);
+  EXPECT_LE(limits[0].value().milliseconds(), std::chrono::seconds(30));
+  EXPECT_FALSE(limits[1]);
+}
+
 TEST(ProcessGroup, AClosedGroupThrows) {
   const Fake fake;
   fake.group.close();

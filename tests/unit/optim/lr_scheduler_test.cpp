@@ -105,7 +105,7 @@ TEST(LRSchedulers, RefuseToStepAddedGroups) {
     optimizer.add_param_group({{torch::zeros({1})}});
     EXPECT_THAT(error_of([&] { scheduler.step(); }), HasSubstr("has 2 parameter groups, but had 1"));
   };
-  const LRLambda half = [](auto) { return 0.5; };
+  const LrLambda half = [](auto) { return 0.5; };
   refuses([&](auto& optimizer) { return LambdaLR(optimizer, half); });
   refuses([&](auto& optimizer) { return MultiplicativeLR(optimizer, half); });
   refuses([](auto& optimizer) { return CosineAnnealingWarmRestarts(optimizer, 3); });
@@ -137,7 +137,7 @@ TEST(LRSchedulers, RefuseInvalidArguments) {
   refuses([&] { optim::CosineAnnealingLR(optimizer, 0); }, "'T_max' is 0");
   refuses([&] { optim::CosineAnnealingWarmRestarts(optimizer, 0); }, "'T_0' is 0");
   refuses([&] { optim::CosineAnnealingWarmRestarts(optimizer, 1, 0); }, "'T_mult' is 0");
-  refuses([&] { optim::LambdaLR(optimizer, std::vector<optim::LRLambda>(2)); }, "2 functions for 1");
+  refuses([&] { optim::LambdaLR(optimizer, std::vector<optim::LrLambda>(2)); }, "2 functions for 1");
   refuses([&] { optim::CyclicLR(plain, {.base_lr = 0.1, .max_lr = 1}); }, "neither momentum nor betas");
   refuses([&] { optim::CyclicLR(optimizer, {.base_lr = {0.1, 0.2}, .max_lr = 1}); }, "base_lr has 2 values");
   refuses([&] { optim::OneCycleLR(optimizer, {.max_lr = 1}); }, "give total_steps");
