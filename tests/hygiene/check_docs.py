@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The pages about the source name only files, notes and names that exist. Translations (<page>.zh.md) have the headings and code blocks
-of their page, the start page has the program of the README, and pictures are what their script draws: check_docs.py <root of the project>"""
+of their page, the start page has the program of the README, pictures are what their script draws, and C++ is in blocks that
+tests/snippets compiles: check_docs.py <root of the project>"""
 
 import re
 import runpy
@@ -15,6 +16,8 @@ NOTE = re.compile(r"\b[Nn]ote \[([^\]]+)\]")
 NAME = re.compile(r"`([A-Za-z_]\w*(?:::~?\w+)*)(?:\(\))?`")
 WORD = re.compile(r"\w+")
 BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"(?P<indent> *)(?:```|~~~)(?P<language>[\w+]*)")
+STATEMENT = re.compile(r"[\w)\]}\"'];\s*(?://.*)?$")
 PICTURES = Path("docs/pictures/make_pictures.py")
 # Files of others, the form of a note, and names of PyTorch that the source does not use.
 ELSEWHERE = {"mpi.h", "Title", "ProcessGroupMPI", "__torch_dispatch__"}
@@ -36,7 +39,26 @@ def problems(root):
             missing += [f"note {name}" for name in NOTE.findall(text) if name not in notes]
             missing += [f"name {name}" for name in NAME.findall(text) if not words.issuperset(WORD.findall(name))]
             found += [f"{page.relative_to(root)}:{number}: there is no {what}" for what in missing]
-    return found + translation_problems(root) + program_problems(root) + picture_problems(root)
+    return found + uncompiled_problems(root) + translation_problems(root) + program_problems(root) + picture_problems(root)
+
+
+def uncompiled_problems(root):
+    """C++ that is indented or in a block without a language, and blocks of C++ that do not begin a line with ```cpp."""
+    found = []
+    for page in sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")]):
+        fence = None
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            match = FENCE.match(line)
+            if match and fence is None:
+                fence = match["language"]
+                bad = fence in ("c", "cc", "c++", "cxx", "C++") or (fence == "cpp" and match["indent"])
+            elif match:
+                fence, bad = None, False
+            else:
+                bad = (fence == "" or (fence is None and line.startswith("    "))) and STATEMENT.search(line)
+            if bad:
+                found.append(f"{page.relative_to(root)}:{number}: C++ outside of a block ```cpp at the start of a line, so nothing compiles it")
+    return found
 
 
 def levels(text):

@@ -133,6 +133,13 @@ class Docs(Tree):
                     self.assertIn(page + ":2: there is no", check_docs.problems(self.root)[0])
                     (self.root / page).unlink()
 
+    def test_uncompiled_code(self):
+        for text, problem in (("```cpp\nf();\n```\n", False), ("    $ f;g\n    rank 1 ended; ...\n", False), ("- a\n  `f();`\n", False), ("    f();  // first\n", True),
+                              ("```\nf(\"a\");\n```\n", True), ("```c++\n```\n", True), ("- a\n  ```cpp\n  f();\n  ```\n", True)):
+            with self.subTest(text=text):
+                self.write("docs/a.md", "A page.\n\n" + text)
+                self.assertEqual(["so nothing compiles it" in found for found in check_docs.problems(self.root)], [True] if problem else [])
+
     def test_translations(self):
         page = "# A\n\n## B\n\n```console\n# no heading\n```\n"
         self.write("docs/a.md", page)
