@@ -73,7 +73,7 @@ RANK = re.compile(r"rank \{\} of \{\}")
 
 # Names of PyTorch, torchvision and of networks that have an acronym in capitals; and enums that PyTorch has.
 ACRONYMS = set("""
-    FSDPModule CPUOffloadPolicy P2POp PowerSGD PostLocalSGD FusedSGD ASGD NAdam RAdam LRScheduler LambdaLR MultiplicativeLR StepLR MultiStepLR
+    FSDPModule CPUOffloadPolicy P2POp PowerSGD PostLocalSGD FusedSGD SGD ASGD NAdam RAdam LBFGS RMSprop LRScheduler LambdaLR MultiplicativeLR StepLR MultiStepLR
     ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR SequentialLR CyclicLR OneCycleLR SWALR ReduceLROnPlateau
     ScheduleGPipe ScheduleLoopedBFS ScheduleZBVZeroBubble MNIST FashionMNIST KMNIST CIFAR CIFAR10 CIFAR100 DGCNN GPT2 GPT2Model LMHead
 """.split())
@@ -113,7 +113,7 @@ def badly_named(text):
     text = re.sub(r"//[^\n]*", lambda match: " " * len(match[0]), text)
     for match in TYPE.finditer(text):
         name = match[1] or match[2]
-        stem = name.removesuffix("Options").removesuffix("Impl")
+        stem = name.removesuffix("Options").removesuffix("Arguments").removesuffix("Impl")
         if (re.search("[A-Z]{2}", stem) and stem not in ACRONYMS) or "_" in name:
             yield match.start(), name
     for match in ENUM.finditer(text):

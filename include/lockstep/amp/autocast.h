@@ -3,10 +3,10 @@
 
 #include <optional>
 
-#include <c10/core/Device.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
 
+#include <lockstep/device/device.h>
 #include <lockstep/device/module_ref.h>
 
 namespace lockstep::amp {
@@ -44,7 +44,11 @@ struct AutocastOptions {
 class [[nodiscard]] Autocast {
  public:
   /// Uses the type of `device`; its index is ignored.
-  explicit Autocast(c10::Device device, const AutocastOptions& options = {});
+  explicit Autocast(DeviceId device, const AutocastOptions& options = {});
+  /// PyTorch's arguments by position: `autocast("cuda", torch::kBFloat16)`.
+  Autocast(DeviceId device, at::ScalarType dtype, bool enabled = true,
+           std::optional<bool> cache_enabled = std::nullopt)
+      : Autocast(device, {.dtype = dtype, .enabled = enabled, .cache_enabled = cache_enabled}) {}
   ~Autocast();
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
@@ -62,6 +66,9 @@ class [[nodiscard]] Autocast {
   at::ScalarType dtype_before_;
   bool cache_before_;
 };
+
+/// PyTorch's name of Autocast.
+using autocast = Autocast;
 
 }  // namespace lockstep::amp
 

@@ -8,10 +8,11 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/comm/process_group.h>
+#include <lockstep/device/device.h>
 #include <lockstep/optim/fused.h>
 #include <lockstep/serialize/value.h>
 
@@ -49,8 +50,12 @@ class GradScaler {
   /// `device` gives the device type of the gradients. Throws ArgumentError for factors on the wrong side of 1
   /// and an interval below 1. As in PyTorch, logs a warning and is disabled for CUDA if this process has no
   /// CUDA device.
-  explicit GradScaler(c10::Device device = c10::kCUDA, const GradScalerOptions& options = {},
+  explicit GradScaler(DeviceId device = c10::kCUDA, const GradScalerOptions& options = {},
                       std::source_location where = std::source_location::current());
+  /// For CUDA: `GradScaler({.init_scale = 1024})`.
+  explicit GradScaler(const GradScalerOptions& options,
+                      std::source_location where = std::source_location::current())
+      : GradScaler(c10::kCUDA, options, where) {}
 
   /// Returns `outputs` times the factor, or `outputs` when disabled.
   at::Tensor scale(const at::Tensor& outputs);

@@ -115,4 +115,10 @@ auto checkpoint(Function function, Arguments... arguments) {
   return checkpoint(ActivationCheckpointOptions{}, std::move(function), std::move(arguments)...);
 }
 
+/// For one tensor, with the options where PyTorch has them: `checkpoint(block, x, {.use_reentrant = false})`.
+template <typename Function>
+auto checkpoint(Function function, const at::Tensor& input, const ActivationCheckpointOptions& options) {
+  return checkpoint(options, std::move(function), input);
+}
+
 }  // namespace lockstep

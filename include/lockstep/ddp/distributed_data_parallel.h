@@ -339,4 +339,27 @@ void clip_grad_value_(const Pointer& ddp, double clip_value,
   clip_grad_value_(static_cast<const DistributedDataParallelModule&>(*ddp), clip_value, where);
 }
 
+/// Does not compile: the norm of parameters with parts on other ranks needs the module.
+template <std::same_as<std::vector<at::Tensor>> Parameters, typename... Rest>
+double clip_grad_norm_(const Parameters& /*parameters*/, double /*max_norm*/, const Rest&... /*rest*/) {
+  static_assert(sizeof(Parameters) == 0,
+                "clip_grad_norm_ takes the module instead of its parameters: clip_grad_norm_(ddp, 1.0)");
+  return 0;
+}
+
+/// Clamps the gradients of a list of parameters: those that this rank has of parameters with parts on several
+/// ranks. Throws as the function above does, and Error for gradients that should be averaged and are not.
+void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value,
+                      std::source_location where = std::source_location::current());
+
+namespace nn {
+namespace parallel {
+using lockstep::DistributedDataParallel;
+}
+namespace utils {
+using namespace torch::nn::utils;
+using lockstep::clip_grad_norm_, lockstep::clip_grad_value_;
+}  // namespace utils
+}  // namespace nn
+
 }  // namespace lockstep

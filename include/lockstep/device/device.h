@@ -17,13 +17,18 @@
 
 namespace lockstep {
 
-/// A device, or the index of a CUDA device: `1` is cuda:1. PyTorch: an element of `device_ids`.
+/// A device, the index of a CUDA device (`1` is cuda:1), or PyTorch's name of a device, such as "cuda:1".
+/// PyTorch: an element of `device_ids`, or `torch.device`.
 class DeviceId {
  public:
   DeviceId(c10::Device device) : device_(device) {}
   DeviceId(c10::DeviceType type) : device_(type) {}
   /// Throws ArgumentError unless `cuda_index` is between 0 and 127.
   DeviceId(int cuda_index, std::source_location where = std::source_location::current());
+  /// Throws ArgumentError for a name that no device has.
+  DeviceId(const std::string& name, std::source_location where = std::source_location::current());
+  DeviceId(const char* name, std::source_location where = std::source_location::current())
+      : DeviceId(std::string(name), where) {}
 
   operator c10::Device() const { return device_; }
 

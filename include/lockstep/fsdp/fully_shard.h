@@ -341,4 +341,8 @@ double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGrad
 double clip_grad_norm_(ModuleRef module, double max_norm, const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());
 
+namespace nn::utils {
+using lockstep::clip_grad_norm_;  // the two above
+}
+
 }  // namespace lockstep

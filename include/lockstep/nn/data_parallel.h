@@ -253,3 +253,10 @@ class DataParallel : public torch::nn::ModuleHolder<DataParallelImpl<typename nn
 };
 
 }  // namespace lockstep
+
+namespace lockstep::nn {
+using lockstep::DataParallel;
+namespace parallel {
+using lockstep::DataParallel;
+}
+}  // namespace lockstep::nn

@@ -21,6 +21,8 @@
 /// are sent may have any strides. Arguments and errors are otherwise those of ProcessGroup.
 namespace lockstep::nn::functional {
 
+using namespace torch::nn::functional;
+
 /// The group of a call; nullopt: the default group.
 using Group = std::optional<ProcessGroup>;
 /// A line of the program.

@@ -111,6 +111,20 @@ class AveragedModel
   explicit AveragedModel(const Module& model, const AveragedModelOptions& options = {})
       : torch::nn::ModuleHolder<Impl>(
             std::make_shared<Impl>(nn::WrappedBy<Module>::pointer(model), options)) {}
+
+  /// AveragedModelBase::update_parameters(), without the arrow of a module holder.
+  void update_parameters(ConstModuleRef model) { this->ptr()->update_parameters(model); }
+  /// forward(): `ema(images)`.
+  template <typename... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return this->ptr()->forward(std::forward<Arguments>(arguments)...);
+  }
+  /// The parameters of the copy, each once: WrapperModule::parameters().
+  std::vector<at::Tensor> parameters() const { return this->ptr()->parameters(); }
+  /// Sets the mode of training or of evaluation, without the arrow of a module holder.
+  void train(bool on = true) { this->ptr()->train(on); }
+  /// Switches the module to evaluation.
+  void eval() { this->ptr()->eval(); }
 };
 
 /// Makes the BatchNorm layers of a module, SyncBatchNorm included, collect statistics anew as plain means
@@ -158,3 +172,9 @@ void update_bn(Loader&& loader, Holder& model, std::optional<c10::Device> device
 }
 
 }  // namespace lockstep::optim
+
+/// The names of `torch.optim.swa_utils`.
+namespace lockstep::optim::swa_utils {
+using optim::AveragedModel, optim::get_ema_avg_fn, optim::get_ema_multi_avg_fn, optim::get_swa_avg_fn,
+    optim::get_swa_multi_avg_fn, optim::update_bn;
+}  // namespace lockstep::optim::swa_utils

@@ -70,6 +70,12 @@ class SyncBatchNorm : public torch::nn::ModuleHolder<SyncBatchNormImpl> {
                          const std::optional<ProcessGroup>& process_group = std::nullopt,
                          std::source_location where = std::source_location::current())
       : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(layer, process_group, where)) {}
+
+  /// lockstep::convert_sync_batchnorm(), where PyTorch has it: `SyncBatchNorm::convert_sync_batchnorm(net)`.
+  template <typename Module>
+  static auto convert_sync_batchnorm(Module&& module,
+                                     const std::optional<ProcessGroup>& process_group = std::nullopt,
+                                     std::source_location where = std::source_location::current());
 };
 
 /// Makes every BatchNorm1d, BatchNorm2d and BatchNorm3d in `module` (itself included) normalize over all
@@ -94,6 +100,16 @@ Module convert_sync_batchnorm(Module module, const std::optional<ProcessGroup>& 
                               std::source_location where = std::source_location::current()) {
   convert_sync_batchnorm(ModuleRef(module), process_group, where);
   return module;
+}
+
+template <typename Module>
+auto SyncBatchNorm::convert_sync_batchnorm(Module&& module, const std::optional<ProcessGroup>& process_group,
+                                           std::source_location where) {
+  return lockstep::convert_sync_batchnorm(std::forward<Module>(module), process_group, where);
+}
+
+namespace nn {
+using lockstep::SyncBatchNorm;
 }
 
 }  // namespace lockstep

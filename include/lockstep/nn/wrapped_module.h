@@ -14,6 +14,9 @@
 // Shared by what wraps or distributes a module: the module inside, the times of a step, clipping.
 namespace lockstep::nn {
 
+// In a program with `using namespace lockstep`, `nn::Linear` is LibTorch's.
+using namespace torch::nn;
+
 /// The module type and pointer behind a TORCH_MODULE holder, a shared_ptr of a module, or a module that a
 /// shared_ptr owns. pointer() throws ArgumentError for a module that none owns.
 template <typename Module>

@@ -4,13 +4,17 @@
 #include <functional>
 #include <memory>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 namespace lockstep::optim {
@@ -203,7 +207,55 @@ class FusedOptimizer : public torch::optim::Optimizer {
   at::Tensor found_inf_;
 };
 
-/// The members of FusedAdam, FusedAdamW and FusedSGD.
+/// PyTorch's argument `fused`. Only true compiles; for false use the optimizers of torch::optim.
+class Fused {
+ public:
+  consteval Fused(bool fused) {  // NOLINT: implicit
+    if (!fused) for_false_use_torch_optim();
+  }
+
+ private:
+  static void for_false_use_torch_optim() {}
+};
+
+/// Arguments of Adam by name.
+struct AdamArguments {
+  double lr = 1e-3;  ///< learning rate
+  std::tuple<double, double> betas{0.9,
+                                   0.999};  ///< decay rates of the averages of gradients and of their squares
+  double eps = 1e-8;                        ///< added to the denominator
+  double weight_decay = 0;                  ///< factor of the L2 penalty
+  bool amsgrad = false;                     ///< divides by the greatest average of squares so far
+  bool maximize = false;                    ///< maximizes the objective instead of minimizing it
+  Fused fused = true;                       ///< these are the fused ones
+};
+
+/// Arguments of AdamW by name.
+struct AdamWArguments {
+  double lr = 1e-3;  ///< learning rate
+  std::tuple<double, double> betas{0.9,
+                                   0.999};  ///< decay rates of the averages of gradients and of their squares
+  double eps = 1e-8;                        ///< added to the denominator
+  double weight_decay = 1e-2;               ///< factor of the decoupled decay
+  bool amsgrad = false;                     ///< divides by the greatest average of squares so far
+  bool maximize = false;                    ///< maximizes the objective instead of minimizing it
+  Fused fused = true;                       ///< these are the fused ones
+};
+
+/// Arguments of SGD by name.
+struct SGDArguments {
+  double lr = 1e-3;         ///< learning rate
+  double momentum = 0;      ///< factor of the earlier steps' gradients
+  double dampening = 0;     ///< the share of the gradient that does not enter the momentum
+  double weight_decay = 0;  ///< factor of the L2 penalty
+  bool nesterov = false;    ///< Nesterov momentum
+  bool maximize = false;    ///< maximizes the objective instead of minimizing it
+  Fused fused = true;       ///< these are the fused ones
+};
+
+/// The members of FusedAdam, FusedAdamW and FusedSGD. Arguments are given as options, or by name as in Python:
+///
+///     optim::AdamW optimizer(net->parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 template <typename Options>
 class FusedOptimizerOf : public FusedOptimizer {
  public:
@@ -211,6 +263,13 @@ class FusedOptimizerOf : public FusedOptimizer {
                             const Options& defaults = {});
   explicit FusedOptimizerOf(std::vector<at::Tensor> params, const Options& defaults = {})
       : FusedOptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
+  template <typename = void>  // so that `{}` is the options
+  FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                   const typename Options::Arguments& arguments)
+      : FusedOptimizerOf(param_groups, Options(arguments)) {}
+  template <typename = void>
+  FusedOptimizerOf(std::vector<at::Tensor> params, const typename Options::Arguments& arguments)
+      : FusedOptimizerOf(std::move(params), Options(arguments)) {}
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -234,8 +293,15 @@ class FusedAdamOptionsOf : public FusedOptionsOf<FusedAdamOptionsOf<Base>, Base>
   using Parent::Parent;
   /// Two decay rates.
   using Betas = std::tuple<double, double>;
+  /// The arguments by name.
+  using Arguments =
+      std::conditional_t<std::is_same_v<Base, torch::optim::AdamWOptions>, AdamWArguments, AdamArguments>;
 
   FusedAdamOptionsOf(double lr = 1e-3) : Parent(lr) {}  // NOLINT: implicit as in LibTorch
+  explicit FusedAdamOptionsOf(const Arguments& arguments) : Parent(arguments.lr) {
+    betas(arguments.betas).eps(arguments.eps).amsgrad(arguments.amsgrad);
+    this->weight_decay(arguments.weight_decay).maximize(arguments.maximize);
+  }
 
   /// Decay rates of the averages of gradients and of their squares; default: 0.9 and 0.999.
   const Betas& betas() const noexcept { return Base::betas(); }
@@ -286,7 +352,13 @@ using FusedAdamW = FusedOptimizerOf<FusedAdamWOptions>;
 /// torch::optim::SGDOptions with `maximize`, a tensor as the learning rate, and Python's default rate.
 struct FusedSGDOptions : FusedOptionsOf<FusedSGDOptions, torch::optim::SGDOptions> {
   using FusedOptionsOf::FusedOptionsOf;
+  /// The arguments by name.
+  using Arguments = SGDArguments;
   FusedSGDOptions(double lr = 1e-3) : FusedOptionsOf(lr) {}  // NOLINT: implicit as in LibTorch
+  explicit FusedSGDOptions(const Arguments& arguments) : FusedOptionsOf(arguments.lr) {
+    momentum(arguments.momentum).dampening(arguments.dampening).nesterov(arguments.nesterov);
+    weight_decay(arguments.weight_decay).maximize(arguments.maximize);
+  }
 
   /// Factor of the earlier steps' gradients; default: 0.
   const double& momentum() const noexcept { return SGDOptions::momentum(); }
@@ -312,5 +384,17 @@ extern template class FusedOptimizerOf<FusedSGDOptions>;
 /// if found_inf skips the very first step, momentum starts at zero instead of uninitialized memory. The next
 /// step then counts as the second, with dampening, because the host does not know that the first was skipped.
 using FusedSGD = FusedOptimizerOf<FusedSGDOptions>;
+
+/// PyTorch's name: the fused optimizer. Those of `torch::optim` are LibTorch's own.
+using Adam = FusedAdam;
+/// PyTorch's name: the fused optimizer. Those of `torch::optim` are LibTorch's own.
+using AdamW = FusedAdamW;
+/// PyTorch's name: the fused optimizer. For sparse gradients use torch::optim::SGD.
+using SGD = FusedSGD;
+
+using Adagrad = torch::optim::Adagrad;      ///< LibTorch's class
+using LBFGS = torch::optim::LBFGS;          ///< LibTorch's class
+using Optimizer = torch::optim::Optimizer;  ///< LibTorch's class
+using RMSprop = torch::optim::RMSprop;      ///< LibTorch's class
 
 }  // namespace lockstep::optim

@@ -70,6 +70,9 @@ class SummaryWriter {
 
   /// PyTorch: `add_scalar` with new_style=False, which stores float32.
   void add_scalar(const std::string& tag, double scalar_value, Step global_step = {}, Time walltime = {});
+  /// The element of a tensor, such as a loss; waits for its device. Throws ArgumentError for other tensors.
+  void add_scalar(const std::string& tag, const at::Tensor& scalar_value, Step global_step = {},
+                  Time walltime = {});
 
   /// Several curves of one chart, each in an event file in its own folder `<log_dir>/<main_tag>_<name>`.
   void add_scalars(const std::string& main_tag, const Scalars& tag_scalar_dict, Step global_step = {},

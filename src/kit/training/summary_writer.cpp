@@ -263,6 +263,13 @@ void SummaryWriter::add_scalar(const std::string& tag, double scalar_value, Step
   state_->add(get_logdir(), training::scalar_summary(tag, scalar_value), global_step, walltime);
 }
 
+void SummaryWriter::add_scalar(const std::string& tag, const at::Tensor& scalar_value, Step global_step,
+                               Time walltime) {
+  if (!scalar_value.defined() || scalar_value.numel() != 1 || scalar_value.is_complex())
+    throw_error<ArgumentError>("add_scalar: '{}' is not a real number; give a tensor of one element", tag);
+  add_scalar(tag, scalar_value.item<double>(), global_step, walltime);
+}
+
 void SummaryWriter::add_scalars(const std::string& main_tag, const Scalars& tag_scalar_dict, Step global_step,
                                 Time walltime) {
   const Time time = walltime ? *walltime : training::wall_time_now();

@@ -36,8 +36,8 @@ bool allowed(c10::DeviceType type, at::ScalarType dtype) {
 
 }  // namespace
 
-Autocast::Autocast(c10::Device device, const AutocastOptions& options)
-    : type_(checked(device.type())),
+Autocast::Autocast(DeviceId device, const AutocastOptions& options)
+    : type_(checked(c10::Device(device).type())),
       dtype_(options.dtype.value_or(at::autocast::get_autocast_dtype(type_))),
       enabled_(options.enabled && allowed(type_, dtype_)),
       enabled_before_(at::autocast::is_autocast_enabled(type_)),

@@ -110,9 +110,9 @@ Tensor single(double value, at::ScalarType dtype, c10::Device device) {
 
 }  // namespace
 
-GradScaler::GradScaler(c10::Device device, const GradScalerOptions& options, std::source_location where)
-    : enabled_(options.enabled && can_be_enabled(device.type())),
-      device_(device.type()),
+GradScaler::GradScaler(DeviceId device, const GradScalerOptions& options, std::source_location where)
+    : enabled_(options.enabled && can_be_enabled(c10::Device(device).type())),
+      device_(c10::Device(device).type()),
       group_(options.process_group),
       init_scale_(options.init_scale),
       growth_factor_(options.growth_factor),

@@ -235,6 +235,21 @@ void refuse_parts(const DistributedDataParallelModule& ddp) {
   }
 }
 
+void check_clip_value(double clip_value) {
+  if (!(clip_value >= 0))
+    throw_error<ArgumentError>("clip_grad_value_: clip_value is {}; it must be 0 or more", clip_value);
+}
+
+void clamp(const std::vector<at::Tensor>& gradients, double clip_value) {
+  if (std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.is_complex(); }))
+    throw ArgumentError(
+        "clip_grad_value_: a gradient is complex, and complex numbers have no order; call clip_grad_norm_");
+  for (const auto& gradient : gradients) {
+    const auto values = gradient.is_sparse() ? gradient.values() : gradient;
+    values.clamp_(-clip_value, clip_value);
+  }
+}
+
 // fnmatch()'s pattern for one in which only * and ? are special.
 std::string without_brackets(const std::string& pattern) {
   std::string text;
@@ -296,17 +311,18 @@ double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm
 void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value,
                       std::source_location where) {
   const CallerPlace place(where);
-  if (!(clip_value >= 0))
-    throw_error<ArgumentError>("clip_grad_value_: clip_value is {}; it must be 0 or more", clip_value);
+  check_clip_value(clip_value);
   const c10::NoGradGuard no_grad;
-  const auto gradients = averaged_gradients(ddp, "clip_grad_value_");
-  if (std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.is_complex(); }))
-    throw ArgumentError(
-        "clip_grad_value_: a gradient is complex, and complex numbers have no order; call clip_grad_norm_");
-  for (const auto& gradient : gradients) {
-    const auto values = gradient.is_sparse() ? gradient.values() : gradient;
-    values.clamp_(-clip_value, clip_value);
-  }
+  clamp(averaged_gradients(ddp, "clip_grad_value_"), clip_value);
+}
+
+void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value,
+                      std::source_location where) {
+  const CallerPlace place(where);
+  check_clip_value(clip_value);
+  optim::refuse_step("clip_grad_value_", parameters);
+  const c10::NoGradGuard no_grad;
+  clamp(gradients_of(parameters), clip_value);
 }
 
 std::vector<std::string> freeze(ModuleRef module, const std::vector<std::string>& patterns,

@@ -51,6 +51,15 @@ DeviceId::DeviceId(int cuda_index, std::source_location where)
   throw_error<ArgumentError>("device_ids: {} is not the index of a CUDA device; it is 0 to 127", cuda_index);
 }
 
+DeviceId::DeviceId(const std::string& name, std::source_location where) : device_(c10::kCPU) {
+  const CallerPlace place(where);
+  try {
+    device_ = c10::Device(name);
+  } catch (const c10::Error&) {
+    throw_error<ArgumentError>("\"{}\" is not a device; write \"cpu\", \"cuda\" or \"cuda:1\"", name);
+  }
+}
+
 void require_device(std::string_view caller, const c10::Device& device) {
   const int count = device_count(device.type());
   if (count > 0 && (!device.has_index() || device.index() < count)) return;

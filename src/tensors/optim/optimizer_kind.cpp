@@ -237,9 +237,9 @@ struct NamedKind {
 };
 
 const OptimizerKind& kind_of(const Optimizer& optimizer) {
-  static constexpr std::array kKinds{kind<SGD, SGDParamState, SGDOptions>(),
-                                     kind<AdamW, AdamWParamState, AdamWOptions>(),
-                                     kind<Adam, AdamParamState, AdamOptions>(),
+  static constexpr std::array kKinds{kind<torch::optim::SGD, SGDParamState, SGDOptions>(),
+                                     kind<torch::optim::AdamW, AdamWParamState, AdamWOptions>(),
+                                     kind<torch::optim::Adam, AdamParamState, AdamOptions>(),
                                      kind<RMSprop, RMSpropParamState, RMSpropOptions>(),
                                      kind<Adagrad, AdagradParamState, AdagradOptions>(),
                                      kind<LBFGS, LBFGSParamState, LBFGSOptions>(),
