@@ -13,6 +13,7 @@
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
+#include <torch/nn/utils.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
