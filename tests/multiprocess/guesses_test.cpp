@@ -180,18 +180,21 @@ const testing::Scenario training("guesses: training", [] {
   init_process_group("gloo");
   torch::manual_seed(get_rank());
   torch::nn::Linear net(4, 1);
-  DistributedDataParallel ddp(net, {.device_ids = {torch::Device(torch::kCPU)},
-                                    .output_device = torch::kCPU,
-                                    .broadcast_buffers = true,
-                                    .bucket_cap_mb = 1,
-                                    .find_unused_parameters = false,
-                                    .gradient_as_bucket_view = true,
-                                    .static_graph = false});
+  nn::parallel::DistributedDataParallel ddp(net, {.device_ids = {"cpu"},
+                                                  .output_device = torch::kCPU,
+                                                  .broadcast_buffers = true,
+                                                  .bucket_cap_mb = 1,
+                                                  .find_unused_parameters = false,
+                                                  .gradient_as_bucket_view = true,
+                                                  .static_graph = false});
   torch::optim::SGD optimizer(ddp.parameters(), 0.1);
   ddp.train();
   for (int step = 0; step < 2; ++step) {
     optimizer.zero_grad();
     ddp(torch::randn({8, 4})).sum().backward();
+    EXPECT_GT(nn::utils::clip_grad_norm_(ddp, 1.0), 1);
+    nn::utils::clip_grad_value_(ddp.parameters(), 0.5);
+    EXPECT_LE(ddp.parameters()[1].grad().abs().item<double>(), 0.5);
     optimizer.step();
   }
   ddp.eval();
@@ -217,6 +220,7 @@ const testing::Scenario training("guesses: training", [] {
   EXPECT_EQ(buckets, 1);
   DistributedDataParallel halved(torch::nn::Linear(4, 1));
   halved->register_comm_hook(nullptr, bf16_compress_hook);
+  EXPECT_EQ(checkpoint(net, torch::ones({1, 4}), {.use_reentrant = false}).numel(), 1);
   auto all = torch::zeros({2, 4});
   all_gather_into_tensor(all, ddp->module()->weight.detach());
   EXPECT_TRUE(all[0].equal(all[1]));

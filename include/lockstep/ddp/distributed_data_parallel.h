@@ -15,6 +15,7 @@
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
+#include <torch/nn/utils.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/state_dict.h>

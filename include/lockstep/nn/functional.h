@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/functional.h>
 
 #include <lockstep/comm/process_group.h>
 
