@@ -2,6 +2,7 @@
 #pragma once
 
 // Datasets, samplers, the loader and transforms of images, without LibTorch's modules: needs Lockstep::kit.
+#include <lockstep/data/collate.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/files.h>
 #include <lockstep/data/images.h>

@@ -116,3 +116,10 @@ LocalShape compute_local_shape_and_global_offset(const std::vector<std::int64_t>
                                                  const std::vector<std::optional<std::int64_t>>& placements);
 
 }  // namespace lockstep::distributed_checkpoint
+
+namespace lockstep {
+
+/// The name under which Python's programs import the module: `dcp::save(state, "step100")`.
+namespace dcp = distributed_checkpoint;
+
+}  // namespace lockstep

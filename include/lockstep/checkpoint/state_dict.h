@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <iosfwd>
 #include <optional>
 #include <source_location>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -102,6 +107,14 @@ struct LoadReport {
   PrefixChange prefix = PrefixChange::none;  ///< what happened to the prefix "module."
 };
 
+/// The missing and the unexpected keys, as the parts of Python's tuple:
+/// `auto [missing, unexpected] = load_state_dict(net, weights, false);`.
+template <std::size_t index>
+  requires(index < 2)
+const std::vector<std::string>& get(const LoadReport& report) {
+  return index == 0 ? report.missing_keys : report.unexpected_keys;
+}
+
 /// Lists what was loaded, a change of the prefix, and what did not fit, a line each.
 std::ostream& operator<<(std::ostream& stream, const LoadReport& report);
 
@@ -111,6 +124,12 @@ std::ostream& operator<<(std::ostream& stream, const LoadReport& report);
 /// A tensor of the module on device meta is a mismatch. PyTorch: `Module.load_state_dict()`.
 LoadReport load_state_dict(ModuleRef module, const Dict& state_dict, const LoadStateDictOptions& options = {},
                            std::source_location where = std::source_location::current());
+
+/// With `strict` at PyTorch's position.
+LoadReport load_state_dict(ModuleRef module, const Dict& state_dict, std::same_as<bool> auto strict,
+                           std::source_location where = std::source_location::current()) {
+  return load_state_dict(std::move(module), state_dict, LoadStateDictOptions{.strict = strict}, where);
+}
 
 /// Loads the state dict in a file of torch.save() or save(), in a `.safetensors` file, or in several with an
 /// index (`file` is the folder or `model.safetensors.index.json`), as load_state_dict() does. The file's
@@ -162,3 +181,11 @@ void load_state_dict(torch::optim::LRScheduler& scheduler, const Dict& state_dic
                      std::source_location where = std::source_location::current());
 
 }  // namespace lockstep
+
+/// LoadReport has the two parts of Python's tuple.
+template <>
+struct std::tuple_size<lockstep::LoadReport> : std::integral_constant<std::size_t, 2> {};
+template <std::size_t index>
+struct std::tuple_element<index, lockstep::LoadReport> {
+  using type = const std::vector<std::string>;
+};

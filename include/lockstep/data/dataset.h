@@ -41,20 +41,6 @@ concept BatchDataset = requires(const D& dataset, const at::Tensor& indices) {
   dataset.get_batch(indices);
 };
 
-/// The type of a dataset's batches, which a loader over it yields.
-template <BatchDataset Dataset>
-using BatchOf = std::remove_cvref_t<decltype(std::declval<const Dataset&>().get_batch(at::Tensor()))>;
-
-/// A batch of a dataset; `where` goes to a get_batch() that takes a place.
-template <BatchDataset Dataset>
-BatchOf<Dataset> get_batch_at(const Dataset& dataset, const at::Tensor& indices, std::source_location where) {
-  if constexpr (requires { dataset.get_batch(indices, where); }) {
-    return dataset.get_batch(indices, where);
-  } else {
-    return dataset.get_batch(indices);
-  }
-}
-
 /// The part of an iterable dataset that one pass on one rank reads.
 struct StreamShare {
   int rank = 0;            ///< of the current world; 0 with DataLoaderOptions::distributed = false
@@ -89,9 +75,38 @@ concept SampleDataset = !BatchDataset<D> && !IterableDataset<D> && requires(D& d
   dataset.get(index);
 };
 
+/// A dataset with random access, of batches or of single samples. PyTorch: a map-style dataset.
+template <typename D>
+concept MapDataset = BatchDataset<D> || SampleDataset<D>;
+
 /// A dataset of a DataLoader.
 template <typename D>
-concept LoadableDataset = BatchDataset<D> || SampleDataset<D> || IterableDataset<D>;
+concept LoadableDataset = MapDataset<D> || IterableDataset<D>;
+
+/// One sample and its target. PyTorch: `torch::data::Example`.
+struct Example {
+  at::Tensor data;    ///< without the dimension of the batch
+  at::Tensor target;  ///< without the dimension of the batch
+};
+
+/// A base of datasets that return single samples, for a class that derives from it as in PyTorch:
+///
+///     class Squares : public data::Dataset {
+///      public:
+///       data::Example get(std::size_t i) override { return {at::scalar_tensor(i), at::scalar_tensor(i * i)}; }
+///       std::size_t size() const override { return 100; }
+///     };
+///
+/// A class needs no base: see SampleDataset, for samples of other types, and BatchDataset, which is faster.
+/// PyTorch: `torch.utils.data.Dataset`.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  /// Sample `index`, 0 .. size()-1. A loader with workers calls it from several threads. PyTorch: `__getitem__`.
+  virtual Example get(std::size_t index) = 0;
+  /// The number of samples. PyTorch: `__len__`.
+  virtual std::size_t size() const = 0;
+};
 
 /// For get_batch() of your own dataset: throws ArgumentError unless `indices` is an int64 CPU tensor of shape
 /// [batch] with values in 0 .. size-1.
@@ -140,6 +155,14 @@ class TensorDataset {
   /// differ.
   TensorDataset(at::Tensor data, at::Tensor target, SampleTransforms transforms = {},
                 std::source_location where = std::source_location::current());
+  /// Does not compile: a batch has samples and targets.
+  template <std::same_as<at::Tensor>... Others>
+    requires(sizeof...(Others) != 1)
+  explicit TensorDataset(const at::Tensor& /*data*/, const Others&... /*others*/) {
+    static_assert(sizeof...(Others) == 1,
+                  "TensorDataset takes samples and targets; for another number of tensors write a class with "
+                  "size() and get_batch(indices), which returns a std::tuple");
+  }
   /// A copy on `device`, which assembles batches there: only indices are then copied to it.
   TensorDataset to(const c10::Device& device) const {
     return {data_.to(device), target_.to(device), transforms_};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include <lockstep/base/world.h>
+#include <lockstep/data/collate.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/detail/loader_iteration.h>
 #include <lockstep/data/loader_options.h>
@@ -99,6 +101,12 @@ class DataLoader : public LoaderBase {
                       std::source_location where = std::source_location::current())
       : LoaderBase(size_of(dataset), options, typeid(BatchType), PyTree<BatchType>, where),
         dataset_(std::make_shared<Dataset>(std::move(dataset))) {}
+  /// With the first options in PyTorch's order.
+  DataLoader(Dataset dataset, std::integral auto batch_size, std::optional<bool> shuffle = {},
+             std::source_location where = std::source_location::current())
+      : DataLoader(std::move(dataset),
+                   DataLoaderOptions{.batch_size = static_cast<std::int64_t>(batch_size), .shuffle = shuffle},
+                   where) {}
 
   /// Begins a pass.
   Iterator begin() { return Iterator(*this); }
@@ -109,7 +117,7 @@ class DataLoader : public LoaderBase {
 
  private:
   static std::optional<std::int64_t> size_of([[maybe_unused]] const Dataset& dataset) {
-    if constexpr (BatchDataset<Dataset> || SampleDataset<Dataset>) {
+    if constexpr (MapDataset<Dataset>) {
       return size_of_dataset(dataset);
     } else {
       return std::nullopt;

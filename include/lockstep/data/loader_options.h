@@ -40,8 +40,17 @@ struct WorkerInfo {
 /// Information about the calling thread if it is a worker, otherwise nullopt.
 std::optional<WorkerInfo> get_worker_info();
 
-/// The options of a DataLoader: PyTorch's in PyTorch's order, then Lockstep's. In place of `collate_fn` a dataset
-/// makes its batches itself, see BatchDataset.
+/// PyTorch's `collate_fn`. Giving one does not compile: the dataset makes its batches, see SampleDataset.
+struct CollateFunction {
+  CollateFunction() = default;
+  template <typename Function>
+  CollateFunction(const Function& /*function*/) {  // NOLINT: implicit by design
+    static_assert(sizeof(Function) == 0,
+                  "collate_fn: write it as the dataset's member collate(std::vector<Sample>) const instead");
+  }
+};
+
+/// The options of a DataLoader: PyTorch's in PyTorch's order, then Lockstep's.
 struct DataLoaderOptions {
   /// Samples per batch on this rank. Default: 1.
   std::optional<std::int64_t> batch_size = {};
@@ -56,6 +65,7 @@ struct DataLoaderOptions {
   /// Number of threads that load batches ahead of the loop; they call get_batch() concurrently. 0: the loop's
   /// thread loads each batch. The number does not change the batches or their order.
   int num_workers = 0;
+  CollateFunction collate_fn = {};  ///< does not compile: give the dataset a member collate()
   /// Copies batches to pinned memory, for fast transfers to a device. Warns and does nothing without an
   /// accelerator.
   bool pin_memory = false;

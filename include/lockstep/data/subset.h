@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <source_location>
@@ -17,43 +18,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 
+#include <lockstep/data/collate.h>
 #include <lockstep/data/dataset.h>
-#include <lockstep/device/pytree.h>
 
 namespace lockstep::data {
-
-/// Whether batches of a type can be merged: a tensor, a pair, tuple, array, vector or optional of such types,
-/// or a struct with visit_tensors(), such as Batch. Every tensor's first dimension is the batch.
-template <typename T>
-inline constexpr bool is_mergeable_batch = HasVisitTensors<T>;
-template <>
-inline constexpr bool is_mergeable_batch<at::Tensor> = true;
-template <typename T>
-inline constexpr bool is_mergeable_batch<std::optional<T>> = is_mergeable_batch<T>;
-template <typename T>
-inline constexpr bool is_mergeable_batch<std::vector<T>> = is_mergeable_batch<T>;
-template <typename T, std::size_t N>
-inline constexpr bool is_mergeable_batch<std::array<T, N>> = is_mergeable_batch<T>;
-template <typename First, typename Second>
-inline constexpr bool is_mergeable_batch<std::pair<First, Second>> =
-    is_mergeable_batch<First> && is_mergeable_batch<Second>;
-template <typename... Ts>
-inline constexpr bool is_mergeable_batch<std::tuple<Ts...>> = (is_mergeable_batch<Ts> && ...);
-
-/// The tensors of a batch, in the order of visit_tensors().
-template <typename BatchType>
-std::vector<at::Tensor> tensors_of(BatchType& batch) {
-  std::vector<at::Tensor> tensors;
-  visit_tensors(batch, [&tensors](at::Tensor& tensor) { tensors.push_back(tensor); });
-  return tensors;
-}
-
-/// Replaces the tensors of a batch; `tensors` has as many as the batch.
-template <typename BatchType>
-void replace_tensors(BatchType& batch, std::vector<at::Tensor> tensors) {
-  auto next = tensors.begin();
-  visit_tensors(batch, [&next](at::Tensor& tensor) { tensor = std::move(*next++); });
-}
 
 /// The part of a ConcatDataset that does not depend on types.
 class ConcatIndex {
@@ -85,8 +53,8 @@ std::vector<at::Tensor> merge_batches(const std::vector<std::vector<at::Tensor>>
                                       const std::vector<ConcatIndex::Share>& shares,
                                       std::source_location where = std::source_location::current());
 
-/// Datasets one behind the other: `ConcatDataset both(train, extra)`, or ConcatDataset(std::vector{a, b, c}).
-/// They may have different types but one type of batches. A batch keeps the order of its indices; each
+/// Datasets one behind the other: `ConcatDataset both({train, extra})`, `ConcatDataset both(train, extra)`, or
+/// ConcatDataset(std::vector{a, b, c}). They may have different types but one type of batches. A batch keeps the order of its indices; each
 /// dataset is asked once per batch. PyTorch: torch.utils.data.ConcatDataset.
 template <typename BatchType>
 class ConcatDataset {
@@ -98,16 +66,20 @@ class ConcatDataset {
 
  public:
   /// Throws ArgumentError when `datasets` is empty.
-  template <BatchDataset Dataset>
+  template <MapDataset Dataset>
   explicit ConcatDataset(std::vector<Dataset> datasets,
                          std::source_location where = std::source_location::current())
       : index_(sizes_of(datasets), where) {
     for (auto& dataset : datasets) add(std::move(dataset));
   }
-  template <BatchDataset First, BatchDataset... Others>
+  template <MapDataset Dataset>
+  ConcatDataset(std::initializer_list<Dataset> datasets,
+                std::source_location where = std::source_location::current())
+      : ConcatDataset(std::vector<Dataset>(datasets), where) {}
+  template <MapDataset First, MapDataset... Others>
     requires(sizeof...(Others) > 0)
   explicit ConcatDataset(First first, Others... others)
-      : index_({static_cast<std::int64_t>(first.size()), static_cast<std::int64_t>(others.size())...}) {
+      : index_({size_of_dataset(first), size_of_dataset(others)...}) {
     add(std::move(first));
     (add(std::move(others)), ...);
   }
@@ -136,7 +108,7 @@ class ConcatDataset {
   template <typename Dataset>
   static std::vector<std::int64_t> sizes_of(const std::vector<Dataset>& datasets) {
     std::vector<std::int64_t> sizes;
-    for (const auto& dataset : datasets) sizes.push_back(static_cast<std::int64_t>(dataset.size()));
+    for (const auto& dataset : datasets) sizes.push_back(size_of_dataset(dataset));
     return sizes;
   }
 
@@ -144,7 +116,7 @@ class ConcatDataset {
   void add(Dataset dataset) {
     static_assert(std::same_as<BatchOf<Dataset>, BatchType>,
                   "The datasets of a ConcatDataset should have the same type of batches.");
-    get_batch_of_.push_back([dataset = std::make_shared<const Dataset>(std::move(dataset))](
+    get_batch_of_.push_back([dataset = std::make_shared<Dataset>(std::move(dataset))](
                                 const at::Tensor& indices, std::source_location where) {
       return get_batch_at(*dataset, indices, where);
     });
@@ -154,33 +126,38 @@ class ConcatDataset {
   std::vector<std::function<BatchType(const at::Tensor&, std::source_location)>> get_batch_of_;
 };
 
-template <BatchDataset Dataset>
+template <MapDataset Dataset>
 ConcatDataset(std::vector<Dataset>) -> ConcatDataset<BatchOf<Dataset>>;
-template <BatchDataset First, BatchDataset... Others>
+template <MapDataset Dataset>
+ConcatDataset(std::initializer_list<Dataset>) -> ConcatDataset<BatchOf<Dataset>>;
+template <MapDataset First, MapDataset... Others>
   requires(sizeof...(Others) > 0)
 ConcatDataset(First, Others...) -> ConcatDataset<BatchOf<First>>;
 
 /// Some samples of a dataset, in the order of `indices`; an index may occur several times. Copies share the
 /// dataset. PyTorch: torch.utils.data.Subset.
-template <BatchDataset Dataset>
+template <MapDataset Dataset>
 class Subset {
  public:
   /// `indices` int64 [n] on the CPU. Throws ArgumentError when one is not in 0 .. dataset.size()-1.
   Subset(Dataset dataset, at::Tensor indices, std::source_location where = std::source_location::current())
-      : Subset(std::make_shared<const Dataset>(std::move(dataset)), std::move(indices), where) {}
-  Subset(Dataset dataset, const std::vector<std::int64_t>& indices,
+      : Subset(std::make_shared<Dataset>(std::move(dataset)), std::move(indices), where) {}
+  template <std::integral Index = std::int64_t>
+  Subset(Dataset dataset, const std::vector<Index>& indices,
          std::source_location where = std::source_location::current())
-      : Subset(std::move(dataset), at::tensor(indices, at::kLong), where) {}
+      : Subset(std::move(dataset),
+               at::tensor(std::vector<std::int64_t>(indices.begin(), indices.end()), at::kLong), where) {}
   /// A subset that shares the dataset with others.
   Subset(std::shared_ptr<const Dataset> dataset, at::Tensor indices,
          std::source_location where = std::source_location::current())
       : dataset_(std::move(dataset)), indices_(std::move(indices)) {
-    check_indices(indices_, static_cast<std::int64_t>(dataset_->size()), where);
+    check_indices(indices_, size_of_dataset(*dataset_), where);
   }
 
   /// The number of samples.
   std::int64_t size() const { return indices_.size(0); }
-  /// The dataset's batch of these samples. Throws ArgumentError when an index is out of range.
+  /// The batch of these samples that a loader over the dataset makes. Throws ArgumentError when an index is out
+  /// of range.
   BatchOf<Dataset> get_batch(const at::Tensor& indices,
                              std::source_location where = std::source_location::current()) const {
     check_indices(indices, size(), where);
@@ -212,20 +189,39 @@ std::vector<at::Tensor> random_split_indices(std::int64_t size, const std::vecto
                                              const std::optional<at::Generator>& generator = {},
                                              std::source_location where = std::source_location::current());
 
-/// Splits a dataset at random into subsets without common samples: `random_split(dataset, {0.8, 0.2})` or
-/// `random_split(dataset, {50'000, 10'000})`. Fractions add up to 1; each is rounded down, and the samples
-/// that are left go to the first splits, one each. The indices of PyTorch's random_split for the same
-/// generator state (default: LibTorch's default CPU generator). Logs a warning for a split that is empty
-/// because of its fraction. Throws ArgumentError when lengths do not add up to the size of the dataset, or a
-/// length is negative.
-template <BatchDataset Dataset>
-std::vector<Subset<Dataset>> random_split(Dataset dataset, const std::vector<SplitSize>& lengths,
+/// Splits a dataset at random into subsets without common samples, one for each number of a braced list:
+///
+///     auto [train, val] = random_split(dataset, {0.8, 0.2});
+///     auto [first, second] = random_split(dataset, {50'000, 10'000});
+///
+/// Fractions add up to 1; each is rounded down, and the samples that are left go to the first splits, one each.
+/// The indices of PyTorch's random_split for the same generator state (default: LibTorch's default CPU
+/// generator). Logs a warning for a split that is empty because of its fraction. Throws ArgumentError when
+/// lengths do not add up to the size of the dataset, or a length is negative.
+template <MapDataset Dataset, std::size_t parts>
+std::array<Subset<Dataset>, parts> random_split(
+    Dataset dataset, const SplitSize (&lengths)[parts],  // NOLINT: an array has the number of a braced list
+    const std::optional<at::Generator>& generator = {},
+    std::source_location where = std::source_location::current()) {
+  const auto shared = std::make_shared<Dataset>(std::move(dataset));
+  const auto indices = random_split_indices(
+      size_of_dataset(*shared), std::vector<SplitSize>(lengths, lengths + parts), generator, where);
+  return [&]<std::size_t... i>(std::index_sequence<i...>) {
+    return std::array<Subset<Dataset>, parts>{Subset<Dataset>(shared, indices[i])...};
+  }(std::make_index_sequence<parts>());
+}
+
+/// Splits a dataset as random_split() with a braced list does, into a number of subsets that is known at run
+/// time.
+template <MapDataset Dataset, std::convertible_to<SplitSize> Length>
+std::vector<Subset<Dataset>> random_split(Dataset dataset, const std::vector<Length>& lengths,
                                           const std::optional<at::Generator>& generator = {},
                                           std::source_location where = std::source_location::current()) {
-  const auto shared = std::make_shared<const Dataset>(std::move(dataset));
+  const auto shared = std::make_shared<Dataset>(std::move(dataset));
   std::vector<Subset<Dataset>> subsets;
   for (auto& indices :
-       random_split_indices(static_cast<std::int64_t>(shared->size()), lengths, generator, where)) {
+       random_split_indices(size_of_dataset(*shared), std::vector<SplitSize>(lengths.begin(), lengths.end()),
+                            generator, where)) {
     subsets.emplace_back(shared, std::move(indices));
   }
   return subsets;
@@ -288,7 +284,7 @@ TrainValIndices train_val_split_indices(const at::Tensor& targets, const TrainVa
 
 /// A dataset that knows the targets of all samples, such as ImageFolder: int64 [n].
 template <typename D>
-concept DatasetWithTargets = BatchDataset<D> && requires(const D& dataset) {
+concept DatasetWithTargets = MapDataset<D> && requires(const D& dataset) {
   { dataset.targets() } -> std::convertible_to<at::Tensor>;
 };
 
@@ -298,7 +294,7 @@ std::pair<Subset<Dataset>, Subset<Dataset>> train_val_split(
     Dataset dataset, const TrainValSplitOptions& options = {},
     std::source_location where = std::source_location::current()) {
   auto [train, val] = train_val_split_indices(dataset.targets(), options, where);
-  const auto shared = std::make_shared<const Dataset>(std::move(dataset));
+  const auto shared = std::make_shared<Dataset>(std::move(dataset));
   return {Subset<Dataset>(shared, std::move(train)), Subset<Dataset>(shared, std::move(val))};
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -58,6 +60,16 @@ class MNIST : public ImageDataset {
   /// Throws DataError naming the folder or file, the problem and the remedy.
   explicit MNIST(const std::filesystem::path& root, const MNISTOptions& options = {},
                  std::source_location where = std::source_location::current());
+  /// With torchvision's options in its order.
+  MNIST(const std::filesystem::path& root, std::same_as<bool> auto train,
+        std::optional<transforms::Transform> transform = {}, TargetTransform target_transform = {},
+        bool download = false, std::source_location where = std::source_location::current())
+      : MNIST(root,
+              MNISTOptions{.train = train,
+                           .transform = std::move(transform),
+                           .target_transform = std::move(target_transform),
+                           .download = download},
+              where) {}
   /// The name of each label. torchvision: `classes`.
   static const std::vector<std::string>& classes();
 };
@@ -70,6 +82,16 @@ class FashionMNIST : public ImageDataset {
   /// Throws as MNIST does.
   explicit FashionMNIST(const std::filesystem::path& root, const MNISTOptions& options = {},
                         std::source_location where = std::source_location::current());
+  /// With torchvision's options in its order.
+  FashionMNIST(const std::filesystem::path& root, std::same_as<bool> auto train,
+               std::optional<transforms::Transform> transform = {}, TargetTransform target_transform = {},
+               bool download = false, std::source_location where = std::source_location::current())
+      : FashionMNIST(root,
+                     MNISTOptions{.train = train,
+                                  .transform = std::move(transform),
+                                  .target_transform = std::move(target_transform),
+                                  .download = download},
+                     where) {}
   /// The names of the classes, in the order of the targets.
   static const std::vector<std::string>& classes();
 };
@@ -81,6 +103,16 @@ class KMNIST : public ImageDataset {
   /// Throws as MNIST does.
   explicit KMNIST(const std::filesystem::path& root, const MNISTOptions& options = {},
                   std::source_location where = std::source_location::current());
+  /// With torchvision's options in its order.
+  KMNIST(const std::filesystem::path& root, std::same_as<bool> auto train,
+         std::optional<transforms::Transform> transform = {}, TargetTransform target_transform = {},
+         bool download = false, std::source_location where = std::source_location::current())
+      : KMNIST(root,
+               MNISTOptions{.train = train,
+                            .transform = std::move(transform),
+                            .target_transform = std::move(target_transform),
+                            .download = download},
+               where) {}
   /// The names of the classes, in the order of the targets.
   static const std::vector<std::string>& classes();
 };
@@ -96,6 +128,16 @@ class CIFAR10 : public ImageDataset {
   /// Throws DataError naming the folder or file, the problem and the remedy.
   explicit CIFAR10(const std::filesystem::path& root, const CIFAROptions& options = {},
                    std::source_location where = std::source_location::current());
+  /// With torchvision's options in its order.
+  CIFAR10(const std::filesystem::path& root, std::same_as<bool> auto train,
+          std::optional<transforms::Transform> transform = {}, TargetTransform target_transform = {},
+          bool download = false, std::source_location where = std::source_location::current())
+      : CIFAR10(root,
+                CIFAROptions{.train = train,
+                             .transform = std::move(transform),
+                             .target_transform = std::move(target_transform),
+                             .download = download},
+                where) {}
   /// The name of each label. torchvision: `classes`.
   static const std::vector<std::string>& classes();
   /// The label of each name. torchvision: `class_to_idx`.
@@ -109,6 +151,16 @@ class CIFAR100 : public ImageDataset {
   /// Throws as CIFAR10 does.
   explicit CIFAR100(const std::filesystem::path& root, const CIFAROptions& options = {},
                     std::source_location where = std::source_location::current());
+  /// With torchvision's options in its order.
+  CIFAR100(const std::filesystem::path& root, std::same_as<bool> auto train,
+           std::optional<transforms::Transform> transform = {}, TargetTransform target_transform = {},
+           bool download = false, std::source_location where = std::source_location::current())
+      : CIFAR100(root,
+                 CIFAROptions{.train = train,
+                              .transform = std::move(transform),
+                              .target_transform = std::move(target_transform),
+                              .download = download},
+                 where) {}
   /// The names of the classes, in the order of the targets.
   static const std::vector<std::string>& classes();
   /// The target of each class by name.
@@ -229,6 +281,14 @@ class ImageFolder : public DatasetFolder {
  public:
   explicit ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options = {},
                        std::source_location where = std::source_location::current());
+  /// With torchvision's options in its order.
+  ImageFolder(const std::filesystem::path& root, transforms::Transform transform,
+              TargetTransform target_transform = {},
+              std::source_location where = std::source_location::current())
+      : ImageFolder(root,
+                    DatasetFolderOptions{.transform = std::move(transform),
+                                         .target_transform = std::move(target_transform)},
+                    where) {}
 };
 
 /// A surface of triangles.
@@ -320,3 +380,16 @@ class ModelNet40 {
 };
 
 }  // namespace lockstep::data
+
+/// torchvision's name of the namespace: `datasets::MNIST train("data", true);`.
+namespace lockstep::datasets {
+
+using data::CIFAR10;
+using data::CIFAR100;
+using data::DatasetFolder;
+using data::FashionMNIST;
+using data::ImageFolder;
+using data::KMNIST;
+using data::MNIST;
+
+}  // namespace lockstep::datasets

@@ -28,8 +28,20 @@
 ///     net->fc = net->replace_module("fc", torch::nn::Linear(512, 10));
 namespace lockstep::models {
 
+/// torchvision's `weights`, which it downloads by name. Giving them does not compile: load_pretrained() takes a file.
+struct PretrainedWeights {
+  PretrainedWeights() = default;
+  template <typename Weights>
+  PretrainedWeights(const Weights& /*weights*/) {  // NOLINT: implicit by design
+    static_assert(
+        sizeof(Weights) == 0,
+        "weights: make the network without them, then load_pretrained(net, \"resnet34-b627a593.pth\")");
+  }
+};
+
 /// PyTorch: the arguments of `torchvision.models.ResNet`.
 struct ResNetOptions {
+  PretrainedWeights weights = {};   ///< does not compile: use load_pretrained()
   std::int64_t num_classes = 1000;  ///< number of results
   /// The last normalization of each block starts at zero, so the block starts as the identity.
   bool zero_init_residual = false;
@@ -100,6 +112,7 @@ struct InvertedResidualSetting {
 
 /// PyTorch: the arguments of `torchvision.models.MobileNetV2`.
 struct MobileNetV2Options {
+  PretrainedWeights weights = {};   ///< does not compile: use load_pretrained()
   std::int64_t num_classes = 1000;  ///< number of results
   double width_mult = 1;            ///< factor of the channels of all layers
   /// The groups of blocks, from the image to the classifier.
@@ -135,6 +148,7 @@ MobileNetV2 mobilenet_v2(const MobileNetV2Options& options = {});
 
 /// PyTorch: the arguments of `torchvision.models.VisionTransformer`. The defaults are those of ViT-B/16.
 struct VisionTransformerOptions {
+  PretrainedWeights weights = {};   ///< does not compile: use load_pretrained()
   std::int64_t image_size = 224;    ///< height and width; a multiple of patch_size
   std::int64_t patch_size = 16;     ///< pixels of an edge of a patch
   std::int64_t num_layers = 12;     ///< blocks of the encoder

@@ -35,10 +35,22 @@ class MapLocation {
   at::Device device_;
 };
 
+/// PyTorch's `weights_only`, which is always true: load() runs no code of the file. False does not compile.
+class WeightsOnly {
+ public:
+  consteval WeightsOnly(bool value) {  // NOLINT: implicit by design
+    if (!value) load_runs_no_code_of_a_file();
+  }
+
+ private:
+  static void load_runs_no_code_of_a_file() {}
+};
+
 /// Options of load(). PyTorch: the arguments of torch.load.
 struct LoadOptions {
   /// The device of the tensors. "meta": shapes and dtypes only; the data is not read.
   MapLocation map_location = at::kCPU;
+  WeightsOnly weights_only = true;  ///< true: load() reads plain data and tensors
   /// Tensors are pages of the file, read on first access and copied on write. The file must not be truncated
   /// while they exist; it may be replaced by a rename, as save() does.
   bool mmap = false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -29,6 +30,13 @@ struct ColorJitterOptions {
 class ColorJitter {
  public:
   explicit ColorJitter(const ColorJitterOptions& options = {});
+  /// With torchvision's options in its order.
+  explicit ColorJitter(std::floating_point auto brightness, Numbers contrast = {}, Numbers saturation = {},
+                       Numbers hue = {})
+      : ColorJitter(ColorJitterOptions{.brightness = brightness,
+                                       .contrast = std::move(contrast),
+                                       .saturation = std::move(saturation),
+                                       .hue = std::move(hue)}) {}
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -40,6 +42,8 @@ class Resize {
   /// One number is the size of the shorter edge. Throws ArgumentError when sizes are not positive or max_size
   /// does not go with the size.
   explicit Resize(Size size, ResizeOptions options = {});
+  Resize(Size size, InterpolationMode interpolation)
+      : Resize(std::move(size), {.interpolation = interpolation}) {}
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
   /// The transform as torchvision prints it.
@@ -81,6 +85,8 @@ class RandomCrop {
  public:
   /// One number is both edges.
   explicit RandomCrop(Size size, RandomCropOptions options = {});
+  RandomCrop(Size size, std::integral auto padding)
+      : RandomCrop(std::move(size), RandomCropOptions{.padding = padding}) {}
   /// Draws the part of an image of that size. It begins or ends beyond the image where it takes padding.
   /// Throws ArgumentError when image and padding are smaller than the crop.
   Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;

@@ -202,8 +202,8 @@ VisionTransformerImpl::VisionTransformerImpl(const VisionTransformerOptions& opt
 }
 
 void VisionTransformerImpl::reset() {
-  const auto& [image_size, patch_size, num_layers, num_heads, hidden_dim, mlp_dim, dropout, attention_dropout,
-               num_classes, representation_size] = options_;
+  const auto& [weights, image_size, patch_size, num_layers, num_heads, hidden_dim, mlp_dim, dropout,
+               attention_dropout, num_classes, representation_size] = options_;
   conv_proj = register_module(
       "conv_proj", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, hidden_dim, patch_size).stride(patch_size)));
   class_token = register_parameter("class_token", torch::zeros({1, 1, hidden_dim}));

@@ -95,6 +95,31 @@ TEST(Guesses, AStateDictIsLoadedFromAFileWithoutItsType) {
   EXPECT_TRUE(equal(state_dict(from), state_dict(to)));
 }
 
+TEST(Guesses, StrictAtItsPositionReturnsMissingAndUnexpectedKeys) {
+  torch::nn::Linear net(3, 2);
+  Dict weights = state_dict(net);
+  weights.erase("bias");
+  weights.set("extra", torch::zeros({1}));
+  const auto [missing, unexpected] = load_state_dict(net, weights, false);
+  EXPECT_THAT(missing, ElementsAre("bias"));
+  EXPECT_THAT(unexpected, ElementsAre("extra"));
+  EXPECT_THAT(load_state_dict(net, weights, {.strict = false}).missing_keys, ElementsAre("bias"));
+  EXPECT_THROW(load_state_dict(net, weights, true), CheckpointError);
+}
+
+TEST(Guesses, DistributedCheckpointsAsDcp) {
+  const TempFolder folder;
+  torch::nn::Linear net(3, 2);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  dcp::save({{"model", state_dict(net)}, {"optim", state_dict(optimizer)}}, folder / "step1",
+            {.no_dist = true});
+  torch::nn::Linear other(3, 2);
+  Dict state{{"model", state_dict(other)}};
+  dcp::load(state, folder / "step1", {.no_dist = true});
+  load_state_dict(other, state["model"]);
+  EXPECT_TRUE(equal(state_dict(net), state_dict(other)));
+}
+
 TEST(Guesses, AnotherTypeIsAnErrorThatNamesBoth) {
   const Value value{
       {"name", "resnet"}, {"large", std::int64_t{1} << 40}, {"half", 0.5}, {"list", List{1, 2}}};
@@ -138,6 +163,7 @@ TEST(Guesses, AnotherTypeIsAnErrorThatNamesBoth) {
 TEST(Guesses, MapLocationIsADeviceOrItsName) {
   const auto bytes = save_bytes(torch::ones({2}));
   EXPECT_TRUE(load_bytes(bytes, {.map_location = "cpu"}).as_tensor().is_cpu());
+  EXPECT_TRUE(load_bytes(bytes, {.map_location = "cpu", .weights_only = true}).as_tensor().is_cpu());
   EXPECT_TRUE(load_bytes(bytes, {.map_location = "meta"}).as_tensor().is_meta());
   EXPECT_TRUE(load_bytes(bytes, {.map_location = at::Device(at::kMeta)}).as_tensor().is_meta());
   EXPECT_THAT(error_of([&] { load_bytes(bytes, {.map_location = "gpu"}); }),

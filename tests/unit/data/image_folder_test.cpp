@@ -48,6 +48,18 @@ class ImageFolderTest : public ::testing::Test {
   TempFolder folder_{};
 };
 
+TEST_F(ImageFolderTest, GuessesOfPositions) {
+  write_pictures(root(), 2);
+  const datasets::ImageFolder dataset(root(),
+                                      transforms::Compose({transforms::Resize(2), transforms::ToTensor()}),
+                                      [](std::int64_t target) { return target + 10; });
+  const auto batch = dataset.get_batch(at::tensor({3}, at::kLong));
+  EXPECT_EQ(batch.data.sizes(), at::IntArrayRef({1, 3, 2, 2}));
+  EXPECT_EQ(batch.target.item<std::int64_t>(), 11);
+  EXPECT_THROW(datasets::CIFAR10(root(), true, transforms::ToTensor()), DataError);
+  EXPECT_THROW(datasets::MNIST(root(), false, transforms::ToTensor(), {}, false), DataError);
+}
+
 TEST_F(ImageFolderTest, BatchesHoldTransformedPicturesAndTargets) {
   write_pictures(root(), 3);
   const data::ImageFolder dataset(

@@ -2,7 +2,9 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -10,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/subset.h>
+#include <lockstep/data/vision.h>
 
 #include "support/error_of.h"
 #include "support/temp_folder.h"
@@ -57,6 +60,43 @@ TEST(RandomSplit, SharesOneDatasetAmongDisjointSubsets) {
   EXPECT_TRUE(at::equal(std::get<0>(all.sort()), at::arange(11)));
 }
 
+TEST(Guesses, ABracedListSplitsIntoNamedParts) {
+  const auto [train, val] = random_split(numbered(10), {0.8, 0.2});
+  EXPECT_EQ(train.size(), 8);
+  EXPECT_EQ(val.size(), 2);
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
+  auto [first, second, third] = random_split(numbered(10), {5, 3, 2}, generator);
+  EXPECT_EQ(third.size(), 2);
+  EXPECT_EQ(DataLoader(first, 4, true).size(), 2);
+  const std::vector<double> lengths{0.5, 0.5};
+  EXPECT_EQ(random_split(numbered(10), lengths).back().size(), 5);
+}
+
+TEST(Guesses, ASplitOfADatasetWithGet) {
+  struct Tens : Dataset {
+    Example get(std::size_t index) override {
+      const auto number = static_cast<std::int64_t>(index);
+      return {at::full({2}, number), at::scalar_tensor(10 * number, at::kLong)};
+    }
+    std::size_t size() const override { return 10; }
+  };
+  auto [train, val] = random_split(Tens(), {0.7, 0.3});
+  std::vector<at::Tensor> targets;
+  for (auto& part : {train, val}) {
+    for (auto& [x, y] : DataLoader(part, {.batch_size = 4, .num_workers = 1})) {
+      EXPECT_TRUE(at::equal(x.select(1, 0).mul(10).to(at::kLong), y));
+      targets.push_back(y);
+    }
+  }
+  EXPECT_TRUE(at::equal(std::get<0>(at::cat(targets).sort()), at::arange(10).mul(10)));
+  const Subset subset(Tens(), std::vector<int>{7, 2});
+  EXPECT_THAT(error_of([&] { subset.get_batch(at::empty({0}, at::kLong)); }), HasSubstr("there is no index"));
+  const ConcatDataset both({Tens(), Tens()});
+  EXPECT_TRUE(
+      at::equal(both.get_batch(at::tensor({12, 3}, at::kLong)).target, at::tensor({20, 30}, at::kLong)));
+  EXPECT_EQ(ConcatDataset(subset, train).size(), 9);
+}
+
 TEST(RandomSplit, AddsTenTenthsUpToOne) {
   EXPECT_EQ(random_split(numbered(100), std::vector<SplitSize>(10, 0.1)).size(), 10U);
 }
@@ -77,7 +117,7 @@ TEST(RandomSplit, RejectsLengthsThatDoNotAddUp) {
   EXPECT_THAT(error_of([] { random_split(numbered(10), {0.5, 0.4}); }), HasSubstr("length 0 is 0.5"));
   EXPECT_THAT(error_of([] { random_split(numbered(10), {-1, 11}); }), HasSubstr("length 0 is -1"));
   EXPECT_THAT(error_of([] { random_split(numbered(10), {1.5, -0.5}); }), HasSubstr("fraction 0 is 1.5"));
-  EXPECT_THROW(random_split(numbered(10), {}), ArgumentError);
+  EXPECT_THROW(random_split(numbered(10), std::vector<double>()), ArgumentError);
 }
 
 TEST(StratifiedShuffleSplit, GivesEveryClassItsShare) {
