@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -61,6 +62,8 @@ Dict load(const std::filesystem::path& folder);
 
 /// Arguments of load().
 struct LoadOptions {
+  /// The folder, for the call without it: `{.checkpoint_id = "step100"}`.
+  std::filesystem::path checkpoint_id = {};
   /// The ranks that load together. Default: the default group; without a context of init(), this process.
   std::optional<ProcessGroup> process_group = {};
   /// This process loads alone. Excludes process_group.
@@ -79,8 +82,27 @@ struct LoadOptions {
 void load(Dict& contents, const std::filesystem::path& folder, const LoadOptions& options = {},
           std::source_location where = std::source_location::current());
 
+/// The folder is options.checkpoint_id.
+inline void load(Dict& contents, const LoadOptions& options,
+                 std::source_location where = std::source_location::current()) {
+  load(contents, options.checkpoint_id, options, where);
+}
+/// Loads into the tensors of a dict that is written in the call: `load({{"model", state_dict(net)}}, "step100")`.
+template <typename Folder>
+  requires std::convertible_to<const Folder&, std::filesystem::path>
+void load(Dict&& contents, const Folder& folder, const LoadOptions& options = {},
+          std::source_location where = std::source_location::current()) {
+  load(contents, std::filesystem::path(folder), options, where);
+}
+inline void load(Dict&& contents, const LoadOptions& options,
+                 std::source_location where = std::source_location::current()) {
+  load(contents, options, where);
+}
+
 /// Arguments of save().
 struct SaveOptions {
+  /// The folder, for the call without it: `{.checkpoint_id = "step100"}`.
+  std::filesystem::path checkpoint_id = {};
   /// The ranks that save together. Default: the default group; without a context of init(), this process.
   std::optional<ProcessGroup> process_group = {};
   /// This process saves alone, a folder of its own. Excludes process_group.
@@ -99,6 +121,19 @@ struct SaveOptions {
 /// rank of a launcher that has not called init(), unless `no_dist` is set.
 void save(const Dict& contents, const std::filesystem::path& folder, const SaveOptions& options = {},
           std::source_location where = std::source_location::current());
+
+/// The folder is options.checkpoint_id.
+inline void save(const Dict& contents, const SaveOptions& options,
+                 std::source_location where = std::source_location::current()) {
+  save(contents, options.checkpoint_id, options, where);
+}
+
+/// Does not compile: a CheckpointManager saves while training continues. PyTorch: `async_save`.
+template <typename Folder = std::filesystem::path>
+void async_save(const Dict& /*contents*/, const Folder& /*folder*/) {
+  static_assert(sizeof(Folder) == 0,
+                "use CheckpointManager manager(folder, {.async_save = true}), manager.save(step, contents)");
+}
 
 /// The part of a tensor at one coordinate of a device mesh.
 struct LocalShape {

@@ -76,13 +76,14 @@ class LoaderBase {
   std::shared_ptr<LoaderWorkers> persistent_workers_{};
 };
 
-/// Yields a dataset's batches:
+/// Yields a dataset's batches, in a run of several ranks those of this rank's share of the samples.
 ///
 ///     DataLoader loader(dataset, {.batch_size = 128, .shuffle = true, .num_workers = 2});
 ///     for (auto& [images, labels] : loader) train(images, labels);
 ///
 /// Each begin() starts a pass; do not move the loader during a pass. For one thread. PyTorch:
-/// `torch.utils.data.DataLoader`; the workers are threads instead of processes.
+/// `torch.utils.data.DataLoader`, where each rank reads all samples without a DistributedSampler, as here with
+/// `{.distributed = false}`, for example for an evaluation on rank 0 alone. The workers are threads.
 ///
 /// With workers, random operators on CPU tensors in get_batch() use a seed derived from the base seed of the
 /// pass and the batch number, so the results do not depend on the number of workers or on timing. An

@@ -184,6 +184,11 @@ struct SplitSize {
   bool is_fraction = false;  ///< whether the value is a share
 };
 
+/// Arguments of random_split().
+struct RandomSplitOptions {
+  std::optional<at::Generator> generator = {};  ///< default: LibTorch's default CPU generator
+};
+
 /// The indices of random_split() for a dataset of `size` samples: one int64 tensor per split.
 std::vector<at::Tensor> random_split_indices(std::int64_t size, const std::vector<SplitSize>& lengths,
                                              const std::optional<at::Generator>& generator = {},
@@ -209,6 +214,14 @@ std::array<Subset<Dataset>, parts> random_split(
   return [&]<std::size_t... i>(std::index_sequence<i...>) {
     return std::array<Subset<Dataset>, parts>{Subset<Dataset>(shared, indices[i])...};
   }(std::make_index_sequence<parts>());
+}
+
+/// With the generator by its name: `random_split(dataset, {0.8, 0.2}, {.generator = generator})`.
+template <MapDataset Dataset, std::size_t parts>
+std::array<Subset<Dataset>, parts> random_split(
+    Dataset dataset, const SplitSize (&lengths)[parts],  // NOLINT: an array has the number of a braced list
+    const RandomSplitOptions& options, std::source_location where = std::source_location::current()) {
+  return random_split(std::move(dataset), lengths, options.generator, where);
 }
 
 /// Splits a dataset as random_split() with a braced list does, into a number of subsets that is known at run

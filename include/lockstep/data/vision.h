@@ -393,3 +393,11 @@ using data::KMNIST;
 using data::MNIST;
 
 }  // namespace lockstep::datasets
+
+/// The namespaces under `torch::data`, where LibTorch's programs look for them.
+namespace lockstep::data {
+
+namespace datasets = lockstep::datasets;
+namespace transforms = lockstep::transforms;
+
+}  // namespace lockstep::data

@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <source_location>
+#include <string>
+#include <utility>
 
 #include <torch/optim/optimizer.h>
 
@@ -87,5 +89,35 @@ void set_optimizer_state_dict(ModuleRef module, torch::optim::Optimizer& optimiz
 void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
                               const Dict& optim_state_dict, const StateDictOptions& options = {},
                               std::source_location where = std::source_location::current());
+
+/// The state dicts of a module and of its optimizer: `auto [model, optim] = get_state_dict(net, optimizer);`. As
+/// get_model_state_dict() and get_optimizer_state_dict(). PyTorch: `get_state_dict`.
+inline std::pair<Dict, Dict> get_state_dict(ConstModuleRef model, torch::optim::Optimizer& optimizer,
+                                            const StateDictOptions& options = {},
+                                            std::source_location where = std::source_location::current()) {
+  auto weights = get_model_state_dict(model, options, where);
+  return {std::move(weights), get_optimizer_state_dict(model, optimizer, options, where)};
+}
+inline std::pair<Dict, Dict> get_state_dict(const FSDPModule& model, torch::optim::Optimizer& optimizer,
+                                            const StateDictOptions& options = {},
+                                            std::source_location where = std::source_location::current()) {
+  auto weights = get_model_state_dict(model, options, where);
+  return {std::move(weights), get_optimizer_state_dict(model, optimizer, options, where)};
+}
+/// Loads what get_state_dict() returns, as set_model_state_dict() and set_optimizer_state_dict(). PyTorch:
+/// `set_state_dict`.
+inline void set_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const Dict& model_state_dict,
+                           const Dict& optim_state_dict, const StateDictOptions& options = {},
+                           std::source_location where = std::source_location::current()) {
+  set_model_state_dict(model, model_state_dict, options, where);
+  set_optimizer_state_dict(model, optimizer, optim_state_dict, options, where);
+}
+inline void set_state_dict(const FSDPModule& model, torch::optim::Optimizer& optimizer,
+                           const Dict& model_state_dict, const Dict& optim_state_dict,
+                           const StateDictOptions& options = {},
+                           std::source_location where = std::source_location::current()) {
+  set_model_state_dict(model, model_state_dict, options, where);
+  set_optimizer_state_dict(model, optimizer, optim_state_dict, options, where);
+}
 
 }  // namespace lockstep

@@ -284,6 +284,24 @@ class Value {
     return to<T>();
   }
 
+  /// The value as a T: `saved["epoch"].to<int>()`. Throws CheckpointError that names the actual type and value.
+  template <typename T>
+    requires(serialize::Number<T> || serialize::kIndexIn<T, Variant> < std::variant_size_v<Variant>)
+  T to() const {
+    if constexpr (std::same_as<T, bool>) {
+      return as_bool();
+    } else if constexpr (std::integral<T>) {
+      return static_cast<T>(int_within(std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
+    } else if constexpr (std::floating_point<T>) {
+      return static_cast<T>(as_double());
+    } else if constexpr (std::same_as<T, at::Tensor>) {
+      return as_tensor();
+    } else {
+      if (const auto* value = get_if<T>()) return *value;
+      refuse_type(serialize::kIndexIn<T, Variant>);
+    }
+  }
+
   /// The entry of a dict, or the item of a list or a tuple; -1 is the last item. Throws CheckpointError when
   /// there is no such key or item, or this has neither.
   template <std::convertible_to<Value> Key>  // with a Value, the built-in subscript of a string is as good
@@ -318,22 +336,6 @@ class Value {
   const Value& entry(const Value& key) const;
   std::int64_t int_within(std::int64_t min, std::uint64_t max) const;
   [[noreturn]] void refuse_type(std::size_t wanted) const;
-
-  template <typename T>
-  T to() const {
-    if constexpr (std::same_as<T, bool>) {
-      return as_bool();
-    } else if constexpr (std::integral<T>) {
-      return static_cast<T>(int_within(std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
-    } else if constexpr (std::floating_point<T>) {
-      return static_cast<T>(as_double());
-    } else if constexpr (std::same_as<T, at::Tensor>) {
-      return as_tensor();
-    } else {
-      if (const auto* value = get_if<T>()) return *value;
-      refuse_type(serialize::kIndexIn<T, Variant>);
-    }
-  }
 
   Variant variant_;
 };

@@ -310,6 +310,7 @@ void load(Dict& contents, const fs::path& folder, const LoadOptions& options, st
   const comm::CallSite site(where, "checkpoint");
   const ErrorFile about(folder);
   const PhaseScope phase(Phase::checkpoint);
+  checkpointing::check_folder(folder, options.checkpoint_id, "distributed_checkpoint::load");
   const auto group = checkpointing::group_of(options, "distributed_checkpoint::load");
   std::optional<Reader> reader;
   checkpointing::on_every(group, [&] {

@@ -216,6 +216,7 @@ void save(const Dict& contents, const fs::path& folder, const SaveOptions& optio
           std::source_location where) {
   const comm::CallSite site(where, "checkpoint");
   const PhaseScope phase(Phase::checkpoint);
+  checkpointing::check_folder(folder, options.checkpoint_id, "distributed_checkpoint::save");
   const auto group = checkpointing::group_of(options, "distributed_checkpoint::save");
   DistributedSave saving(contents, group, begin_save(folder, group, options.sync));
   checkpointing::on_every(group, [&] { saving.write(folder, options.sync); });

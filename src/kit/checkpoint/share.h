@@ -30,6 +30,15 @@ Group group_of(const Options& options, const char* what) {
       what);
 }
 
+// Throws ArgumentError unless the call names one folder, which its options may repeat.
+inline void check_folder(const std::filesystem::path& folder, const std::filesystem::path& checkpoint_id,
+                         const char* what) {
+  if (!folder.empty() && (checkpoint_id.empty() || checkpoint_id == folder)) return;
+  throw_error<ArgumentError>(
+      "{}: {}; give the folder as the argument, or as checkpoint_id", what,
+      folder.empty() ? "no folder is given" : "the folder and checkpoint_id name two folders");
+}
+
 bool is_first(const Group& group);
 // 0 without a group.
 std::size_t rank_of(const Group& group);

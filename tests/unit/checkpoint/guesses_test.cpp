@@ -50,6 +50,7 @@ TEST(Guesses, ATrainingCheckpointIsSavedAndLoaded) {
   EXPECT_TRUE(equal(state_dict(loaded), state_dict(net)));
 
   int epoch = saved["epoch"];
+  EXPECT_EQ(saved["epoch"].to<int>(), 7);
   const float lr = saved["optimizer"]["param_groups"][0]["lr"];
   const std::string arch = saved["args"]["arch"];
   const bool bias = saved["args"]["bias"];
@@ -118,6 +119,16 @@ TEST(Guesses, DistributedCheckpointsAsDcp) {
   dcp::load(state, folder / "step1", {.no_dist = true});
   load_state_dict(other, state["model"]);
   EXPECT_TRUE(equal(state_dict(net), state_dict(other)));
+
+  torch::nn::Linear third(3, 2);
+  dcp::load({{"model", state_dict(third)}}, {.checkpoint_id = folder / "step1", .no_dist = true});
+  EXPECT_TRUE(equal(state_dict(net), state_dict(third)));
+  dcp::save(state, {.checkpoint_id = folder / "step2", .no_dist = true});
+  dcp::load(state, folder / "step2", {.no_dist = true});
+  EXPECT_THAT(
+      error_of([&] { dcp::save(state, folder / "step2", {.checkpoint_id = "step3", .no_dist = true}); }),
+      HasSubstr("name two folders"));
+  EXPECT_THAT(error_of([&] { dcp::save(state, {.no_dist = true}); }), HasSubstr("no folder is given"));
 }
 
 TEST(Guesses, AnotherTypeIsAnErrorThatNamesBoth) {

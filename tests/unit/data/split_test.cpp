@@ -67,6 +67,8 @@ TEST(Guesses, ABracedListSplitsIntoNamedParts) {
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
   auto [first, second, third] = random_split(numbered(10), {5, 3, 2}, generator);
   EXPECT_EQ(third.size(), 2);
+  const auto [half, rest] = random_split(numbered(10), {0.5, 0.5}, {.generator = generator});
+  EXPECT_EQ(half.size() + rest.size(), 10);
   EXPECT_EQ(DataLoader(first, 4, true).size(), 2);
   const std::vector<double> lengths{0.5, 0.5};
   EXPECT_EQ(random_split(numbered(10), lengths).back().size(), 5);
