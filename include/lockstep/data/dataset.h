@@ -89,6 +89,16 @@ struct Example {
   at::Tensor target;  ///< without the dimension of the batch
 };
 
+/// The index of a sample in `dataset[index]`; its error names the line of the program.
+struct SampleIndex {
+  template <std::integral Index>
+  SampleIndex(Index index, std::source_location where = std::source_location::current())  // NOLINT: implicit
+      : value(static_cast<std::int64_t>(index)), place(where) {}
+
+  std::int64_t value;          ///< 0 .. size()-1
+  std::source_location place;  ///< of the caller
+};
+
 /// A base of datasets that return single samples, for a class that derives from it as in PyTorch:
 ///
 ///     class Squares : public data::Dataset {
@@ -173,6 +183,8 @@ class TensorDataset {
   /// Throws ArgumentError when an index is out of range or the shapes of transformed samples differ.
   Batch get_batch(const at::Tensor& indices,
                   std::source_location where = std::source_location::current()) const;
+  /// One sample: `auto [x, y] = dataset[0];`. Throws as get_batch() does. PyTorch: `dataset[0]`.
+  Example operator[](SampleIndex index) const;
   /// All data, [size(), ...].
   const at::Tensor& data() const { return data_; }
   /// All targets, [size(), ...].
@@ -214,6 +226,8 @@ class ImageDataset {
   /// transformed samples differ.
   Batch get_batch(const at::Tensor& indices,
                   std::source_location where = std::source_location::current()) const;
+  /// One sample: `auto [x, y] = dataset[0];`. Throws as get_batch() does. PyTorch: `dataset[0]`.
+  Example operator[](SampleIndex index) const;
   /// uint8 [n, channels, height, width], as stored.
   const at::Tensor& images() const { return images_; }
   /// The targets of all samples, int64 [size()].

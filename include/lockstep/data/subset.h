@@ -142,7 +142,10 @@ class Subset {
   /// `indices` int64 [n] on the CPU. Throws ArgumentError when one is not in 0 .. dataset.size()-1.
   Subset(Dataset dataset, at::Tensor indices, std::source_location where = std::source_location::current())
       : Subset(std::make_shared<Dataset>(std::move(dataset)), std::move(indices), where) {}
-  template <std::integral Index = std::int64_t>
+  Subset(Dataset dataset, std::initializer_list<std::int64_t> indices,
+         std::source_location where = std::source_location::current())
+      : Subset(std::move(dataset), std::vector<std::int64_t>(indices), where) {}
+  template <std::integral Index>
   Subset(Dataset dataset, const std::vector<Index>& indices,
          std::source_location where = std::source_location::current())
       : Subset(std::move(dataset),
@@ -162,6 +165,19 @@ class Subset {
                              std::source_location where = std::source_location::current()) const {
     check_indices(indices, size(), where);
     return get_batch_at(*dataset_, indices_.index_select(0, indices), where);
+  }
+  /// One sample, as the dataset's: `auto [x, y] = subset[0];`. Throws ArgumentError when the index is out of range.
+  auto operator[](SampleIndex index) const
+    requires(SampleDataset<Dataset> || requires(const Dataset& dataset) { dataset[index]; })
+  {
+    const auto in_subset = at::tensor({index.value}, at::kLong);
+    check_indices(in_subset, size(), index.place);
+    const SampleIndex chosen(indices_[index.value].template item<std::int64_t>(), index.place);
+    if constexpr (SampleDataset<Dataset>) {
+      return get_sample(*dataset_, static_cast<std::size_t>(chosen.value));
+    } else {
+      return (*dataset_)[chosen];
+    }
   }
   /// The dataset of which it is a part.
   const Dataset& dataset() const { return *dataset_; }

@@ -64,12 +64,8 @@ class MNIST : public ImageDataset {
   MNIST(const std::filesystem::path& root, std::same_as<bool> auto train,
         std::optional<transforms::Transform> transform = {}, TargetTransform target_transform = {},
         bool download = false, std::source_location where = std::source_location::current())
-      : MNIST(root,
-              MNISTOptions{.train = train,
-                           .transform = std::move(transform),
-                           .target_transform = std::move(target_transform),
-                           .download = download},
-              where) {}
+      : MNIST(root, MNISTOptions{train, std::move(transform), std::move(target_transform), download}, where) {
+  }
   /// The name of each label. torchvision: `classes`.
   static const std::vector<std::string>& classes();
 };
@@ -86,11 +82,7 @@ class FashionMNIST : public ImageDataset {
   FashionMNIST(const std::filesystem::path& root, std::same_as<bool> auto train,
                std::optional<transforms::Transform> transform = {}, TargetTransform target_transform = {},
                bool download = false, std::source_location where = std::source_location::current())
-      : FashionMNIST(root,
-                     MNISTOptions{.train = train,
-                                  .transform = std::move(transform),
-                                  .target_transform = std::move(target_transform),
-                                  .download = download},
+      : FashionMNIST(root, MNISTOptions{train, std::move(transform), std::move(target_transform), download},
                      where) {}
   /// The names of the classes, in the order of the targets.
   static const std::vector<std::string>& classes();
@@ -107,11 +99,7 @@ class KMNIST : public ImageDataset {
   KMNIST(const std::filesystem::path& root, std::same_as<bool> auto train,
          std::optional<transforms::Transform> transform = {}, TargetTransform target_transform = {},
          bool download = false, std::source_location where = std::source_location::current())
-      : KMNIST(root,
-               MNISTOptions{.train = train,
-                            .transform = std::move(transform),
-                            .target_transform = std::move(target_transform),
-                            .download = download},
+      : KMNIST(root, MNISTOptions{train, std::move(transform), std::move(target_transform), download},
                where) {}
   /// The names of the classes, in the order of the targets.
   static const std::vector<std::string>& classes();
@@ -132,11 +120,7 @@ class CIFAR10 : public ImageDataset {
   CIFAR10(const std::filesystem::path& root, std::same_as<bool> auto train,
           std::optional<transforms::Transform> transform = {}, TargetTransform target_transform = {},
           bool download = false, std::source_location where = std::source_location::current())
-      : CIFAR10(root,
-                CIFAROptions{.train = train,
-                             .transform = std::move(transform),
-                             .target_transform = std::move(target_transform),
-                             .download = download},
+      : CIFAR10(root, CIFAROptions{train, std::move(transform), std::move(target_transform), download},
                 where) {}
   /// The name of each label. torchvision: `classes`.
   static const std::vector<std::string>& classes();
@@ -155,11 +139,7 @@ class CIFAR100 : public ImageDataset {
   CIFAR100(const std::filesystem::path& root, std::same_as<bool> auto train,
            std::optional<transforms::Transform> transform = {}, TargetTransform target_transform = {},
            bool download = false, std::source_location where = std::source_location::current())
-      : CIFAR100(root,
-                 CIFAROptions{.train = train,
-                              .transform = std::move(transform),
-                              .target_transform = std::move(target_transform),
-                              .download = download},
+      : CIFAR100(root, CIFAROptions{train, std::move(transform), std::move(target_transform), download},
                  where) {}
   /// The names of the classes, in the order of the targets.
   static const std::vector<std::string>& classes();
@@ -248,6 +228,9 @@ class DatasetFolder {
   /// `on_unreadable` says.
   Batch get_batch(const at::Tensor& indices,
                   std::source_location where = std::source_location::current()) const;
+  /// One sample: `auto [x, y] = dataset[0];`. Throws as get_batch() does, and DataError for a
+  /// file that `on_unreadable` skips. PyTorch: `dataset[0]`.
+  Example operator[](SampleIndex index) const;
 
   /// The names of the classes, in the order of the targets.
   const std::vector<std::string>& classes() const;

@@ -203,4 +203,7 @@ class RandomChoice {
   std::vector<double> p_;
 };
 
+/// torchvision's name of these transforms: `v2::Compose`.
+namespace v2 = ::lockstep::transforms;
+
 }  // namespace lockstep::transforms

@@ -100,6 +100,8 @@ Batch TensorDataset::get_batch(const at::Tensor& indices, std::source_location w
                      indices, transforms_);
 }
 
+Example TensorDataset::operator[](SampleIndex index) const { return sample_at(*this, index); }
+
 ImageDataset::ImageDataset(at::Tensor images, at::Tensor targets, const ImageDatasetOptions& options,
                            std::source_location where)
     : targets_(std::move(targets)),
@@ -127,6 +129,8 @@ Batch ImageDataset::get_batch(const at::Tensor& indices, std::source_location wh
   return transformed({.data = images_of(chosen), .target = targets_.index_select(0, chosen)}, indices,
                      transforms_);
 }
+
+Example ImageDataset::operator[](SampleIndex index) const { return sample_at(*this, index); }
 
 at::Tensor ImageDataset::images_of(const at::Tensor& chosen) const {
   if (transforms_.transform) return images_.index_select(0, chosen);

@@ -100,6 +100,8 @@ Batch DatasetFolder::get_batch(const at::Tensor& indices, std::source_location w
                         indices);
 }
 
+Example DatasetFolder::operator[](SampleIndex index) const { return sample_at(*this, index); }
+
 ImageFolder::ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options,
                          std::source_location where)
     : DatasetFolder(

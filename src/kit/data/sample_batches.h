@@ -9,10 +9,13 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
 
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/vision.h>
 #include <lockstep/transforms/transform.h>
+
+#include "base/throw_error.h"
 
 // How a dataset makes a batch of single samples.
 namespace lockstep::data {
@@ -43,5 +46,14 @@ struct ReadableSamples {
 // Stacks samples. Throws ArgumentError when an index is out of range or shapes differ, and DataError as
 // `on_unreadable` says.
 Batch readable_batch(const ReadableSamples& samples, const at::Tensor& indices);
+
+// The sample of `dataset[index]`.
+template <typename Dataset>
+Example sample_at(const Dataset& dataset, const SampleIndex& index) {
+  const auto batch = dataset.get_batch(at::full({1}, index.value, at::kLong), index.place);
+  if (batch.data.size(0) == 0)
+    throw_error<DataError>("sample {} of the dataset cannot be decoded", index.value);
+  return {.data = batch.data[0], .target = batch.target[0]};
+}
 
 }  // namespace lockstep::data

@@ -74,6 +74,18 @@ TEST(Guesses, ABracedListSplitsIntoNamedParts) {
   EXPECT_EQ(random_split(numbered(10), lengths).back().size(), 5);
 }
 
+TEST(Guesses, SubscriptsReturnOneSample) {
+  const auto dataset = numbered(10);
+  const auto [x, y] = dataset[3];
+  EXPECT_TRUE(at::equal(x, at::full({1}, 3, at::kLong)));
+  EXPECT_EQ(y.item<int>(), 30);
+  EXPECT_EQ(Subset(dataset, {7, 2})[1].target.item<int>(), 20);
+  EXPECT_EQ(Subset(Subset(dataset, {7, 2}), {0})[0].target.item<int>(), 70);
+  EXPECT_THAT(error_of([&] { (void)dataset[10]; }),
+              HasSubstr("index 10 is out of range for a dataset of 10 samples"));
+  EXPECT_THAT(error_of([&] { (void)Subset(dataset, {7, 2})[2]; }), HasSubstr("index 2 is out of range"));
+}
+
 TEST(Guesses, ASplitOfADatasetWithGet) {
   struct Tens : Dataset {
     Example get(std::size_t index) override {
@@ -91,6 +103,7 @@ TEST(Guesses, ASplitOfADatasetWithGet) {
     }
   }
   EXPECT_TRUE(at::equal(std::get<0>(at::cat(targets).sort()), at::arange(10).mul(10)));
+  EXPECT_EQ(val[0].target.item<std::int64_t>(), 10 * val.indices()[0].item<std::int64_t>());
   const Subset subset(Tens(), std::vector<int>{7, 2});
   EXPECT_THAT(error_of([&] { subset.get_batch(at::empty({0}, at::kLong)); }), HasSubstr("there is no index"));
   const ConcatDataset both({Tens(), Tens()});
