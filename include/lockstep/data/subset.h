@@ -142,7 +142,10 @@ class Subset {
   /// `indices` int64 [n] on the CPU. Throws ArgumentError when one is not in 0 .. dataset.size()-1.
   Subset(Dataset dataset, at::Tensor indices, std::source_location where = std::source_location::current())
       : Subset(std::make_shared<Dataset>(std::move(dataset)), std::move(indices), where) {}
-  template <std::integral Index = std::int64_t>
+  Subset(Dataset dataset, std::initializer_list<std::int64_t> indices,
+         std::source_location where = std::source_location::current())
+      : Subset(std::move(dataset), std::vector<std::int64_t>(indices), where) {}
+  template <std::integral Index>
   Subset(Dataset dataset, const std::vector<Index>& indices,
          std::source_location where = std::source_location::current())
       : Subset(std::move(dataset),

@@ -80,6 +80,7 @@ TEST(Guesses, SubscriptsReturnOneSample) {
   EXPECT_TRUE(at::equal(x, at::full({1}, 3, at::kLong)));
   EXPECT_EQ(y.item<int>(), 30);
   EXPECT_EQ(Subset(dataset, {7, 2})[1].target.item<int>(), 20);
+  EXPECT_EQ(Subset(Subset(dataset, {7, 2}), {0})[0].target.item<int>(), 70);
   EXPECT_THAT(error_of([&] { (void)dataset[10]; }),
               HasSubstr("index 10 is out of range for a dataset of 10 samples"));
   EXPECT_THAT(error_of([&] { (void)Subset(dataset, {7, 2})[2]; }), HasSubstr("index 2 is out of range"));
