@@ -80,6 +80,11 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   /// Replaces the averaging of buckets. Call it once, before the first forward. See CommHook. PyTorch:
   /// `register_comm_hook`.
   void register_comm_hook(CommHook hook, std::source_location where = std::source_location::current());
+  /// With PyTorch's first argument, `None` as nullptr: the hook itself holds its state.
+  void register_comm_hook(std::nullptr_t, CommHook hook,
+                          std::source_location where = std::source_location::current()) {
+    register_comm_hook(std::move(hook), where);
+  }
 
   /// The wrapped module's parameters without those of params_and_buffers_to_ignore.
   std::vector<at::Tensor> averaged_parameters() const;

@@ -210,3 +210,8 @@ at::Tensor loss_parallel(const at::Tensor& input, const at::Tensor& target, cons
                          std::source_location where = std::source_location::current());
 
 }  // namespace lockstep::tensor_parallel
+
+/// PyTorch's name of lockstep::tensor_parallel.
+namespace lockstep::tensor {
+namespace parallel = tensor_parallel;
+}  // namespace lockstep::tensor

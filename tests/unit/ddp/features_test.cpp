@@ -92,7 +92,7 @@ TEST(CommHook, RunsInAGroupOfOneToo) {
   const testing::FakeGroup fake(1);
   torch::nn::Linear net(4, 1);
   DistributedDataParallel ddp(net, {.process_group = fake.group});
-  ddp->register_comm_hook(bf16_compress_hook);
+  ddp->register_comm_hook(nullptr, algorithms::ddp_comm_hooks::default_hooks::bf16_compress_hook);
   ddp->forward(torch::full({1, 4}, 1.001)).sum().backward();
   EXPECT_EQ(net->weight.grad()[0][0].item<float>(), 1);
 }
