@@ -80,7 +80,17 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   /// Replaces the averaging of buckets. Call it once, before the first forward. See CommHook. PyTorch:
   /// `register_comm_hook`.
   void register_comm_hook(CommHook hook, std::source_location where = std::source_location::current());
-  /// With PyTorch's first argument, `None` as nullptr: the hook itself holds its state.
+  /// With PyTorch's arguments: a callable that takes a state and the bucket, and the state, of which the module
+  /// keeps a copy: give a shared_ptr to read it later.
+  template <typename State, typename Hook>
+    requires std::is_invocable_r_v<BucketWork, Hook&, State&, GradBucket&>
+  void register_comm_hook(State state, Hook hook,
+                          std::source_location where = std::source_location::current()) {
+    register_comm_hook([state = std::move(state),
+                        hook = std::move(hook)](GradBucket& bucket) mutable { return hook(state, bucket); },
+                       where);
+  }
+  /// Without a state, as PyTorch's `None`.
   void register_comm_hook(std::nullptr_t, CommHook hook,
                           std::source_location where = std::source_location::current()) {
     register_comm_hook(std::move(hook), where);

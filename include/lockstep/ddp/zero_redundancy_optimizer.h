@@ -189,3 +189,7 @@ class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::optim {
+using lockstep::ZeroRedundancyOptimizer;
+}  // namespace lockstep::optim

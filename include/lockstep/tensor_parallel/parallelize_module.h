@@ -214,4 +214,11 @@ at::Tensor loss_parallel(const at::Tensor& input, const at::Tensor& target, cons
 /// PyTorch's name of lockstep::tensor_parallel.
 namespace lockstep::tensor {
 namespace parallel = tensor_parallel;
+
+/// Does not compile: there is no DTensor.
+template <typename Tensor>
+void distribute_tensor(const Tensor&, const DeviceMesh&, const std::vector<Placement>& = {}) {
+  static_assert(sizeof(Tensor) == 0,
+                "there is no DTensor: parallelize_module() cuts parameters, redistribute() other tensors");
+}
 }  // namespace lockstep::tensor

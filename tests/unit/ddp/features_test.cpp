@@ -123,6 +123,19 @@ TEST(CommHook, AResultOfADifferentSizeIsAnError) {
       ThrowsMessage<Error>(HasSubstr("3 elements for a bucket of 5")));
 }
 
+TEST(CommHook, TakesAState) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(4, 1);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  const auto calls = std::make_shared<int>(0);
+  ddp->register_comm_hook(calls, [](const std::shared_ptr<int>& count, GradBucket& bucket) {
+    ++*count;
+    return allreduce_hook(bucket);
+  });
+  ddp->forward(torch::ones({1, 4})).sum().backward();
+  EXPECT_EQ(*calls, 1);
+}
+
 TEST(CommHook, CopiesOfItsResultShareTheSteps) {
   const testing::FakeGroup fake(2);
   const auto sum = torch::ones({3});
