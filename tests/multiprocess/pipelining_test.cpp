@@ -281,10 +281,11 @@ const Scenario own_plan("pipelining own plan", [] {
   Fork fork;
   const auto x = torch::randn({3, 8}), target = torch::randn({3, 8});
   const auto plan = plan_from_csv("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n");
-  const auto stage = context.rank() == 0 ? PipelineStage(fork, 0, 2) : PipelineStage(Join(), 1, 2);
+  const auto stage =
+      context.rank() == 0 ? PipelineStage(fork, 0, 2, torch::kCPU) : PipelineStage(Join(), 1, 2);
   PipelineSchedule schedule({stage}, plan, loss_of, {.chunk_dim = 1, .return_outputs = false});
   Tensors losses;
-  EXPECT_TRUE(schedule.step({x}, target, &losses).empty());
+  EXPECT_TRUE(schedule.step({.args = {x}, .target = target, .losses = &losses}).empty());
   EXPECT_EQ(losses.size(), context.rank() == 0 ? 0 : 2);
   const auto timeline = schedule.timeline();
   std::string actions;
@@ -296,7 +297,7 @@ const Scenario own_plan("pipelining own plan", [] {
   EXPECT_EQ(actions, "0:0F0 0:0F1 0:0B1 0:0B0 1:1F0 1:1F1 1:1B1 1:1B0 ");
   EXPECT_THAT(timeline.peak_microbatches, ::testing::ElementsAre(2, 2));
   EXPECT_EQ(stage_times(timeline).size(), 2);
-  EXPECT_TRUE(schedule.eval({x}).empty());
+  EXPECT_TRUE(schedule.eval({.args = {x}}).empty());
   if (context.rank() == 1) return;
   const auto gradient = fork->linear->weight.grad().clone();
   fork->zero_grad();

@@ -28,7 +28,7 @@
 namespace lockstep::testing {
 namespace {
 
-namespace tp = tensor_parallel;
+namespace tp = tensor::parallel;
 namespace F = torch::nn::functional;
 using at::Tensor;
 using ::testing::AllOf;

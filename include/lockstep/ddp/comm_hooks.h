@@ -150,8 +150,8 @@ CommHook fp16_compress_wrapper(CommHook hook);
 CommHook bf16_compress_wrapper(CommHook hook);
 
 /// Divides `gradients` by the group's size and all-reduces them, for use in custom hooks.
-BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& process_group,
-                             std::source_location where = std::source_location::current());
+BucketWork allreduce_average_async(at::Tensor gradients, const ProcessGroup& process_group,
+                                   std::source_location where = std::source_location::current());
 
 /// Options of PowerSGD under the names of PyTorch's `PowerSGDState`, with its defaults.
 struct PowerSGDOptions {
@@ -285,3 +285,9 @@ class PeriodicModelAverager {
 };
 
 }  // namespace lockstep
+
+/// The names of `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
+namespace lockstep::algorithms::ddp_comm_hooks::default_hooks {
+using lockstep::allreduce_hook, lockstep::bf16_compress_hook, lockstep::bf16_compress_wrapper,
+    lockstep::fp16_compress_hook, lockstep::fp16_compress_wrapper;
+}  // namespace lockstep::algorithms::ddp_comm_hooks::default_hooks

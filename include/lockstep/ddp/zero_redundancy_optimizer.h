@@ -192,4 +192,4 @@ class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates {
 
 namespace lockstep::optim {
 using lockstep::ZeroRedundancyOptimizer;
-}
+}  // namespace lockstep::optim

@@ -207,6 +207,7 @@ enum class Average : std::uint8_t {
   macro,     ///< mean over the classes that occur among targets or predictions
   weighted,  ///< mean weighted by the number of targets
 };
+/// The names of the enumerators, which Literal accepts.
 OneOf<"micro", "macro", "weighted"> literals_of(Average);
 
 /// Scores per class, float64 [num_classes]. A quotient by zero is 0. scikit-learn:

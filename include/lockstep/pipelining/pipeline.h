@@ -65,6 +65,11 @@ class PipelineStage {
   PipelineStage(const Module& submodule, int stage_index, int num_stages,
                 const PipelineStageOptions& options = {})
       : PipelineStage(pointer_of(submodule), forward_of(submodule), stage_index, num_stages, options) {}
+  /// With PyTorch's fourth argument, which replaces PipelineStageOptions::device.
+  template <typename Module>
+  PipelineStage(const Module& submodule, int stage_index, int num_stages, at::Device device,
+                const PipelineStageOptions& options = {})
+      : PipelineStage(submodule, stage_index, num_stages, with_device(options, device)) {}
 
   /// `submodule` has the parameters, and `forward` computes a micro-batch with them.
   PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forward forward, int stage_index,
@@ -86,6 +91,12 @@ class PipelineStage {
   const Forward& forward() const { return forward_; }
 
  private:
+  static PipelineStageOptions with_device(const PipelineStageOptions& options, at::Device device) {
+    auto complete = options;
+    complete.device = device;
+    return complete;
+  }
+
   template <typename Module>
   static std::shared_ptr<torch::nn::Module> pointer_of(const Module& module) {
     if constexpr (std::same_as<Module, torch::nn::AnyModule>) {
@@ -168,6 +179,18 @@ struct PipelineScheduleOptions {
 /// AnyPyTree converts, so `[](const at::Tensor& output, const at::Tensor& target) { ... }` is one as well.
 using LossFunction = std::function<at::Tensor(const AnyPyTree& output, const AnyPyTree& target)>;
 
+/// The arguments of PipelineSchedule::step() and eval() by their names, e.g. `{.target = y, .losses = &losses}`.
+struct StepArguments {
+  /// Makes an initializer without names invalid, which would be the args of step() alone.
+  struct Named {
+    Named() = default;
+  };
+  Named named = {};           ///< leave it out
+  AnyPyTree args = {};        ///< the inputs of stage 0
+  AnyPyTree target = {};      ///< what the loss compares the outputs with
+  Tensors* losses = nullptr;  ///< gets the loss of each micro-batch
+};
+
 /// Runs a plan. PyTorch: `PipelineScheduleMulti`, and `_PipelineScheduleRuntime` for a plan of your own.
 ///
 /// All ranks of the group make schedules with the same plan and call step() and eval() the same number of
@@ -206,12 +229,22 @@ class PipelineSchedule {
     const auto outputs = run_step(args, target, losses, where);
     return outputs ? outputs->template get<Output>() : Output{};
   }
+  /// With arguments by name, for outputs that are tensors.
+  Tensors step(const StepArguments& arguments, std::source_location where = std::source_location::current()) {
+    return step<Tensors>(arguments.args, arguments.target, arguments.losses,
+                         where);  // no template: is preferred
+  }
   /// The same without backward and without gradients. `target` is optional.
   template <PyTree Output = Tensors>
   Output eval(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr,
               std::source_location where = std::source_location::current()) {
     const auto outputs = run_eval(args, target, losses, where);
     return outputs ? outputs->template get<Output>() : Output{};
+  }
+  /// With arguments by name, for outputs that are tensors.
+  Tensors eval(const StepArguments& arguments, std::source_location where = std::source_location::current()) {
+    return eval<Tensors>(arguments.args, arguments.target, arguments.losses,
+                         where);  // no template: is preferred
   }
 
   /// Runs `function` in place of UNSHARD, RESHARD or REDUCE_GRAD. Throws ArgumentError for other actions.

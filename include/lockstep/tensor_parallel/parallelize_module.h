@@ -210,3 +210,15 @@ at::Tensor loss_parallel(const at::Tensor& input, const at::Tensor& target, cons
                          std::source_location where = std::source_location::current());
 
 }  // namespace lockstep::tensor_parallel
+
+/// PyTorch's name of lockstep::tensor_parallel.
+namespace lockstep::tensor {
+namespace parallel = tensor_parallel;
+
+/// Does not compile: there is no DTensor.
+template <typename Tensor>
+void distribute_tensor(const Tensor&, const DeviceMesh&, const std::vector<Placement>& = {}) {
+  static_assert(sizeof(Tensor) == 0,
+                "there is no DTensor: parallelize_module() cuts parameters, redistribute() other tensors");
+}
+}  // namespace lockstep::tensor

@@ -29,6 +29,7 @@ enum class PaddingMode : std::uint8_t {
   reflect,    ///< the image mirrored, without its outermost pixel
   symmetric,  ///< the image mirrored, with its outermost pixel
 };
+/// The names of the enumerators, which Literal accepts.
 OneOf<"constant", "edge", "reflect", "symmetric"> literals_of(PaddingMode);
 
 /// Options of Resize, with torchvision's names and defaults.

@@ -40,7 +40,7 @@ BucketWork::Change copy_to(const at::Tensor& buffer) {
 BucketWork compress(const GradBucket& bucket, at::ScalarType dtype, const char* name) {
   const auto buffer = only_dense(bucket, name);
   const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
-  return allreduce_average(buffer.to(dtype), bucket.process_group()).then(copy_to(buffer));
+  return allreduce_average_async(buffer.to(dtype), bucket.process_group()).then(copy_to(buffer));
 }
 
 CommHook wrapped(CommHook hook, at::ScalarType dtype, const char* name) {
@@ -118,8 +118,8 @@ std::vector<at::Tensor> GradBucket::gradients() const {
   return views;
 }
 
-BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& process_group,
-                             std::source_location where) {
+BucketWork allreduce_average_async(at::Tensor gradients, const ProcessGroup& process_group,
+                                   std::source_location where) {
   gradients.div_(process_group.size());
   auto work = process_group.all_reduce_async(gradients, ReduceOp::SUM, where);
   return {std::move(work), std::move(gradients)};
@@ -127,7 +127,7 @@ BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& process_g
 
 BucketWork allreduce_hook(GradBucket& bucket) {
   const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
-  return allreduce_average(only_dense(bucket, "allreduce_hook"), bucket.process_group());
+  return allreduce_average_async(only_dense(bucket, "allreduce_hook"), bucket.process_group());
 }
 
 BucketWork fp16_compress_hook(GradBucket& bucket) {
@@ -212,7 +212,7 @@ BucketWork OneBit::operator()(GradBucket& bucket) const {
   const bool is_compressed = state_->iteration >= state_->start_iter;
   if (bucket.is_last()) ++state_->iteration;
   const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
-  if (!is_compressed) return allreduce_average(row, group);
+  if (!is_compressed) return allreduce_average_async(row, group);
   auto& error = state_->errors.try_emplace(bucket.index(), at::zeros_like(row)).first->second;
   row.add_(error);
   const auto message = encode(bucket);
@@ -249,7 +249,7 @@ BucketWork PostLocalSGD::operator()(GradBucket& bucket) const {
   }
   if (!options.post_local_gradient_allreduce || !options.subgroup) return BucketWork(bucket.buffer());
   const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
-  return allreduce_average(bucket.buffer(), *options.subgroup);
+  return allreduce_average_async(bucket.buffer(), *options.subgroup);
 }
 
 PeriodicModelAverager::PeriodicModelAverager(const PeriodicModelAveragerOptions& options)

@@ -250,7 +250,7 @@ BucketWork PowerSGD::operator()(GradBucket& bucket) const {
   const comm::CallSite site(ddp::kGradients, static_cast<int>(bucket.index()));
   if (state_->iteration < state_->options.start_powerSGD_iter) {
     if (bucket.is_last()) ++state_->iteration;
-    return allreduce_average(bucket.buffer(), group);
+    return allreduce_average_async(bucket.buffer(), group);
   }
   const auto step = std::make_shared<Step>(state_->begin(bucket));
   for (auto& factor : step->factors) at::bmm_out(factor.p, factor.matrices, factor.q);

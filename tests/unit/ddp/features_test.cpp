@@ -92,7 +92,7 @@ TEST(CommHook, RunsInAGroupOfOneToo) {
   const testing::FakeGroup fake(1);
   torch::nn::Linear net(4, 1);
   DistributedDataParallel ddp(net, {.process_group = fake.group});
-  ddp->register_comm_hook(bf16_compress_hook);
+  ddp->register_comm_hook(nullptr, algorithms::ddp_comm_hooks::default_hooks::bf16_compress_hook);
   ddp->forward(torch::full({1, 4}, 1.001)).sum().backward();
   EXPECT_EQ(net->weight.grad()[0][0].item<float>(), 1);
 }
@@ -121,6 +121,19 @@ TEST(CommHook, AResultOfADifferentSizeIsAnError) {
         ddp->forward(torch::ones({1, 4})).sum().backward();
       },
       ThrowsMessage<Error>(HasSubstr("3 elements for a bucket of 5")));
+}
+
+TEST(CommHook, TakesAState) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(4, 1);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  const auto calls = std::make_shared<int>(0);
+  ddp->register_comm_hook(calls, [](const std::shared_ptr<int>& count, GradBucket& bucket) {
+    ++*count;
+    return allreduce_hook(bucket);
+  });
+  ddp->forward(torch::ones({1, 4})).sum().backward();
+  EXPECT_EQ(*calls, 1);
 }
 
 TEST(CommHook, CopiesOfItsResultShareTheSteps) {
