@@ -221,7 +221,7 @@ TEST(Loggers, EndWithAWholeEventOnAFullDisk) {
               HasSubstr(file.string() + " cannot be written: File too large"));
   EXPECT_EQ(text_of(file), whole);
   SummaryWriter copy = writer;
-  copy.add_scalar("loss", 1);
+  copy.add_scalar("loss", at::scalar_tensor(1));
   EXPECT_GT(text_of(file).size(), whole.size());
   writer.flush();
   writer.close();
@@ -231,6 +231,8 @@ TEST(Loggers, EndWithAWholeEventOnAFullDisk) {
 TEST(Loggers, CheckTheArgumentsOfSummaryWriter) {
   const TempFolder folder;
   SummaryWriter writer(folder / "run");
+  EXPECT_THAT(error_of([&] { writer.add_scalar("loss", at::ones({2})); }),
+              HasSubstr("'loss' is not a real number; give a tensor of one element"));
   const auto whole = text_of(only_file_in(folder / "run"));
   const auto values = torch::tensor({1.0, std::numeric_limits<double>::infinity()});
   const auto histogram = [&](const at::Tensor& tensor, const HistogramBins& bins) {
