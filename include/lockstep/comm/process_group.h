@@ -53,6 +53,10 @@ class Work {
   /// Whether wait() would return, or throw, without blocking.
   bool is_completed() const;
 
+  /// This Work: `work->wait()` is work.wait(), as with the pointers of c10d.
+  Work* operator->() { return this; }
+  const Work* operator->() const { return this; }
+
   /// Calls `callback` once when the call has ended, after the callbacks before it, and returns this Work. The
   /// thread whose wait() ends the call, on any copy, runs it before that wait() returns; if the call has been
   /// waited for, then() runs it at once. Nothing runs in the background: without a wait() it is never called,
