@@ -176,6 +176,8 @@ const testing::Scenario groups_of_guesses("guesses: groups", [] {
         new_subgroups_by_enumeration({{0, 1}, {1}});
       },
       ThrowsMessage<ArgumentError>(HasSubstr("rank 1 is listed twice")));
+  EXPECT_EQ(group == GroupMember::NON_GROUP_MEMBER, !group);
+  EXPECT_EQ(get_world_size(GroupMember::WORLD), 3);
   EXPECT_TRUE(is_available());
   EXPECT_TRUE(is_backend_available("shm"));
   EXPECT_FALSE(is_backend_available("tcp"));

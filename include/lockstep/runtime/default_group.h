@@ -62,6 +62,18 @@ at::Generator default_generator();
 /// other ranks that are threads of this process. PyTorch: `torch.manual_seed`.
 void manual_seed(std::uint64_t seed);
 
+/// PyTorch's values of a group. PyTorch: `torch.distributed.GroupMember`.
+struct GroupMember {
+  /// The type of NON_GROUP_MEMBER.
+  struct NonGroupMember {};
+  /// As an argument: the default group.
+  static constexpr std::nullopt_t WORLD = std::nullopt;
+  /// `group == GroupMember::NON_GROUP_MEMBER` is `!group`.
+  static constexpr NonGroupMember NON_GROUP_MEMBER = {};
+};
+/// Whether this rank is outside of `group`.
+inline bool operator==(const ProcessGroup& group, GroupMember::NonGroupMember /*outside*/) { return !group; }
+
 /// Arguments of new_group() and split_group().
 struct GroupOptions {
   std::optional<Timeout> timeout = std::nullopt;   ///< for each call; default: that of the default group
