@@ -154,7 +154,7 @@ struct ReconfigureOptions {
 /// takes a group: free collectives, e.g. all_reduce(tensor, op, group), warn once and do nothing, others throw.
 /// PyTorch: `GroupMember.NON_GROUP_MEMBER`.
 ///
-///     if (const auto pair = lockstep::new_group({0, 1})) pair.all_reduce(tensor);
+///     if (const auto pair = lockstep::new_group({0, 1})) pair.all_reduce(sum);
 ///
 /// Rules for every collective:
 /// - All ranks of the group make the same calls in the same order, from one thread at a time.
