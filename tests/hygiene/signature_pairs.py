@@ -30,7 +30,8 @@ def compared(module, names, where="", renamed=None, prefix=""):
 
 
 compared("torch.distributed", """init_process_group destroy_process_group new_group split_group
-    get_rank get_world_size get_backend get_process_group_ranks is_initialized is_available""")
+    get_rank get_world_size get_backend get_process_group_ranks is_initialized is_available
+    is_backend_available is_nccl_available is_gloo_available is_mpi_available new_subgroups new_subgroups_by_enumeration""")
 compared("torch.distributed", """all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter
     reduce_scatter_tensor all_to_all all_to_all_single barrier monitored_barrier send recv isend irecv
     all_gather_object gather_object broadcast_object_list scatter_object_list""")

@@ -106,7 +106,7 @@ const testing::Scenario messages("guesses: messages", [] {
     EXPECT_EQ(recv(t, 0), 0);
   }
   if (rank == 1) isend(t, 2).wait();
-  if (rank == 2) irecv(t, 1).wait();
+  if (rank == 2) irecv(t, 1)->wait();
   EXPECT_EQ(t.item<double>(), 0);
   std::vector<std::string> objects;
   all_gather_object(objects, std::to_string(rank));
@@ -166,6 +166,21 @@ const testing::Scenario groups_of_guesses("guesses: groups", [] {
     batch_isend_irecv({other}).front().wait();
   }
   destroy_process_group(new_group({0, 2}, 30, "gloo"));
+  const auto [own, all] = new_subgroups_by_enumeration({{0}, {2, 1}}, {.timeout = 30});
+  EXPECT_EQ(get_rank(own), get_rank() == 1 ? 1 : 0);
+  EXPECT_EQ(get_world_size(all[1]), get_rank() == 0 ? -1 : 2);
+  EXPECT_EQ(new_subgroups(3).first.size(), 3);
+  EXPECT_THAT([] { new_subgroups(2); }, ThrowsMessage<ArgumentError>(HasSubstr("group_size is 2")));
+  EXPECT_THAT(
+      [] {
+        new_subgroups_by_enumeration({{0, 1}, {1}});
+      },
+      ThrowsMessage<ArgumentError>(HasSubstr("rank 1 is listed twice")));
+  EXPECT_EQ(group == GroupMember::NON_GROUP_MEMBER, !group);
+  EXPECT_EQ(get_world_size(GroupMember::WORLD), 3);
+  EXPECT_TRUE(is_available());
+  EXPECT_TRUE(is_backend_available("shm"));
+  EXPECT_FALSE(is_backend_available("tcp"));
   const auto mesh = init_device_mesh("cpu", {3}, {"dp"});
   EXPECT_EQ(mesh.get_local_rank("dp"), get_rank());
   EXPECT_EQ(init_device_mesh("cpu", {3}, {.mesh_dim_names = {"dp"}}).size(), 3);
@@ -199,7 +214,7 @@ const testing::Scenario training("guesses: training", [] {
   }
   ddp.eval();
   {
-    const Join join({ddp});
+    const algorithms::Join join({ddp});
     for (int step = 0; step < get_rank(); ++step) ddp(torch::randn({8, 4})).sum().backward();
   }
   {
@@ -219,7 +234,7 @@ const testing::Scenario training("guesses: training", [] {
   counting(torch::ones({1, 4})).sum().backward();
   EXPECT_EQ(buckets, 1);
   DistributedDataParallel halved(torch::nn::Linear(4, 1));
-  halved->register_comm_hook(nullptr, bf16_compress_hook);
+  halved->register_comm_hook(nullptr, algorithms::ddp_comm_hooks::default_hooks::bf16_compress_hook);
   EXPECT_EQ(checkpoint(net, torch::ones({1, 4}), {.use_reentrant = false}).numel(), 1);
   auto all = torch::zeros({2, 4});
   all_gather_into_tensor(all, ddp->module()->weight.detach());

@@ -54,6 +54,10 @@ class Work {
   /// Whether wait() would return, or throw, without blocking.
   bool is_completed() const;
 
+  /// This Work: `work->wait()` is work.wait(), as with the pointers of c10d.
+  Work* operator->() { return this; }
+  const Work* operator->() const { return this; }
+
   /// Calls `callback` once when the call has ended, after the callbacks before it, and returns this Work. The
   /// thread whose wait() ends the call, on any copy, runs it before that wait() returns; if the call has been
   /// waited for, then() runs it at once. Nothing runs in the background: without a wait() it is never called,
@@ -169,7 +173,7 @@ struct ReconfigureOptions {
 /// takes a group: free collectives, e.g. all_reduce(tensor, op, group), warn once and do nothing, others throw.
 /// PyTorch: `GroupMember.NON_GROUP_MEMBER`.
 ///
-///     if (const auto pair = lockstep::new_group({0, 1})) pair.all_reduce(tensor);
+///     if (const auto pair = lockstep::new_group({0, 1})) pair.all_reduce(sum);
 ///
 /// Rules for every collective:
 /// - All ranks of the group make the same calls in the same order, from one thread at a time.

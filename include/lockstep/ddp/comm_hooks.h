@@ -284,6 +284,15 @@ class PeriodicModelAverager {
   std::int64_t step_ = 0;
 };
 
+// PyTorch's namespaces of the same hooks.
+namespace algorithms::ddp_comm_hooks::default_hooks {
+using lockstep::allreduce_hook, lockstep::fp16_compress_hook, lockstep::bf16_compress_hook;
+using lockstep::bf16_compress_wrapper, lockstep::fp16_compress_wrapper;
+}  // namespace algorithms::ddp_comm_hooks::default_hooks
+namespace algorithms::ddp_comm_hooks::powerSGD_hook {
+using lockstep::PowerSGD, lockstep::PowerSGDOptions;
+}  // namespace algorithms::ddp_comm_hooks::powerSGD_hook
+
 }  // namespace lockstep
 
 /// The names of `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.

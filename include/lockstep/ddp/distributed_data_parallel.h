@@ -271,6 +271,8 @@ class DistributedDataParallel
   void eval() { this->ptr()->eval(); }
   /// Sets the gradients of all parameters to zero or drops them, without the arrow of a module holder.
   void zero_grad(bool set_to_none = true) { this->ptr()->zero_grad(set_to_none); }
+  /// The wrapped module, without the arrow of a module holder.
+  auto module() const { return this->ptr()->module(); }
   /// DistributedDataParallelModule::no_sync(), without the arrow of a module holder.
   NoSync no_sync() const { return this->ptr()->no_sync(); }
   /// DistributedDataParallelModule::state_dict(), without the arrow of a module holder.

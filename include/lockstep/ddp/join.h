@@ -125,4 +125,8 @@ class Joinable {
   bool is_first_joinable_ = false;
 };
 
+namespace algorithms {
+using lockstep::Join, lockstep::Joinable;
+}  // namespace algorithms
+
 }  // namespace lockstep

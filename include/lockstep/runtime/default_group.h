@@ -20,6 +20,15 @@ namespace lockstep {
 bool is_initialized();
 /// True: process groups are part of every build. PyTorch: `torch.distributed.is_available`.
 constexpr bool is_available() { return true; }
+/// Whether this build has the backend: "gloo", "nccl", "mpi", "shm", ... PyTorch:
+/// `torch.distributed.is_backend_available`.
+bool is_backend_available(const std::string& backend);
+/// Whether this build has the backend nccl. PyTorch: `torch.distributed.is_nccl_available`.
+inline bool is_nccl_available() { return is_backend_available("nccl"); }
+/// Whether this build has the backend gloo. PyTorch: `torch.distributed.is_gloo_available`.
+inline bool is_gloo_available() { return is_backend_available("gloo"); }
+/// Whether this build has the backend mpi. PyTorch: `torch.distributed.is_mpi_available`.
+inline bool is_mpi_available() { return is_backend_available("mpi"); }
 /// The default group. Throws ArgumentError without one.
 ProcessGroup default_group(std::source_location where = std::source_location::current());
 
@@ -52,6 +61,18 @@ at::Generator default_generator();
 /// Seeds the default generators of this rank's CPU and device. Unlike torch::manual_seed it does not affect
 /// other ranks that are threads of this process. PyTorch: `torch.manual_seed`.
 void manual_seed(std::uint64_t seed);
+
+/// PyTorch's values of a group. PyTorch: `torch.distributed.GroupMember`.
+struct GroupMember {
+  /// The type of NON_GROUP_MEMBER.
+  struct NonGroupMember {};
+  /// As an argument: the default group.
+  static constexpr std::nullopt_t WORLD = std::nullopt;
+  /// `group == GroupMember::NON_GROUP_MEMBER` is `!group`.
+  static constexpr NonGroupMember NON_GROUP_MEMBER = {};
+};
+/// Whether this rank is outside of `group`.
+inline bool operator==(const ProcessGroup& group, GroupMember::NonGroupMember /*outside*/) { return !group; }
 
 /// Arguments of new_group() and split_group().
 struct GroupOptions {
