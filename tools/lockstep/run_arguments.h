@@ -35,6 +35,7 @@ struct RunArguments {
   int max_restarts = 0;
   std::string on_loss = "restart";
   int spares = 0;
+  std::optional<double> progress_timeout{};
   double monitor_interval = 0.1;
   std::string start_method = "spawn";
   std::string event_log_handler = "null";

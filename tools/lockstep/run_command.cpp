@@ -15,6 +15,7 @@
 #include "launch/launch.h"
 #include "launch/worker_group.h"
 #include "machine/host.h"
+#include "rank_watch.h"
 
 namespace lockstep::cli {
 namespace {
@@ -163,6 +164,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
   set_command(arguments, env, options);
   set_rendezvous(arguments, env, options);
   launch::validate(options);
+  (void)watch_options(arguments, options);
   return options;
 }
 
@@ -228,6 +230,9 @@ void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
       "one host, for programs that use lockstep::elastic::run())");
   add(run, "spares", parsed.spares, "K",
       "Processes of the program that are started in advance, and replace ranks at once (with --on-loss replace)");
+  add(run, "progress-timeout", parsed.progress_timeout, "SECONDS",
+      "Show the stack of a rank that makes no progress for this time and waits for no other rank, and kill it (one host; "
+      "default: no limit)");
 }
 
 void add_hosts_options(CLI::App& run, RunArguments& parsed) {

@@ -5,11 +5,14 @@
 #include <limits>
 #include <new>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "base/shared_memory.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
 #include "observe/launched_ranks.h"
+#include "rank_watch.h"
 #include "run_command.h"
 #include "run_report.h"
 
@@ -64,10 +67,17 @@ int launch_here(const RunArguments& arguments, const std::vector<std::string>& w
     ranks.emplace(options.nproc_per_node, options.run_id == "none" ? "" : options.run_id, *options.restarts);
     options.metrics->text = [&ranks] { return ranks->metrics(); };
   }
-  if (arguments.report.empty()) return launch::launch(options);
+  std::vector<launch::GuardOptions::Companion> beside;
+  std::optional<RankWatch> watch;
+  if (const auto watched = watch_options(arguments, options)) {
+    watch.emplace(*watched, options.nproc_per_node);
+    beside.push_back({"the watch of the ranks' progress", [&](int stop) { watch->watch(stop); }});
+  }
+  if (arguments.report.empty()) return launch::launch(options, std::move(beside));
   RunReport report(report_file(arguments), words);
   options.account = report.account();
-  const int code = launch::launch(options, [&](int stop) { report.watch(stop); });
+  beside.push_back({"the observer of the ranks", [&](int stop) { report.watch(stop); }});
+  const int code = launch::launch(options, std::move(beside));
   report.write(code);
   return code;
 }

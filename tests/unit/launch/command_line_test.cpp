@@ -170,6 +170,11 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
   EXPECT_THAT(
       complaint({.max_restarts = 1, .on_loss = "replace", .spares = 1, .command = {"x", "${local_rank}"}}),
       HasSubstr("--spares excludes"));
+  EXPECT_EQ(complaint({.progress_timeout = 1, .command = x}), "");
+  EXPECT_THAT(complaint({.progress_timeout = 0.5, .command = x}),
+              HasSubstr("--progress-timeout 0.5: the seconds must be in 1 .. 604800"));
+  EXPECT_THAT(complaint({.nnodes = "2", .progress_timeout = 60, .command = x}),
+              HasSubstr("--progress-timeout is for one host"));
   EXPECT_THAT(complaint({.start_method = "thread", .command = x}), HasSubstr("--start-method thread"));
   EXPECT_THAT(complaint({.numa_binding = "node", .command = x}), HasSubstr("--bind"));
   EXPECT_THAT(complaint({.signals_to_handle = "SIGKILL", .command = x}), HasSubstr("SIGKILL"));
