@@ -6,6 +6,7 @@
 //   before, after   exits with code 3 before or after elastic::run()
 //   throws, leaves  throws, or exits with code 0, in step 5
 //   hangs           never ends step 5; nor does rank 2, which sleeps
+//   drags           takes 60 ms longer for each step
 //   works           reports progress in step 5 until <folder>/rested exists, while the others wait
 // and of all ranks:
 //   trainer         the Trainer has the loop: epochs with a validation, early stopping, checkpoints in <folder>
@@ -166,6 +167,7 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
         if (step == 5 && mode == "leaves" && context.rank() == 1 && is_first) std::_Exit(0);
         if (step == 5 && mode == "hangs" && context.rank() == 1 && is_first) loop_without_end();
         if (step == 5 && mode == "hangs" && context.rank() == 2 && is_first) sleep_without_end();
+        if (mode == "drags" && context.rank() == 1 && is_first) std::this_thread::sleep_for(60ms);
         if (step == 5 && mode == "works" && context.rank() == 1) work_until(folder / "rested");
         state.commit();
         if (step == steps) return;

@@ -204,6 +204,19 @@ TEST(Elastic, RanksThatWaitOrReportProgressAreNotFrozen) {
   EXPECT_THAT(training.launcher().err(), Not(HasSubstr("progress")));
 }
 
+TEST(Elastic, ASlowRankIsNamedAndReplaced) {
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "10", "--slow-factor", "3",
+                            "--slow-steps", "10", "--on-slow", "replace"},
+                           60s, "drags");
+  EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+  expect_survivors(training);
+  EXPECT_THAT(
+      training.launcher().err(),
+      AllOf(ContainsRegex("warning: rank 1 .pid [0-9]*. is slow: in the last 10 steps it computes for"),
+            HasSubstr("It is killed and replaced (--on-slow replace)."),
+            HasSubstr("rank 1 was killed by SIGKILL; its replacement runs (1 of 10 restarts)")));
+}
+
 TEST(Elastic, RefusesAtTheStartWhatCannotContinueLater) {
   for (const auto& [mode, text] :
        {std::pair{"gloo", "the default group has the backend gloo"},

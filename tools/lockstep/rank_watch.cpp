@@ -18,6 +18,7 @@
 #include "observe/phrases.h"
 #include "observe/processes.h"
 #include "observe/stack_report.h"
+#include "observe/step_faults.h"
 #include "observe/verdict.h"
 
 namespace lockstep::cli {
@@ -31,34 +32,78 @@ constexpr auto kSearchPeriod = 5s;         // groups may be formed later
 constexpr auto kHurriedSearchPeriod = 1s;  // while ranks are missing
 constexpr double kLeastSeconds = 1;        // healthy ranks of a busy host are silent for less
 constexpr double kMostSeconds = 7 * 24 * 3600;
+constexpr double kMostFactor = 1000;
+constexpr int kLeastSteps = 3;
 
 bool is_readable(int fd) {
   pollfd event{.fd = fd, .events = POLLIN, .revents = 0};
   return ::poll(&event, 1, 0) > 0;
 }
 
+std::optional<std::chrono::milliseconds> checked_timeout(const RunArguments& arguments) {
+  if (!arguments.progress_timeout) return std::nullopt;
+  const double seconds = *arguments.progress_timeout;
+  if (seconds >= kLeastSeconds && seconds <= kMostSeconds)
+    return std::chrono::milliseconds(std::llround(seconds * 1000));
+  throw_error<ArgumentError>("--progress-timeout {}: the seconds must be in {} .. {}", seconds, kLeastSeconds,
+                             kMostSeconds);
+}
+
+std::optional<SlowRanks> slow_ranks(const RunArguments& arguments, const launch::LaunchOptions& options) {
+  const bool are_replaced = arguments.on_slow == "replace";
+  if (!are_replaced && arguments.on_slow != "report")
+    throw_error<ArgumentError>("--on-slow {}: use report, replace", arguments.on_slow);
+  if (!arguments.slow_factor) {
+    const bool has_steps = arguments.slow_steps != RunArguments{}.slow_steps;
+    if (are_replaced || has_steps) {
+      throw_error<ArgumentError>("{} has no effect without --slow-factor; add it, as in --slow-factor 2",
+                                 are_replaced ? "--on-slow" : "--slow-steps");
+    }
+    return std::nullopt;
+  }
+  if (!(*arguments.slow_factor > 1 && *arguments.slow_factor <= kMostFactor)) {
+    throw_error<ArgumentError>("--slow-factor {}: use a number above 1, at most {}", *arguments.slow_factor,
+                               kMostFactor);
+  }
+  if (arguments.slow_steps < kLeastSteps ||
+      arguments.slow_steps > static_cast<int>(observe::kMostLastSteps)) {
+    throw_error<ArgumentError>("--slow-steps {}: use {} to {}", arguments.slow_steps, kLeastSteps,
+                               observe::kMostLastSteps);
+  }
+  if (are_replaced && options.on_loss != launch::OnLoss::replace) {
+    throw ArgumentError(
+        "--on-slow replace needs --on-loss replace, which replaces single ranks; add it, or use "
+        "--on-slow report");
+  }
+  return SlowRanks{.factor = *arguments.slow_factor,
+                   .steps = static_cast<std::size_t>(arguments.slow_steps),
+                   .are_replaced = are_replaced,
+                   .max_restarts = options.max_restarts};
+}
+
 }  // namespace
 
 std::optional<WatchOptions> watch_options(const RunArguments& arguments,
                                           const launch::LaunchOptions& options) {
-  if (!arguments.progress_timeout) return std::nullopt;
-  const double seconds = *arguments.progress_timeout;
-  if (!(seconds >= kLeastSeconds && seconds <= kMostSeconds)) {
-    throw_error<ArgumentError>("--progress-timeout {}: the seconds must be in {} .. {}", seconds,
-                               kLeastSeconds, kMostSeconds);
+  WatchOptions watch{.progress_timeout = checked_timeout(arguments), .slow = slow_ranks(arguments, options)};
+  if (!watch.progress_timeout && !watch.slow) return std::nullopt;
+  if (options.nodes) {
+    throw_error<ArgumentError>("{} is for one host; leave it out with several nodes and with --hosts",
+                               watch.progress_timeout ? "--progress-timeout" : "--slow-factor");
   }
-  if (options.nodes)
-    throw ArgumentError(
-        "--progress-timeout is for one host; leave it out with several nodes and with --hosts");
-  return WatchOptions{.progress_timeout = std::chrono::milliseconds(std::llround(seconds * 1000))};
+  return watch;
 }
 
-RankWatch::RankWatch(const WatchOptions& options, int ranks)
+RankWatch::RankWatch(const WatchOptions& options, int ranks, const std::atomic<int>& restarts)
     : options_(options),
       count_(static_cast<std::size_t>(ranks)),
-      period_(std::clamp<std::chrono::milliseconds>(options.progress_timeout / 10, kShortestPeriod,
-                                                    kLongestPeriod)),
-      frozen_(options.progress_timeout) {}
+      period_(kLongestPeriod),
+      restarts_(restarts) {
+  if (!options.progress_timeout) return;
+  period_ =
+      std::clamp<std::chrono::milliseconds>(*options.progress_timeout / 10, kShortestPeriod, kLongestPeriod);
+  frozen_.emplace(*options.progress_timeout);
+}
 
 void RankWatch::watch(int stop) {
   pollfd event{.fd = stop, .events = POLLIN, .revents = 0};
@@ -68,14 +113,17 @@ void RankWatch::watch(int stop) {
     try {
       look();
     } catch (const std::exception& error) {  // as of a process that ends meanwhile
-      log(LogLevel::debug, fmt::format("--progress-timeout: the ranks were not read: {}", error.what()));
+      log(LogLevel::debug, fmt::format("the ranks were not watched: {}", error.what()));
     }
   }
 }
 
 void RankWatch::look() {
   if (must_search()) search();
-  if (!ranks_.pids.empty()) end_frozen(ranks_.read(/*with_activity=*/false));
+  if (ranks_.pids.empty()) return;
+  const auto run = ranks_.read(/*with_activity=*/false);
+  if (frozen_) end_frozen(run);
+  if (options_.slow) name_slow(run);
 }
 
 bool RankWatch::must_search() const {
@@ -96,8 +144,7 @@ void RankWatch::search() {
   processes_ = std::move(processes);
   if (!ranks_.problem.empty() && !is_problem_told_) {
     is_problem_told_ = true;
-    log(LogLevel::warning,
-        fmt::format("--progress-timeout: ranks are not watched, because {}", ranks_.problem));
+    log(LogLevel::warning, fmt::format("ranks are not watched: {}", ranks_.problem));
   }
 }
 
@@ -125,21 +172,39 @@ void RankWatch::end_frozen(const observe::Run& run) {
     return observe::transferred_bytes(visible_pid(rank));
   };
   std::map<std::int64_t, std::string> stacks;
-  for (const auto& [rank, silent_for] : frozen_.look(run, bytes_of)) {
+  for (const auto& [rank, silent_for] : frozen_->look(run, bytes_of)) {
     if (observe::status_number(visible_pid(*rank), "TracerPid:") == 0)
       stacks.emplace(rank->pid, stack_of(*rank));
   }
   if (stacks.empty()) return;
   const auto now = ranks_.read();
-  for (const auto& [rank, silent_for] : frozen_.look(now, bytes_of)) {
+  for (const auto& [rank, silent_for] : frozen_->look(now, bytes_of)) {
     const auto stack = stacks.find(rank->pid);
     if (stack == stacks.end()) continue;
     log(LogLevel::warning,
         fmt::format("{} It has made no progress for {} and is killed (--progress-timeout {:g}); {}",
                     observe::stall_text(now, *rank), observe::seconds_text(silent_for),
-                    std::chrono::duration<double>(options_.progress_timeout).count(), stack->second));
+                    std::chrono::duration<double>(*options_.progress_timeout).count(), stack->second));
     kill(*rank);
   }
+}
+
+// Once every so many steps.
+void RankWatch::name_slow(const observe::Run& run) {
+  const auto& slow = *options_.slow;
+  const auto verdict = observe::judge_last_rank(run, slow.factor, slow.steps);
+  if (!verdict) return;
+  const auto rank = std::ranges::find(run.ranks, verdict->ranks.front(), &observe::Rank::rank);
+  auto& named_at = named_at_[rank->pid];
+  const auto steps = rank->progress->steps;
+  if (named_at != 0 && steps < named_at + slow.steps) return;
+  named_at = steps;
+  const bool is_replaced = slow.are_replaced && restarts_ < slow.max_restarts;
+  const auto* const end = is_replaced         ? " It is killed and replaced (--on-slow replace)."
+                          : slow.are_replaced ? " It is not replaced, because no restart is left."
+                                              : "";
+  log(LogLevel::warning, verdict->text + end);
+  if (is_replaced) kill(*rank);
 }
 
 // Its number may belong to another process by now.

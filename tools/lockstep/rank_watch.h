@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -15,21 +17,31 @@
 
 namespace lockstep::cli {
 
+// A rank that is last by `factor` in each of `steps` steps is named.
+struct SlowRanks {
+  double factor = 0;
+  std::size_t steps = 0;
+  bool are_replaced = false;  // while fewer than `max_restarts` restarts have taken place
+  int max_restarts = 0;
+};
+
 // What `lockstep run` does with its ranks while they run.
 struct WatchOptions {
-  std::chrono::milliseconds progress_timeout{};  // a rank without progress for so long is killed
+  std::optional<std::chrono::milliseconds>
+      progress_timeout{};  // a rank without progress for so long is killed
+  std::optional<SlowRanks> slow{};
 };
 
 // nullopt if `arguments` ask for no watch. Throws ArgumentError that names the option.
 std::optional<WatchOptions> watch_options(const RunArguments& arguments,
                                           const launch::LaunchOptions& options);
 
-// Looks at the ranks below this process from outside, and kills those that are frozen. The launcher then does what it does
-// when a rank dies.
+// Looks at the ranks below this process from outside, names slow ones and kills frozen ones. The launcher then does
+// what it does when a rank dies.
 class RankWatch {
  public:
-  // `ranks`: that the launcher starts.
-  RankWatch(const WatchOptions& options, int ranks);
+  // `ranks`: that the launcher starts. `restarts`: how often ranks were restarted until now.
+  RankWatch(const WatchOptions& options, int ranks, const std::atomic<int>& restarts);
 
   // Until `stop` becomes readable.
   void watch(int stop);
@@ -41,6 +53,7 @@ class RankWatch {
   bool must_search() const;
   void search();
   void end_frozen(const observe::Run& run);
+  void name_slow(const observe::Run& run);
   // The pid of a rank as this process sees it; 0: it has ended.
   int visible_pid(const observe::Rank& rank) const;
   std::string stack_of(const observe::Rank& rank) const;
@@ -53,7 +66,9 @@ class RankWatch {
   std::map<int, UniqueFd> processes_{};  // [pid as this process sees it] a pidfd
   Clock::time_point searched_at_{};
   bool is_problem_told_ = false;
-  observe::FrozenRanks frozen_;
+  std::optional<observe::FrozenRanks> frozen_{};
+  const std::atomic<int>& restarts_;
+  std::map<std::int64_t, std::uint64_t> named_at_{};  // [pid of a slow rank] its steps when it was named last
 };
 
 }  // namespace lockstep::cli

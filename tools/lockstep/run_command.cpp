@@ -233,6 +233,13 @@ void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
   add(run, "progress-timeout", parsed.progress_timeout, "SECONDS",
       "Show the stack of a rank that makes no progress for this time and waits for no other rank, and kill it (one host; "
       "default: no limit)");
+  add(run, "slow-factor", parsed.slow_factor, "FACTOR",
+      "Name a rank that is last in each of the last --slow-steps steps: it takes at least FACTOR times as long by itself as "
+      "the others, who wait for it (one host; default: none)");
+  add(run, "slow-steps", parsed.slow_steps, "N",
+      "Steps for --slow-factor, and the fewest between two lines about a rank");
+  add(run, "on-slow", parsed.on_slow, "WHAT",
+      "report: --slow-factor only names a rank; replace: the rank is killed and replaced (with --on-loss replace)");
 }
 
 void add_hosts_options(CLI::App& run, RunArguments& parsed) {

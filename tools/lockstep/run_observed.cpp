@@ -58,19 +58,22 @@ std::optional<launch::MetricsOptions> metrics_options(const RunArguments& argume
 
 int launch_here(const RunArguments& arguments, const std::vector<std::string>& words) {
   auto options = launch_options(arguments, launch::this_machine());
+  const auto watched = watch_options(arguments, options);
   SharedMemory shared;  // with the supervisor of the ranks
   std::optional<observe::LaunchedRanks> ranks;
-  if (options.metrics) {
+  if (options.metrics || watched) {
     shared = SharedMemory::create("restarts", sizeof(std::atomic<int>));
     shared.commit(0, shared.size(), "the number of restarts");
     options.restarts = new (shared.data()) std::atomic<int>(0);
+  }
+  if (options.metrics) {
     ranks.emplace(options.nproc_per_node, options.run_id == "none" ? "" : options.run_id, *options.restarts);
     options.metrics->text = [&ranks] { return ranks->metrics(); };
   }
   std::vector<launch::GuardOptions::Companion> beside;
   std::optional<RankWatch> watch;
-  if (const auto watched = watch_options(arguments, options)) {
-    watch.emplace(*watched, options.nproc_per_node);
+  if (watched) {
+    watch.emplace(*watched, options.nproc_per_node, *options.restarts);
     beside.push_back({"the watch of the ranks' progress", [&](int stop) { watch->watch(stop); }});
   }
   if (arguments.report.empty()) return launch::launch(options, std::move(beside));
