@@ -3,16 +3,36 @@
 
 #include <algorithm>
 #include <bit>
+#include <string>
 
 namespace lockstep::observe {
 namespace {
 
-// Time in calls of groups of other hosts too, and in the meeting of ranks after a loss.
-bool waits_for_others(const Rank& rank) {
+// Whether another rank has not come yet. The peers of a message are not known to have come.
+bool is_missed(const Run& run, const Rank& rank, const std::string& group, const Call& call) {
+  return call.is_message() || std::ranges::any_of(run.ranks, [&](const Rank& other) {
+           return &other != &rank && std::ranges::any_of(other.groups, [&](const Membership& member) {
+             return member.group == group && member.last_collective() < call.sequence;
+           });
+         });
+}
+
+// With GPUs the thread that trains waits for the device, not in a call.
+bool has_missed_call(const Run& run, const Rank& rank) {
+  return std::ranges::any_of(rank.groups, [&](const Membership& member) {
+    return std::ranges::any_of(member.calls, [&](const Call& call) {
+      return call.number > member.completed && is_missed(run, rank, member.group, call);
+    });
+  });
+}
+
+// The phase covers calls of groups with other hosts, too, and the meeting of ranks after a loss.
+bool waits_for_others(const Run& run, const Rank& rank) {
   const bool is_in_call = std::ranges::any_of(rank.groups, [](const Membership& member) {
     return member.awaited != 0 || member.unfinished() != nullptr;
   });
-  return is_in_call || (rank.progress && rank.progress->phase == Phase::communication);
+  return is_in_call || has_missed_call(run, rank) ||
+         (rank.progress && rank.progress->phase == Phase::communication);
 }
 
 bool moves_bytes(const Rank& rank) {
@@ -46,7 +66,7 @@ std::vector<FrozenRank> FrozenRanks::look(const Run& run,
     Known now{.published = published_by(rank), .looked_at = run.taken_at};
     if (moves_bytes(rank)) now.published.push_back(bytes_of(rank));
     const auto before = known_.find({rank.pid, rank.thread});
-    const bool can_freeze = rank.life == Life::stopped || !waits_for_others(rank);
+    const bool can_freeze = rank.life == Life::stopped || !waits_for_others(run, rank);
     if (can_freeze && before != known_.end() && before->second.published == now.published) {
       const auto passed = run.taken_at - before->second.looked_at;
       now.silent_for = before->second.silent_for + std::min(passed, limit_ / 4);

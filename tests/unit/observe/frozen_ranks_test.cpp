@@ -103,6 +103,15 @@ TEST_F(FrozenRanksTest, ARankThatWaitsIsFrozenOnlyIfItIsStopped) {
   EXPECT_THAT(look(run, 9), ElementsAre(0));
 }
 
+// As with GPUs: the thread that trains waits for the device.
+TEST_F(FrozenRanksTest, ACallThatAnotherRankHasNotEnteredIsAWait) {
+  auto run = waiting();
+  run.ranks[0].groups[0].awaited = 0;
+  EXPECT_THAT(look(run, 20), ElementsAre(1));
+  run.ranks[1].groups[0] = member(1, 2, {call(1, 9), call(2, 8)}, false);
+  EXPECT_THAT(look(run, 9), ElementsAre(0, 1)) << "all have entered it";
+}
+
 TEST_F(FrozenRanksTest, AMachineThatStoodStillHasNoFrozenRanks) {
   auto run = waiting();
   look(run, 2);
