@@ -30,9 +30,9 @@ constexpr auto kShortestPeriod = 50ms;  // between two looks
 constexpr auto kLongestPeriod = 500ms;
 constexpr auto kSearchPeriod = 5s;         // groups may be formed later
 constexpr auto kHurriedSearchPeriod = 1s;  // while ranks are missing
-constexpr double kLeastSeconds = 1;        // healthy ranks of a busy host are silent for less
-constexpr double kMostSeconds = 7 * 24 * 3600;
-constexpr double kMostFactor = 1000;
+constexpr double kShortestTimeout = 1;     // healthy ranks of a busy host are silent for less
+constexpr double kLongestTimeout = 7 * 24 * 3600;
+constexpr double kLargestFactor = 1000;
 constexpr int kLeastSteps = 3;
 
 bool is_readable(int fd) {
@@ -43,10 +43,10 @@ bool is_readable(int fd) {
 std::optional<std::chrono::milliseconds> checked_timeout(const RunArguments& arguments) {
   if (!arguments.progress_timeout) return std::nullopt;
   const double seconds = *arguments.progress_timeout;
-  if (seconds >= kLeastSeconds && seconds <= kMostSeconds)
+  if (seconds >= kShortestTimeout && seconds <= kLongestTimeout)
     return std::chrono::milliseconds(std::llround(seconds * 1000));
-  throw_error<ArgumentError>("--progress-timeout {}: the seconds must be in {} .. {}", seconds, kLeastSeconds,
-                             kMostSeconds);
+  throw_error<ArgumentError>("--progress-timeout {}: the seconds must be in {} .. {}", seconds,
+                             kShortestTimeout, kLongestTimeout);
 }
 
 std::optional<SlowRanks> slow_ranks(const RunArguments& arguments, const launch::LaunchOptions& options) {
@@ -61,9 +61,9 @@ std::optional<SlowRanks> slow_ranks(const RunArguments& arguments, const launch:
     }
     return std::nullopt;
   }
-  if (!(*arguments.slow_factor > 1 && *arguments.slow_factor <= kMostFactor)) {
+  if (!(*arguments.slow_factor > 1 && *arguments.slow_factor <= kLargestFactor)) {
     throw_error<ArgumentError>("--slow-factor {}: use a number above 1, at most {}", *arguments.slow_factor,
-                               kMostFactor);
+                               kLargestFactor);
   }
   if (arguments.slow_steps < kLeastSteps ||
       arguments.slow_steps > static_cast<int>(observe::kMostLastSteps)) {

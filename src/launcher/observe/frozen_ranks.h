@@ -20,8 +20,8 @@ struct FrozenRank {
 
 // Finds ranks of a run that are frozen. A rank makes progress when something that it publishes changes: steps, samples,
 // phase, calls, numbers of report(), the file that it reads. While it saves or loads a checkpoint or waits for a batch, the
-// bytes that its process reads and writes count as well. Only a stopped rank can be frozen in a call or after a
-// failed one: other ranks there wait.
+// bytes that its process reads and writes count as well. A rank that waits is not frozen unless it is stopped: it is in
+// a call, has begun one that another rank has not entered, has seen one fail, or forms a group.
 class FrozenRanks {
  public:
   explicit FrozenRanks(std::chrono::nanoseconds limit) : limit_(limit.count()) {}
