@@ -5,9 +5,13 @@
 // last step it waits for the file <folder>/enough. Modes of rank 1, at its first start only:
 //   before, after   exits with code 3 before or after elastic::run()
 //   throws, leaves  throws, or exits with code 0, in step 5
+//   hangs           never ends step 5; nor does rank 2, which sleeps
+//   drags           takes 60 ms longer for each step
+//   works           reports progress in step 5 until <folder>/rested exists, while the others wait
 // and of all ranks:
 //   trainer         the Trainer has the loop: epochs with a validation, early stopping, checkpoints in <folder>
 //   gloo, group, zero, sharded, twice   something that elastic::run() refuses
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -98,6 +102,24 @@ void train_by_trainer(std::int64_t steps, const std::filesystem::path& folder,
             << optimizer.param_groups()[0].options().get_lr() << std::endl;
 }
 
+[[noreturn, gnu::noinline]] void loop_without_end() {
+  for (std::atomic<bool> is_over = false; !is_over;) {
+  }
+  std::abort();
+}
+
+[[noreturn, gnu::noinline]] void sleep_without_end() {
+  while (true) std::this_thread::sleep_for(1h);
+}
+
+void work_until(const std::filesystem::path& file) {
+  std::cout << "works" << std::endl;
+  for (double i = 0; !std::filesystem::exists(file); ++i) {
+    lockstep::report({{"part", i}});
+    std::this_thread::sleep_for(10ms);
+  }
+}
+
 void train(std::int64_t steps, const std::filesystem::path& folder, const std::string& mode) {
   const auto context = lockstep::init({.backend = mode == "gloo" ? "gloo" : "auto", .timeout = 60s});
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
@@ -143,6 +165,10 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
         if (step == 5 && mode == "throws" && context.rank() == 1 && is_first)
           throw std::runtime_error("a mistake");
         if (step == 5 && mode == "leaves" && context.rank() == 1 && is_first) std::_Exit(0);
+        if (step == 5 && mode == "hangs" && context.rank() == 1 && is_first) loop_without_end();
+        if (step == 5 && mode == "hangs" && context.rank() == 2 && is_first) sleep_without_end();
+        if (mode == "drags" && context.rank() == 1 && is_first) std::this_thread::sleep_for(60ms);
+        if (step == 5 && mode == "works" && context.rank() == 1) work_until(folder / "rested");
         state.commit();
         if (step == steps) return;
       }

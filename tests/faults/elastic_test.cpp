@@ -2,6 +2,7 @@
 // Ranks are killed at random moments and replaced; the run continues, and ends with the bits of one without kills.
 // LOCKSTEP_FAULT_ROUNDS=200 for as many kills, LOCKSTEP_FAULT_SEED to see the same order of kills again.
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -21,6 +22,8 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -42,6 +45,7 @@ class ElasticTraining {
                   {.env = {{"OMP_NUM_THREADS", "1"}}, .watchdog = watchdog}) {}
 
   LauncherProcess& launcher() { return launcher_; }
+  const std::filesystem::path& folder() const { return folder_.path(); }
 
   // Until all ranks train.
   void wait() { launcher_.wait_for("pid ", kRanks); }
@@ -162,6 +166,56 @@ TEST_P(ElasticMode, HasTheSameWeights) {
               HasSubstr(is_replaced ? "its replacement runs (1 of 1" : "restart 1 of 1;"));
 }
 INSTANTIATE_TEST_SUITE_P(RankOne, ElasticMode, ::testing::Values("before", "throws", "leaves", "after"));
+
+std::vector<std::string> with_limit(int seconds) {
+  return {"--on-loss", "replace", "--max-restarts", "10", "--progress-timeout", std::to_string(seconds)};
+}
+
+// One in a loop, one asleep, one stopped.
+TEST(Elastic, FrozenRanksAreNamedKilledAndReplaced) {
+  ElasticTraining training(with_limit(2), 60s, "hangs");
+  auto& launcher = training.launcher();
+  launcher.wait_for("waits");
+  const pid_t stopped = launcher.rank_pid(3);
+  ::kill(stopped, SIGSTOP);
+  launcher.wait_for("of 3 at step 799");
+  EXPECT_EQ(training.finish(), undisturbed()) << launcher.err();
+  expect_survivors(training);
+  const auto waits = "[^\n]*has not entered [^\n]*for which ranks? [^\n]* waited[^\n]*";
+  const auto killed =
+      "It has made no progress for [0-9.]+ s and is killed \\(--progress-timeout 2\\); its stack:\n";
+  EXPECT_THAT(
+      launcher.err(),
+      AllOf(ContainsRegex(fmt::format("warning: rank 1 {}{}[^\n]*\n[^\n]*loop_without_end", waits, killed)),
+            ContainsRegex(fmt::format("warning: rank 2 {}{}", waits, killed)),
+            ContainsRegex(
+                fmt::format("warning: rank 3 .pid {}.[^\n]*is stopped by a signal[^\n]*{}", stopped, killed)),
+            HasSubstr("sleep_without_end"),
+            HasSubstr("rank 3 was killed by SIGKILL; its replacement runs (3 of 10 restarts)")));
+}
+
+// The limit passes twice.
+TEST(Elastic, RanksThatWaitOrReportProgressAreNotFrozen) {
+  ElasticTraining training(with_limit(2), 60s, "works");
+  training.launcher().wait_for("works");
+  std::this_thread::sleep_for(5s);
+  std::ofstream(training.folder() / "rested").flush();
+  EXPECT_EQ(training.finish(), undisturbed());
+  EXPECT_THAT(training.launcher().err(), Not(HasSubstr("progress")));
+}
+
+TEST(Elastic, ASlowRankIsNamedAndReplaced) {
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "10", "--slow-factor", "3",
+                            "--slow-steps", "10", "--on-slow", "replace"},
+                           60s, "drags");
+  EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+  expect_survivors(training);
+  EXPECT_THAT(
+      training.launcher().err(),
+      AllOf(ContainsRegex("warning: rank 1 .pid [0-9]*. is slow: in the last 10 steps it computes for"),
+            HasSubstr("It is killed and replaced (--on-slow replace)."),
+            HasSubstr("rank 1 was killed by SIGKILL; its replacement runs (1 of 10 restarts)")));
+}
 
 TEST(Elastic, RefusesAtTheStartWhatCannotContinueLater) {
   for (const auto& [mode, text] :

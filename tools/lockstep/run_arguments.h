@@ -35,6 +35,10 @@ struct RunArguments {
   int max_restarts = 0;
   std::string on_loss = "restart";
   int spares = 0;
+  std::optional<double> progress_timeout{};
+  std::optional<double> slow_factor{};
+  int slow_steps = 20;
+  std::string on_slow = "report";
   double monitor_interval = 0.1;
   std::string start_method = "spawn";
   std::string event_log_handler = "null";

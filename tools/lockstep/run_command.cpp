@@ -15,6 +15,7 @@
 #include "launch/launch.h"
 #include "launch/worker_group.h"
 #include "machine/host.h"
+#include "rank_watch.h"
 
 namespace lockstep::cli {
 namespace {
@@ -163,6 +164,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
   set_command(arguments, env, options);
   set_rendezvous(arguments, env, options);
   launch::validate(options);
+  (void)watch_options(arguments, options);
   return options;
 }
 
@@ -228,6 +230,16 @@ void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
       "one host, for programs that use lockstep::elastic::run())");
   add(run, "spares", parsed.spares, "K",
       "Processes of the program that are started in advance, and replace ranks at once (with --on-loss replace)");
+  add(run, "progress-timeout", parsed.progress_timeout, "SECONDS",
+      "Show the stack of a rank that makes no progress for this time and waits for no other rank, and kill it (one host; "
+      "default: no limit)");
+  add(run, "slow-factor", parsed.slow_factor, "FACTOR",
+      "Name a rank that is last in each of the last --slow-steps steps: it takes at least FACTOR times as long by itself as "
+      "the others, who wait for it (one host; default: none)");
+  add(run, "slow-steps", parsed.slow_steps, "N",
+      "Steps for --slow-factor, and the fewest between two lines about a rank");
+  add(run, "on-slow", parsed.on_slow, "WHAT",
+      "report: --slow-factor only names a rank; replace: the rank is killed and replaced (with --on-loss replace)");
 }
 
 void add_hosts_options(CLI::App& run, RunArguments& parsed) {

@@ -5,11 +5,14 @@
 #include <limits>
 #include <new>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "base/shared_memory.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
 #include "observe/launched_ranks.h"
+#include "rank_watch.h"
 #include "run_command.h"
 #include "run_report.h"
 
@@ -55,19 +58,29 @@ std::optional<launch::MetricsOptions> metrics_options(const RunArguments& argume
 
 int launch_here(const RunArguments& arguments, const std::vector<std::string>& words) {
   auto options = launch_options(arguments, launch::this_machine());
+  const auto watched = watch_options(arguments, options);
   SharedMemory shared;  // with the supervisor of the ranks
   std::optional<observe::LaunchedRanks> ranks;
-  if (options.metrics) {
+  if (options.metrics || watched) {
     shared = SharedMemory::create("restarts", sizeof(std::atomic<int>));
     shared.commit(0, shared.size(), "the number of restarts");
     options.restarts = new (shared.data()) std::atomic<int>(0);
+  }
+  if (options.metrics) {
     ranks.emplace(options.nproc_per_node, options.run_id == "none" ? "" : options.run_id, *options.restarts);
     options.metrics->text = [&ranks] { return ranks->metrics(); };
   }
-  if (arguments.report.empty()) return launch::launch(options);
+  std::vector<launch::GuardOptions::Companion> beside;
+  std::optional<RankWatch> watch;
+  if (watched) {
+    watch.emplace(*watched, options.nproc_per_node, *options.restarts);
+    beside.push_back({"the watch of the ranks' progress", [&](int stop) { watch->watch(stop); }});
+  }
+  if (arguments.report.empty()) return launch::launch(options, std::move(beside));
   RunReport report(report_file(arguments), words);
   options.account = report.account();
-  const int code = launch::launch(options, [&](int stop) { report.watch(stop); });
+  beside.push_back({"the observer of the ranks", [&](int stop) { report.watch(stop); }});
+  const int code = launch::launch(options, std::move(beside));
   report.write(code);
   return code;
 }

@@ -9,6 +9,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/deadline.h"
+#include "base/rank_progress.h"
 #include "base/throw_error.h"
 
 namespace lockstep::rendezvous {
@@ -51,6 +52,7 @@ std::vector<int> Generations::missing(std::uint64_t generation) const {
 }
 
 Generations::Members Generations::meet(const std::string& handle, milliseconds timeout) const {
+  const PhaseScope phase(Phase::communication);
   const Reporter by{rank_, memory_->world_size()};
   const Deadline deadline(timeout);
   Deadline log_waiting(kLogMeetingAfter);

@@ -16,6 +16,7 @@
 #include <lockstep/device/device.h>
 
 #include "base/deadline.h"
+#include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/membership.h"
@@ -175,6 +176,7 @@ void Session::connect_default_group(const SessionOptions& options) {
 
 ProcessGroup Session::connect_group(const std::string& key, const backends::BackendSpec& spec,
                                     const Members& members, const NcclOptions& nccl, ProcessGroupInfo info) {
+  const PhaseScope phase(Phase::communication);
   backends::BackendRequest request;
   request.rank = members.own;
   request.size = static_cast<int>(members.ranks.size());
@@ -407,6 +409,7 @@ ProcessGroup Session::split_group(const ProcessGroup& parent,
 
 void Session::wait_for_others_to_leave() {
   if (config_.with_python) return;  // nor do Python ranks
+  const PhaseScope phase(Phase::communication);
   auto& store = *config_.store;
   const auto& world = config_.world;
   try {

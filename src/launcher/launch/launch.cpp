@@ -8,6 +8,7 @@
 #include <sstream>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -19,7 +20,6 @@
 #include "base/unique_fd.h"
 #include "launch/coordinator_server.h"
 #include "launch/environment.h"
-#include "launch/guard.h"
 #include "launch/metrics_server.h"
 #include "launch/supervisor.h"
 
@@ -137,7 +137,7 @@ ReservedPort reserve_port(const LaunchOptions& options) {
   }
 }
 
-int launch(const LaunchOptions& options, const std::function<void(int stop)>& beside) {
+int launch(const LaunchOptions& options, std::vector<GuardOptions::Companion> beside) {
   validate(options);
   require_stack();
   open_standard_streams();
@@ -156,11 +156,10 @@ int launch(const LaunchOptions& options, const std::function<void(int stop)>& be
       return error.exit_code();
     }
   };
-  GuardOptions guard{.stop_signals = options.stop_signals};
+  GuardOptions guard{.stop_signals = options.stop_signals, .beside = std::move(beside)};
   if (server)
     guard.beside.push_back({"the coordinator of the nodes", [&](int stop) { server->serve(stop); }});
   if (metrics) guard.beside.push_back({"the metrics", [&](int stop) { metrics->serve(stop); }});
-  if (beside) guard.beside.push_back({"the observer of the ranks", beside});
   const auto exit = run_guarded(body, guard);
   if (exit.signal != 0) log(LogLevel::error, describe(exit));
   return exit.code;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <functional>
 #include <string>
+#include <vector>
 
 #include <lockstep/base/error.h>
 
 #include "base/env.h"
 #include "base/sockets.h"
+#include "launch/guard.h"
 #include "launch/options.h"
 
 namespace lockstep::launch {
@@ -35,8 +36,8 @@ ReservedPort reserve_port(const LaunchOptions& options);
 
 // Implements `lockstep run`: checks `options`, finds the program and a port, warns about more ranks than
 // cores, and runs the ranks under run_guarded() and supervise(). Returns the exit code for the process.
-// Throws ArgumentError, ProgramError or LaunchError before it starts a process. `beside` runs in a thread of this
-// process while the ranks' supervisor does, until the descriptor that it gets becomes readable.
-int launch(const LaunchOptions& options, const std::function<void(int stop)>& beside = {});
+// Throws ArgumentError, ProgramError or LaunchError before it starts a process. Each of `beside` runs in a thread of
+// this process while the ranks' supervisor does, until the descriptor that it gets becomes readable.
+int launch(const LaunchOptions& options, std::vector<GuardOptions::Companion> beside = {});
 
 }  // namespace lockstep::launch

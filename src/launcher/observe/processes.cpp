@@ -167,6 +167,11 @@ std::int64_t proportional_bytes(int pid) {
   return number_behind(folder_of(pid) + "/smaps_rollup", "\nPss:") * 1024;
 }
 
+std::uint64_t transferred_bytes(int pid) {
+  const auto file = folder_of(pid) + "/io";
+  return static_cast<std::uint64_t>(number_behind(file, "rchar:") + number_behind(file, "wchar:"));
+}
+
 bool descends_from(const std::vector<Process>& processes, int pid, int ancestor) {
   std::map<int, int> parents;
   for (const auto& process : processes) parents[process.pid] = process.parent;

@@ -49,6 +49,9 @@ int status_number(int pid, const std::string& key);
 std::int64_t resident_bytes_of(int pid);
 std::int64_t proportional_bytes(int pid);
 
+// Bytes that the process has read and written until now, from and to files, pipes and terminals. 0 if they cannot be read.
+std::uint64_t transferred_bytes(int pid);
+
 // The memory in /proc/PID/fd of a process that holds it open, else nullopt.
 std::optional<std::string> open_file_of(int pid, const MappedMemory& memory);
 

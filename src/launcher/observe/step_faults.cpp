@@ -24,15 +24,29 @@ std::string milliseconds(std::int64_t nanoseconds) {
   return fmt::format("{:.0f} ms", static_cast<double>(nanoseconds) / kMillisecond);
 }
 
+// At least half of the time that it takes longer.
+bool others_wait_for(const StepTable& table, std::size_t member) {
+  const auto lateness = table.usual(member, own_time) - table.usual_of_others(member, own_time);
+  return table.usual_of_others(member, communication) >= lateness / 2;
+}
+
+// `others`: what they spend by themselves.
+bool is_late_in(const Row& row, std::size_t member, std::int64_t others, double factor) {
+  const auto own = own_time(row[member]);
+  return static_cast<double>(own) >= factor * static_cast<double>(others) && own - others >= kLeastLateness;
+}
+
 // A member is late if it spends much more time by itself than is usual for the others, who wait for it.
 bool is_late(const StepTable& table, std::size_t member) {
   const auto usual = table.usual_of_others(member, own_time);
-  const auto lateness = table.usual(member, own_time) - usual;
-  return table.usual_of_others(member, communication) >= lateness / 2 &&
-         table.is_lasting([&](const Row& row) {
-           const auto own = own_time(row[member]);
-           return static_cast<double>(own) >= kLate * static_cast<double>(usual) &&
-                  own - usual >= kLeastLateness;
+  return others_wait_for(table, member) &&
+         table.is_lasting([&](const Row& row) { return is_late_in(row, member, usual, kLate); });
+}
+
+// A member is last if it is late, by the factor, in each of the recent steps.
+bool is_last(const StepTable& table, std::size_t member, double factor) {
+  return others_wait_for(table, member) && std::ranges::all_of(table.recent(), [&](const Row& row) {
+           return is_late_in(row, member, StepTable::of_others(row, member, own_time), factor);
          });
 }
 
@@ -92,18 +106,37 @@ std::int64_t lateness(const StepTable& table, std::size_t member, Measure measur
   return table.usual(member, measure) - table.usual_of_others(member, measure);
 }
 
+// That is later than all others.
+std::size_t worst_of(const StepTable& table, const std::vector<std::size_t>& late) {
+  return *std::ranges::max_element(late, {}, [&](std::size_t i) { return lateness(table, i, own_time); });
+}
+
+Verdict slow_or_starved(const Run& run, const StepTable& table, std::size_t late) {
+  const bool is_starved = lateness(table, late, data) > lateness(table, late, computation);
+  return is_starved ? starved(run, table, late) : slow(table, late);
+}
+
 std::optional<Verdict> find_late(const Run& run, const StepTable& table) {
   std::vector<std::size_t> late;
   for (std::size_t i = 0; i < table.members().size(); ++i) {
     if (is_late(table, i)) late.push_back(i);
   }
   if (late.empty()) return std::nullopt;
-  const auto worst =
-      *std::ranges::max_element(late, {}, [&](std::size_t i) { return lateness(table, i, own_time); });
-  const bool is_starved = lateness(table, worst, data) > lateness(table, worst, computation);
-  auto verdict = is_starved ? starved(run, table, worst) : slow(table, worst);
+  auto verdict = slow_or_starved(run, table, worst_of(table, late));
   for (const auto i : late) verdict.ranks.push_back(table.rank(i).rank);
   if (late.size() > 1) verdict.text += fmt::format(" All that are late: {}.", list_ranks(verdict.ranks));
+  return verdict;
+}
+
+std::optional<Verdict> find_last(const Run& run, const StepTable& table, double factor) {
+  std::vector<std::size_t> last;
+  for (std::size_t i = 0; i < table.members().size(); ++i) {
+    if (is_last(table, i, factor)) last.push_back(i);
+  }
+  if (last.empty()) return std::nullopt;
+  const auto worst = worst_of(table, last);
+  auto verdict = slow_or_starved(run, table, worst);
+  verdict.ranks = {table.rank(worst).rank};
   return verdict;
 }
 
@@ -207,21 +240,34 @@ std::uint64_t bytes_of(const StepTable& table) {
   return bytes;
 }
 
-}  // namespace
-
-std::optional<Verdict> judge_steps(const Run& run) {
+// The group with the most bytes first.
+std::vector<StepTable> tables_of(const Run& run, std::optional<std::size_t> recent) {
   std::vector<StepTable> tables;
   for (auto& [name, members] : members_by_group(run)) {
     if (members.size() < 2 || !std::ranges::all_of(members, makes_steps)) continue;
-    StepTable table(run, std::move(members));
+    StepTable table(run, std::move(members), recent);
     if (table.can_be_judged()) tables.push_back(std::move(table));
   }
   std::ranges::sort(tables, std::greater(), bytes_of);
+  return tables;
+}
+
+}  // namespace
+
+std::optional<Verdict> judge_steps(const Run& run) {
+  const auto tables = tables_of(run, std::nullopt);
   for (const auto& table : tables) {
     if (auto verdict = find_late(run, table)) return verdict;
   }
   for (const auto& table : tables) {
     if (auto verdict = find_slow_link(run, table)) return verdict;
+  }
+  return std::nullopt;
+}
+
+std::optional<Verdict> judge_last_rank(const Run& run, double factor, std::size_t steps) {
+  for (const auto& table : tables_of(run, steps)) {
+    if (auto verdict = find_last(run, table, factor)) return verdict;
   }
   return std::nullopt;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <optional>
 
 #include "observe/verdict.h"
@@ -12,5 +13,11 @@ namespace lockstep::observe {
 // group. nullopt if there is none, if the last step is long ago, and for pipelines, whose ranks compute for different
 // times.
 std::optional<Verdict> judge_steps(const Run& run);
+
+// The rank that is last in each of so many last steps: it spends `factor` times as long by itself as the median of the
+// others of its group, and at least 10 ms more, and they wait for it. At most kMostLastSteps. nullopt as above.
+std::optional<Verdict> judge_last_rank(const Run& run, double factor, std::size_t steps);
+
+inline constexpr std::size_t kMostLastSteps = 60;
 
 }  // namespace lockstep::observe

@@ -2,15 +2,18 @@
 #include "observe/step_table.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <utility>
 
 namespace lockstep::observe {
 namespace {
 
-constexpr std::size_t kLeastSteps = 3;              // that have to be slow, one after the other,
-constexpr std::int64_t kLeastTime = 900'000'000;    // nanoseconds: and three quarters of those in this time,
-constexpr std::size_t kManySteps = 48;              // or of so many
+constexpr std::size_t kLeastSteps = 3;            // that have to be slow, one after the other,
+constexpr std::int64_t kLeastTime = 900'000'000;  // nanoseconds: and three quarters of those in this time,
+constexpr std::size_t kUnsettled = 2;             // the latest steps, which some ranks may not have made yet
+constexpr std::size_t kManySteps = 48;            // or of so many
 constexpr std::int64_t kFreshness = 1'000'000'000;  // nanoseconds
 
 PhaseTimes difference(const PhaseTimes& later, const PhaseTimes& earlier) {
@@ -33,9 +36,10 @@ std::int64_t median(std::vector<std::int64_t> values) {
   return *middle;
 }
 
-StepTable::StepTable(const Run& run, std::vector<Member> members) : run_(&run), members_(std::move(members)) {
+StepTable::StepTable(const Run& run, std::vector<Member> members, std::optional<std::size_t> recent)
+    : run_(&run), members_(std::move(members)) {
   fill();
-  recent_ = count_recent();
+  recent_ = recent ? checked_recent(*recent) : count_recent();
 }
 
 bool StepTable::is_lasting(const std::function<bool(const Row&)>& holds) const {
@@ -73,7 +77,10 @@ void StepTable::fill() {
     last = std::min(last, rank->progress->steps);
     most = std::max(most, rank->progress->steps);
   }
-  if (most > last + 2) return;  // they do not make their steps together
+  if (most > last + 2) {
+    if (!align()) return;  // they do not make their steps together
+    for (const auto& known : steps_) last = std::min(last, known.rbegin()->first);
+  }
   last_ = first_ = last + 1;
   while (first_ > kWarmUp + 1 && std::ranges::all_of(steps_, [&](const auto& known) {
            return known.contains(first_ - 1) && known.contains(first_ - 2);
@@ -87,6 +94,37 @@ void StepTable::fill() {
   last_ = last;
 }
 
+// A replacement counts its steps from 0: those that end at the same time are one step, and get the number of the rank
+// that has made the fewest. The latest steps may not have ended on all ranks.
+bool StepTable::align() {
+  const auto fewest = std::ranges::min_element(
+      steps_, {}, [](const auto& known) { return known.empty() ? 0 : known.rbegin()->first; });
+  if (fewest->size() < kUnsettled + kLeastSteps + 1) return false;
+  std::vector<Step> marks;  // latest first
+  for (auto step = std::next(fewest->rbegin(), kUnsettled); marks.size() <= kLeastSteps; ++step)
+    marks.push_back(step->second);
+  std::vector<std::map<std::uint64_t, Step>> aligned;
+  for (const auto& known : steps_) {
+    const auto distance = [&](const auto& step) {
+      return std::abs(step.second.ended_at - marks[0].ended_at);
+    };
+    if (known.empty()) return false;
+    const auto nearest = std::ranges::min_element(known, {}, distance)->first;
+    if (nearest < marks[0].number) return false;
+    const auto shift = nearest - marks[0].number;
+    for (std::size_t i = 0; i < kLeastSteps; ++i) {
+      const auto same = known.find(marks[i].number + shift);
+      const auto span = marks[i].ended_at - marks[i + 1].ended_at;
+      if (same == known.end() || std::abs(same->second.ended_at - marks[i].ended_at) * 4 > span) return false;
+    }
+    auto& renumbered = aligned.emplace_back();
+    for (const auto& [number, step] : known)
+      if (number > shift) renumbered[number - shift] = step;
+  }
+  steps_ = std::move(aligned);
+  return true;
+}
+
 std::size_t StepTable::count_recent() const {
   std::int64_t time = 0;
   std::size_t count = 0;
@@ -96,6 +134,14 @@ std::size_t StepTable::count_recent() const {
   }
   return (time < kLeastTime && count < kManySteps) || count < kLeastSteps || !is_fresh(time, count) ? 0
                                                                                                     : count;
+}
+
+// 0 if so many are not known, or are long ago.
+std::size_t StepTable::checked_recent(std::size_t wanted) const {
+  if (rows_.size() < wanted) return 0;
+  std::int64_t time = 0;
+  for (const auto& row : std::span(rows_).last(wanted)) time += sum_of(row.front());
+  return is_fresh(time, wanted) ? wanted : 0;
 }
 
 bool StepTable::is_fresh(std::int64_t time, std::size_t count) const {

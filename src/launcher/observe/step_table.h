@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -48,8 +49,9 @@ using Row = std::vector<PhaseTimes>;
 // The last steps that all ranks of a group have made.
 class StepTable {
  public:
-  // The members are ranks that make steps.
-  StepTable(const Run& run, std::vector<Member> members);
+  // The members are ranks that make steps. `recent`: so many of the last steps are the recent ones; by default those of
+  // about a second.
+  StepTable(const Run& run, std::vector<Member> members, std::optional<std::size_t> recent = std::nullopt);
 
   const std::vector<Member>& members() const { return members_; }
   const Rank& rank(std::size_t member) const { return *members_[member].rank; }
@@ -74,7 +76,9 @@ class StepTable {
 
  private:
   void fill();
+  bool align();
   std::size_t count_recent() const;
+  std::size_t checked_recent(std::size_t wanted) const;
   bool is_fresh(std::int64_t time, std::size_t count) const;
   std::int64_t begin_of_last(std::size_t member) const { return steps_[member].at(last_ - 1).ended_at; }
   // Whether all make collectives of the group in each step.

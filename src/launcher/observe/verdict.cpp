@@ -149,6 +149,14 @@ class Judge {
     return {.text = all_is_well()};
   }
 
+  std::string stall_of(const Rank& rank) const {
+    for (const auto& wait : waits_) {
+      const auto missing = missing_in(wait);
+      if (std::ranges::find(missing, &rank) != missing.end()) return blame(rank, wait).text;
+    }
+    return blame(rank, "", 0).text;
+  }
+
  private:
   const Wait* wait_of_rank(const Rank& rank) const {
     const auto found = std::ranges::find(waits_, &rank, &Wait::rank);
@@ -166,6 +174,13 @@ class Judge {
     return {cause_of(run_, rank, wait),
             {rank.rank},
             fmt::format("{}{} {}.", rank.describe(), call, state_text(run_, rank))};
+  }
+
+  Verdict blame(const Rank& rank, const Wait& wait) const {
+    return blame(rank,
+                 fmt::format(" has not entered {} of group {}, {}. It", wait.call->describe(),
+                             wait.member->group, waiting_text(wait)),
+                 wait.age);
   }
 
   // Calls of the group with the same place in the order of its collectives: [text] the ranks that made it.
@@ -240,10 +255,7 @@ class Judge {
         if (rank->life == Life::alive && wait_of_rank(*rank) != nullptr) continue;
         const bool saves = rank->life == Life::alive && phase_of(*rank) == Phase::checkpoint;
         if (saves && wait.age < kCheckpointPatience) return std::nullopt;
-        return blame(*rank,
-                     fmt::format(" has not entered {} of group {}, {}. It", wait.call->describe(),
-                                 wait.member->group, waiting_text(wait)),
-                     wait.age);
+        return blame(*rank, wait);
       }
       const auto* const next = wait_of_rank(*missing.front());
       if (const auto seen = std::ranges::find(path, next); seen != path.end())
@@ -305,6 +317,8 @@ class Judge {
 std::string name_of(Cause cause) { return kCauses.at(static_cast<std::size_t>(cause)); }
 
 Verdict judge(const Run& run) { return Judge(run).judge(); }
+
+std::string stall_text(const Run& run, const Rank& rank) { return Judge(run).stall_of(rank); }
 
 nlohmann::json to_json(const Verdict& verdict) {
   return {{"cause", name_of(verdict.cause)}, {"ranks", verdict.ranks}, {"text", verdict.text}};

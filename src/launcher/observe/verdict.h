@@ -39,6 +39,9 @@ struct Verdict {
 // judge_steps()), then the memory (see judge_memory()).
 Verdict judge(const Run& run);
 
+// What a rank of `run` does and who waits for it, as judge() says it of a culprit.
+std::string stall_text(const Run& run, const Rank& rank);
+
 nlohmann::json to_json(const Verdict& verdict);
 
 }  // namespace lockstep::observe

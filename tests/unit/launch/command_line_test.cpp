@@ -170,6 +170,26 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
   EXPECT_THAT(
       complaint({.max_restarts = 1, .on_loss = "replace", .spares = 1, .command = {"x", "${local_rank}"}}),
       HasSubstr("--spares excludes"));
+  EXPECT_EQ(complaint({.progress_timeout = 1, .command = x}), "");
+  EXPECT_THAT(complaint({.progress_timeout = 0.5, .command = x}),
+              HasSubstr("--progress-timeout 0.5: the seconds must be in 1 .. 604800"));
+  EXPECT_THAT(complaint({.nnodes = "2", .progress_timeout = 60, .command = x}),
+              HasSubstr("--progress-timeout is for one host"));
+  EXPECT_EQ(complaint({.slow_factor = 1.5, .slow_steps = 60, .command = x}), "");
+  EXPECT_THAT(complaint({.slow_factor = 1, .command = x}),
+              HasSubstr("--slow-factor 1: use a number above 1"));
+  EXPECT_THAT(complaint({.slow_factor = 2, .slow_steps = 61, .command = x}),
+              HasSubstr("--slow-steps 61: use 3 to 60"));
+  EXPECT_THAT(complaint({.slow_steps = 30, .command = x}),
+              HasSubstr("--slow-steps has no effect without --slow-factor"));
+  EXPECT_THAT(complaint({.on_slow = "replace", .command = x}),
+              HasSubstr("--on-slow has no effect without --slow-factor"));
+  EXPECT_THAT(complaint({.slow_factor = 2, .on_slow = "kill", .command = x}),
+              HasSubstr("--on-slow kill: use report, replace"));
+  EXPECT_THAT(complaint({.slow_factor = 2, .on_slow = "replace", .command = x}),
+              HasSubstr("--on-slow replace needs --on-loss replace"));
+  EXPECT_THAT(complaint({.nnodes = "2", .slow_factor = 2, .command = x}),
+              HasSubstr("--slow-factor is for one host"));
   EXPECT_THAT(complaint({.start_method = "thread", .command = x}), HasSubstr("--start-method thread"));
   EXPECT_THAT(complaint({.numa_binding = "node", .command = x}), HasSubstr("--bind"));
   EXPECT_THAT(complaint({.signals_to_handle = "SIGKILL", .command = x}), HasSubstr("SIGKILL"));

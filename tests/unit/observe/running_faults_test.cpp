@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "observe/step_faults.h"
 #include "observe/verdict.h"
 #include "runs.h"
 
@@ -106,6 +107,41 @@ TEST(RunningFaults, NamesASlowRank) {
 TEST(RunningFaults, AThirdSlowStepIsNeeded) {
   EXPECT_EQ(judge(training(40, late(38, {.forward = 300}))).cause, Cause::slow);
   EXPECT_EQ(judge(training(40, late(39, {.forward = 300}))).cause, Cause::none);
+}
+
+std::string last_rank(const Run& run, double factor, std::size_t steps) {
+  const auto verdict = observe::judge_last_rank(run, factor, steps);
+  return verdict ? verdict->text : "";
+}
+
+TEST(RunningFaults, TheLastRankIsSoInEachStep) {
+  const auto run = training(40, late(25, {.forward = 90}));
+  EXPECT_THAT(last_rank(run, 4, 16),
+              HasSubstr("rank 2 (pid 102) is slow: in the last 16 steps it computes for 91 ms"));
+  EXPECT_EQ(last_rank(run, 4, 17), "") << "it was as fast as the others";
+  EXPECT_EQ(last_rank(run, 4.5, 16), "");
+  EXPECT_EQ(last_rank(training(40, [](int, int) { return Spent{}; }), 1.01, 5), "");
+  EXPECT_EQ(last_rank(training(40, late(1, {.forward = 90})), 4, 60), "") << "so many steps are not known";
+  EXPECT_NE(last_rank(training(90, late(1, {.forward = 90})), 4, 60), "");
+}
+
+// Rank 1 has made 20 steps beside the last ones of the others.
+Run with_replacement() {
+  auto run = training(60, late(45, {.forward = 90}));
+  auto& progress = *run.ranks[1].progress;
+  progress.steps = 20;
+  progress.last.erase(progress.last.begin(), progress.last.end() - 20);
+  for (auto& step : progress.last) step.number -= 40;
+  return run;
+}
+
+TEST(RunningFaults, StepsOfAReplacementAreThoseThatEndAtTheSameTime) {
+  auto run = with_replacement();
+  EXPECT_THAT(judge(run).text, HasSubstr("rank 2 (pid 102) is slow"));
+  EXPECT_TRUE(observe::judge_last_rank(run, 4, 15));
+  EXPECT_FALSE(observe::judge_last_rank(run, 4, 16)) << "the first steps of the replacement do not count";
+  for (auto& step : run.ranks[1].progress->last) step.ended_at -= 40 * kMillisecond;
+  EXPECT_EQ(judge(run).cause, Cause::none);
 }
 
 TEST(RunningFaults, NamesAllSlowRanks) {
