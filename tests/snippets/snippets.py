@@ -2,7 +2,7 @@
 """The C++ of the pages and of the comments in public headers, as files that a compiler checks.
 
 snippets.py extract <root> <folder>       writes pages.cpp, headers.cpp and programs.cpp
-snippets.py program <page> <file>         writes the program of a page as a file of its own
+snippets.py program <page> <file>         writes the first program of a page as a file of its own
 snippets.py run <programs> <launcher>     runs the programs that need no download, on two ranks
 
 The blocks ```cpp of Markdown pages are compiled. Blocks from one with an #include to the one with main() are a program. The
@@ -119,7 +119,7 @@ class Code:
 
 
 def parts_of_page(page):
-    """The page's program, if it has one, and its fragments and preludes."""
+    """The page's programs, and its fragments and preludes."""
     text = page.read_text(encoding="utf-8")
     program, fragments, programs = [], [], []
     for match in BLOCK.finditer(text):
@@ -134,8 +134,6 @@ def parts_of_page(page):
             fragments.append(snippet)
     if program:
         sys.exit(f"{page}:{program[0].line}: no block after this #include defines main()")
-    if len(programs) > 1:
-        sys.exit(f"{page}: has {len(programs)} programs; a page has one, so that its name is the page's")
     return programs, fragments
 
 
@@ -194,11 +192,12 @@ def extract(root, folder):
     for page in pages(root):
         page_programs, fragments = parts_of_page(page)
         name = identifier(page.relative_to(root).with_suffix(""))
-        for blocks in page_programs:
-            used, text = program_text(name, blocks)
+        for number, blocks in enumerate(page_programs, 1):
+            program_name = name if number == 1 else f"{name}_{number}"
+            used, text = program_text(program_name, blocks)
             program_includes += used
             programs.append(text)
-            choices.append((name, "".join(block.code for block in blocks)))
+            choices.append((program_name, "".join(block.code for block in blocks)))
         if any(not fragment.is_prelude for fragment in fragments):
             code = Code()
             for fragment in fragments:

@@ -155,10 +155,10 @@ class SubsetRandomSampler : public Sampler {
                                std::source_location where = std::source_location::current());
   template <std::integral Index>
     requires(!std::same_as<Index, std::int64_t>)
-  explicit SubsetRandomSampler(const std::vector<Index>& indices, SubsetRandomSamplerOptions options = {},
+  explicit SubsetRandomSampler(const std::vector<Index>& indices,
+                               const SubsetRandomSamplerOptions& options = {},
                                std::source_location where = std::source_location::current())
-      : SubsetRandomSampler(std::vector<std::int64_t>(indices.begin(), indices.end()), std::move(options),
-                            where) {}
+      : SubsetRandomSampler(std::vector<std::int64_t>(indices.begin(), indices.end()), options, where) {}
   std::unique_ptr<IndexStream> iter() const override;
   bool uses_default_generator() const override { return !options_.generator; }
   std::int64_t size() const override { return indices_.size(0); }
