@@ -10,11 +10,20 @@
 //   works           reports progress in step 5 until <folder>/rested exists, while the others wait
 // and of all ranks:
 //   trainer         the Trainer has the loop: epochs with a validation, early stopping, checkpoints in <folder>
-//   gloo, group, zero, sharded, twice   something that elastic::run() refuses
+//   trainer-fsdp    the same with shards of the parameters
+//   zero            a ZeroRedundancyOptimizer
+//   fsdp            the ranks have shards of the parameters
+//   fsdp-backward   the same; rank 1 kills itself in backward of step 5 at its first start
+//   gloo, group, zero-shared, sharded, number, unknown, twice   something that elastic::run() refuses
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <thread>
 #include <unistd.h>
 
@@ -40,14 +49,31 @@ torch::nn::Sequential make_net() {
                     Linear(64, 4));
 }
 
-std::string digest(const torch::nn::Module& net) {
+std::string digest(const std::vector<at::Tensor>& tensors) {
   std::uint64_t hash = 1469598103934665603U;
-  for (const auto& each : lockstep::state_dict(net)) {
-    const auto tensor = each.value.as_tensor().contiguous();
+  for (const auto& each : tensors) {
+    const auto tensor = each.contiguous();
     const auto* const bytes = static_cast<const unsigned char*>(tensor.data_ptr());
     for (std::size_t i = 0; i < tensor.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211U;
   }
   return fmt::format("{:016x}", hash);
+}
+
+std::string digest(const torch::nn::Module& net) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& each : lockstep::state_dict(net)) tensors.push_back(each.value.as_tensor());
+  return digest(tensors);
+}
+
+std::string digest(const lockstep::FSDPModule& sharded) {
+  auto tensors = sharded.parameters();
+  for (const auto& buffer : sharded.module()->buffers()) tensors.push_back(buffer);
+  return digest(tensors);
+}
+
+bool is_first_start() {
+  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return restarts != nullptr && std::string(restarts) == "0";
 }
 
 // Rank 0 looks, and the others learn of lost ranks meanwhile.
@@ -63,14 +89,14 @@ void wait_for(const std::filesystem::path& file, const lockstep::Context& contex
 
 // Losses of validations, which decide on the learning rate.
 void train_by_trainer(std::int64_t steps, const std::filesystem::path& folder,
-                      const lockstep::Context& context) {
-  torch::manual_seed(7);
-  auto net = make_net();
-  lockstep::DistributedDataParallel ddp(net);
-  torch::optim::AdamW optimizer(ddp->parameters(), 1e-3);
+                      const lockstep::Context& context, lockstep::ModuleRef module,
+                      const std::vector<at::Tensor>& parameters,
+                      const std::function<at::Tensor(const at::Tensor&)>& forward,
+                      const std::function<std::string()>& digest_of_weights) {
+  torch::optim::AdamW optimizer(parameters, 1e-3);
   torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
   lockstep::data::DataLoader loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
-  lockstep::Trainer trainer(ddp, optimizer,
+  lockstep::Trainer trainer(module, optimizer,
                             {.max_steps = steps,
                              .accumulation_steps = 2,
                              .checkpoints = folder / "checkpoints",
@@ -86,8 +112,7 @@ void train_by_trainer(std::int64_t steps, const std::filesystem::path& folder,
   trainer.epoch_scheduler(plateau);
   trainer.on_validate([&] {
     const auto inputs = Numbers().get_batch(torch::arange(40) + context.rank());
-    const auto loss =
-        torch::nn::functional::cross_entropy(ddp->module()->forward(inputs.data), inputs.target);
+    const auto loss = torch::nn::functional::cross_entropy(forward(inputs.data), inputs.target);
     return lockstep::Scalars{{"loss", lockstep::reduce_value(loss.item<double>())}};
   });
   bool begins = true;
@@ -96,9 +121,9 @@ void train_by_trainer(std::int64_t steps, const std::filesystem::path& folder,
       std::cout << "pid " << ::getpid() << " of " << context.rank() << " at step " << trainer.step()
                 << std::endl;
     if (trainer.step() + 1 == steps && trainer.batch() % 2 == 0) wait_for(folder / "enough", context);
-    return torch::nn::functional::cross_entropy(ddp->forward(batch.data), batch.target);
+    return torch::nn::functional::cross_entropy(forward(batch.data), batch.target);
   });
-  std::cout << "trained " << context.rank() << ": " << digest(*net) << " "
+  std::cout << "trained " << context.rank() << ": " << digest_of_weights() << " "
             << optimizer.param_groups()[0].options().get_lr() << std::endl;
 }
 
@@ -120,33 +145,115 @@ void work_until(const std::filesystem::path& file) {
   }
 }
 
-void train(std::int64_t steps, const std::filesystem::path& folder, const std::string& mode) {
-  const auto context = lockstep::init({.backend = mode == "gloo" ? "gloo" : "auto", .timeout = 60s});
-  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  const bool is_first = restarts != nullptr && std::string(restarts) == "0";
-  const auto exit_if = [&](const char* wanted) {
-    if (mode == wanted && context.rank() == 1 && is_first) std::_Exit(3);
-  };
-  if (mode == "trainer") return train_by_trainer(steps, folder, context);
+// Shards of the parameters and of what AdamW keeps for them; the statistics of BatchNorm1d differ between ranks.
+void train_sharded(std::int64_t steps, const std::filesystem::path& folder, const lockstep::Context& context,
+                   bool dies_in_backward) {
   torch::manual_seed(7);
   auto net = make_net();
-  lockstep::DistributedDataParallel ddp(net);
-  torch::optim::AdamW optimizer(ddp->parameters(), 1e-3);
-  std::optional<lockstep::ProcessGroup> other;
-  if (mode == "group") other = context.new_group({0, 1});
-  auto unsupported = make_net();
-  if (mode == "sharded") lockstep::fully_shard(*unsupported);
-  std::optional<lockstep::ZeroRedundancyOptimizer<torch::optim::AdamW>> zero;
+  const lockstep::FullyShardOptions options{.share_memory = false};
+  for (std::size_t layer : {0, 4}) lockstep::fully_shard(*net->ptr(layer), options);
+  const auto sharded = lockstep::fully_shard(net, options);
+  torch::optim::AdamW optimizer(sharded.parameters(), 1e-3);
+  const auto* const place = sharded.parameters().front().data_ptr();
   torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
   lockstep::data::DataLoader loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
   std::int64_t step = 0;
   std::int64_t epoch = 0;
   lockstep::TrainingState state;
-  state.add("model", ddp).add("optimizer", optimizer).add("loader", loader);
+  if (dies_in_backward) {
+    state.add("model", net);
+  } else {
+    state.add("model", sharded);
+  }
+  state.add("optimizer", optimizer).add("loader", loader);
+  state.add("step", step).add("epoch", epoch).add_generator();
+  lockstep::elastic::run(state, [&](const lockstep::Context& of_run) {
+    std::cout << "pid " << ::getpid() << " of " << of_run.rank() << " at step " << step << std::endl;
+    for (const auto& shard : sharded.parameters())
+      if (shard.grad().defined()) throw std::runtime_error("a failed step has left a gradient");
+    if (sharded.stats().steps != 0) throw std::runtime_error("fully_shard() has not begun anew");
+    for (; step < steps; ++epoch) {
+      loader.set_epoch(epoch);
+      bool accumulates = true;
+      for (const auto& [inputs, targets] : loader) {
+        sharded.set_requires_gradient_sync(!accumulates);
+        auto outputs = inputs;
+        for (auto layer = net->begin(); layer != net->end(); ++layer) {
+          outputs = layer->forward(outputs);
+          if (!dies_in_backward || step != 5 || accumulates || layer - net->begin() != 3) continue;
+          outputs.register_hook([](const at::Tensor& gradient) {
+            ::raise(SIGKILL);  // when the gradients of layer 4 are being reduced
+            return gradient;
+          });
+        }
+        torch::nn::functional::cross_entropy(outputs, targets).backward();
+        if (std::exchange(accumulates, !accumulates)) continue;
+        if (step + 1 == steps) wait_for(folder / "enough", of_run);
+        optimizer.step();
+        optimizer.zero_grad();
+        ++step;
+        state.commit();
+        if (step == steps) return;
+      }
+    }
+  });
+  if (place != sharded.parameters().front().data_ptr()) throw std::runtime_error("the shards have moved");
+  std::cout << "trained " << context.rank() << ": " << digest(sharded) << std::endl;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<at::Tensor>& parameters,
+                                                        const std::string& mode) {
+  const torch::optim::AdamWOptions options(1e-3);
+  if (!mode.starts_with("zero")) return std::make_unique<torch::optim::AdamW>(parameters, options);
+  auto zero = std::make_unique<lockstep::ZeroRedundancyOptimizer<torch::optim::AdamW>>(parameters, options);
+  if (mode == "zero-shared") zero->share_parameters();
+  return zero;
+}
+
+void train(std::int64_t steps, const std::filesystem::path& folder, const std::string& mode) {
+  const auto context = lockstep::init({.backend = mode == "gloo" ? "gloo" : "auto", .timeout = 60s});
+  const bool is_first = is_first_start();
+  const auto exit_if = [&](const char* wanted) {
+    if (mode == wanted && context.rank() == 1 && is_first) std::_Exit(3);
+  };
+  if (mode.starts_with("fsdp")) {
+    const bool dies = mode == "fsdp-backward" && context.rank() == 1 && is_first;
+    return train_sharded(steps, folder, context, dies);
+  }
+  torch::manual_seed(7);
+  auto net = make_net();
+  if (mode == "trainer-fsdp") {
+    const auto sharded = lockstep::fully_shard(net, {.share_memory = false});
+    return train_by_trainer(
+        steps, folder, context, net, sharded.parameters(),
+        [&](const at::Tensor& input) { return net->forward(input); }, [&] { return digest(sharded); });
+  }
+  lockstep::DistributedDataParallel ddp(net);
+  if (mode == "trainer") {
+    return train_by_trainer(
+        steps, folder, context, ddp, ddp->parameters(),
+        [&](const at::Tensor& input) { return ddp->forward(input); }, [&] { return digest(*net); });
+  }
+  const auto optimizer = make_optimizer(ddp->parameters(), mode);
+  std::optional<lockstep::ProcessGroup> other;
+  if (mode == "group") other = context.new_group({0, 1});
+  auto unsupported = make_net();
+  lockstep::FullyShardOptions sharding{.share_memory = mode == "sharded"};
+  if (mode == "number") sharding.reshard_after_forward = 1;
+  std::optional<lockstep::FSDPModule> shards;
+  if (mode == "sharded" || mode == "number" || mode == "unknown")
+    shards = fully_shard(*unsupported, sharding);
+  std::optional<torch::optim::SGD> of_shards;
+  torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
+  lockstep::data::DataLoader loader(Numbers(), {.batch_size = 5, .shuffle = true, .num_workers = 1});
+  std::int64_t step = 0;
+  std::int64_t epoch = 0;
+  lockstep::TrainingState state;
+  state.add("model", ddp).add("optimizer", *optimizer).add("loader", loader);
   state.add("step", step).add("epoch", epoch).add_generator();
 
-  if (mode == "sharded") state.add("sharded", unsupported);
-  if (mode == "zero") state.add("zero", zero.emplace(ddp->parameters(), torch::optim::AdamWOptions(1e-3)));
+  if (mode == "sharded" || mode == "number") state.add("sharded", unsupported);
+  if (mode == "unknown") state.add("of shards", of_shards.emplace(shards->parameters(), 0.1));
   exit_if("before");
   lockstep::elastic::run(state, [&](const lockstep::Context& of_run) {
     std::cout << "pid " << ::getpid() << " of " << of_run.rank() << " at step " << step << std::endl;
@@ -159,8 +266,8 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
         torch::nn::functional::cross_entropy(ddp->forward(inputs), targets).backward();
         if (std::exchange(accumulates, !accumulates)) continue;
         if (step + 1 == steps) wait_for(folder / "enough", of_run);
-        optimizer.step();
-        optimizer.zero_grad();
+        optimizer->step();
+        optimizer->zero_grad();
         ++step;
         if (step == 5 && mode == "throws" && context.rank() == 1 && is_first)
           throw std::runtime_error("a mistake");

@@ -75,7 +75,7 @@ class ElasticTraining {
                                             const std::string& folder, const std::string& mode) {
     std::vector<std::string> words{"run", "--nproc-per-node", std::to_string(ranks)};
     words.insert(words.end(), options.begin(), options.end());
-    const auto* const steps = mode == "trainer" ? "200" : "800";
+    const auto* const steps = mode.starts_with("trainer") ? "200" : mode.starts_with("fsdp") ? "400" : "800";
     for (const auto& word :
          {std::string("--"), std::string(ELASTIC_RANK_PROGRAM), std::string(steps), folder, mode})
       words.push_back(word);
@@ -86,11 +86,12 @@ class ElasticTraining {
   LauncherProcess launcher_;
 };
 
-// The weights of a run without kills.
+// The weights of a run without kills. Those of ZeroRedundancyOptimizer are those of its base.
 const std::set<std::string>& undisturbed(const std::string& mode = "") {
   static std::map<std::string, std::set<std::string>> weights;
-  auto& found = weights[mode];
-  if (found.empty()) found = ElasticTraining({}, 60s, mode).finish();
+  const auto kept = mode == "zero" ? std::string() : mode;
+  auto& found = weights[kept];
+  if (found.empty()) found = ElasticTraining({}, 60s, kept).finish();
   return found;
 }
 
@@ -140,6 +141,22 @@ TEST(Elastic, TrainerReturnsToItsLastStep) {
   ::kill(training.processes().front(), SIGKILL);
   EXPECT_EQ(training.finish(), undisturbed("trainer")) << training.launcher().err();
   EXPECT_THAT(training.launcher().out(), HasSubstr("at step 199"));
+}
+
+TEST(Elastic, OptimizerStatesOfKilledRanksAreReplaced) {
+  kill_and_compare({"--spares", "1"}, 2, 1000ms, "zero");
+}
+
+TEST(Elastic, TrainerGoesOnWithShards) { kill_and_compare({"--spares", "1"}, 2, 1500ms, "trainer-fsdp"); }
+
+// Each rank has a part of the weights, which only its own commits have.
+TEST(Elastic, ShardsOfKilledRanksAreReplaced) { kill_and_compare({"--spares", "1"}, 3, 700ms, "fsdp"); }
+
+TEST(Elastic, ARankIsKilledWhileShardsAreReduced) {
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "1"}, 60s, "fsdp-backward");
+  EXPECT_EQ(training.finish(), undisturbed("fsdp")) << training.launcher().err();
+  expect_survivors(training);
+  EXPECT_THAT(training.launcher().err(), HasSubstr("continued from commit 5"));
 }
 
 TEST(Elastic, AllRanksAtOnceReturnToTheirLastCommit) {
@@ -221,9 +238,13 @@ TEST(Elastic, RefusesAtTheStartWhatCannotContinueLater) {
   for (const auto& [mode, text] :
        {std::pair{"gloo", "the default group has the backend gloo"},
         std::pair{"group", "there are process groups besides the default group"},
-        std::pair{"zero", "ZeroRedundancyOptimizer cannot be part of an elastic run yet"},
+        std::pair{"zero-shared", "does not support share_parameters()"},
         std::pair{"twice", "elastic::run: it has been called before"},
-        std::pair{"sharded", "cannot be part of an elastic run yet"}}) {
+        std::pair{"sharded",
+                  "0.weight of fully_shard() cannot be part of an elastic run yet: the ranks share"},
+        std::pair{"number", "reshard_after_forward is a number"},
+        std::pair{"unknown",
+                  "an optimizer has parameters of fully_shard() whose module is not in the state"}}) {
     ElasticTraining training(kOnce, 60s, mode, 2);
     training.finish(1);
     EXPECT_THAT(training.launcher().err(), HasSubstr(text)) << mode;

@@ -22,6 +22,8 @@
 
 namespace lockstep {
 
+class FSDPModule;
+
 /// A type that keeps its state in a dict: a loader, a meter, a user-defined struct. PyTorch:
 /// `torch.distributed.checkpoint.stateful.Stateful`.
 template <typename T>
@@ -54,7 +56,7 @@ class TrainingState {
   /// without one, this process alone.
   explicit TrainingState(const std::optional<ProcessGroup>& process_group = std::nullopt);
 
-  /// Adds a part: a module, a holder, a DistributedDataParallel or DataParallel; an optimizer; a scheduler; a
+  /// Adds a part: a module, a holder, a DistributedDataParallel, DataParallel or FSDPModule; an optimizer; a scheduler; a
   /// loader; a Stateful type; a bool, a number, a string or a Value. Throws ArgumentError when the name is
   /// taken. With a ZeroRedundancyOptimizer state_dict() is collective: it has the states of all ranks on rank
   /// 0, and elsewhere those of the rank.
@@ -83,6 +85,11 @@ class TrainingState {
                        .load = [&part, group = group_](
                                    const Value& value) { part.load_state_dict(value.as_dict(), group); }},
                       own_functions(name, part));
+    } else if constexpr (std::same_as<std::remove_const_t<Part>, FSDPModule>) {
+      return add_module_part(name,
+                             {.save = [&part] { return Value(Dict(part.state_dict())); },
+                              .load = [&part](const Value& value) { part.load_state_dict(value.as_dict()); }},
+                             [&part]() -> torch::nn::Module& { return *part.module(); });
     } else if constexpr (requires(std::source_location place) { part.state_dict(place); }) {
       return add_part(name, {.save = [&part] { return Value(Dict(part.state_dict())); },
                              .load = [&part](const Value& value) { part.load_state_dict(value.as_dict()); }});
@@ -139,6 +146,9 @@ class TrainingState {
   };
 
   TrainingState& add_module(const std::string& name, std::function<torch::nn::Module&()> module);
+  // `all`: for checkpoints.
+  TrainingState& add_module_part(const std::string& name, Functions all,
+                                 std::function<torch::nn::Module&()> module);
   TrainingState& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer);
   // For parts of the library: calls of `all` have the line of the caller of state_dict() or load_state_dict().
   TrainingState& add_part(std::string name, Functions all, Functions own);

@@ -39,6 +39,20 @@ struct ZeroStart {
   bool has_compared = false;   ///< whether the ranks have compared their parameters
 };
 
+/// The part of ZeroRedundancyOptimizer that elastic::run() calls, for every Base.
+class RejoiningOptimizer {
+ public:
+  RejoiningOptimizer() = default;
+  virtual ~RejoiningOptimizer() = default;
+  RejoiningOptimizer(const RejoiningOptimizer&) = delete;
+  RejoiningOptimizer& operator=(const RejoiningOptimizer&) = delete;
+  /// Throws ArgumentError if rejoin() is not supported, naming what prevents it.
+  virtual void require_can_rejoin() const = 0;
+  /// Begins anew over the default group, which has been formed again with as many ranks. Each rank keeps its states,
+  /// until the caller restores others. All ranks call it in the same order.
+  virtual void rejoin() = 0;
+};
+
 /// The part of ZeroRedundancyOptimizer that all optimizers share.
 class ZeroShards {
  public:
@@ -54,6 +68,10 @@ class ZeroShards {
   /// Gathers the states of all ranks on rank `to`.
   void consolidate(int to, Where where);
   void consolidate() { consolidate(0, where_); }
+  /// As RejoiningOptimizer's.
+  void require_can_rejoin() const;
+  /// As RejoiningOptimizer's.
+  void rejoin();
   /// Throws Error on a rank that does not hold the states of all ranks.
   void check_complete() const;
   /// How ranks share the memory of a parameter; nullopt if only this rank has it.
@@ -109,7 +127,7 @@ class ZeroShards {
 /// the same parameters, groups and gradients, e.g. by DistributedDataParallel, and call step() and
 /// consolidate_state_dict() together.
 template <typename Base>
-class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates {
+class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates, public ddp::RejoiningOptimizer {
   static_assert(std::is_base_of_v<torch::optim::Optimizer, Base>, "Base must be an optimizer");
   static_assert(!std::is_base_of_v<torch::optim::LBFGS, Base>,
                 "LBFGS steps all parameters along one direction, so ranks cannot step some of them each");
@@ -174,6 +192,8 @@ class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates {
  private:
   void check_complete() const override { shards_.check_complete(); }
   void consolidate() override { shards_.consolidate(); }
+  void require_can_rejoin() const override { shards_.require_can_rejoin(); }
+  void rejoin() override { shards_.rejoin(); }
   std::optional<Sharing> sharing_of(const at::Tensor& parameter) const override {
     return shards_.sharing_of(parameter);
   }

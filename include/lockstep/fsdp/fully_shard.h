@@ -79,7 +79,8 @@ struct FullyShardOptions {
   /// Whether the ranks of one host share one copy of the parameters, instead of gathering them (backend shm).
   /// On several hosts (backend hierarchical): whether the ranks of a host gather into memory that they share.
   /// That needs equally many ranks on each host, more than one. A number in reshard_after_forward of at most
-  /// these ranks then means that a host keeps its copy until backward. Default: if it is possible.
+  /// these ranks then means that a host keeps its copy until backward. An elastic::run() needs false. Default: if
+  /// it is possible.
   std::optional<bool> share_memory = std::nullopt;
 };
 
@@ -209,7 +210,8 @@ class FSDPModule {
   /// Whether the ranks share one copy of the parameters, which is never freed.
   bool shares_memory() const;
 
-  /// Times and bytes since construction. The times are those of the outermost module's steps.
+  /// Times and bytes since construction, or since an elastic::run() has returned to a commit. The times are those of
+  /// the outermost module's steps.
   FsdpStats stats() const;
   /// See lockstep::trace().
   void trace(const std::string& path, int steps) const;
@@ -219,6 +221,9 @@ class FSDPModule {
   /// set_model_state_dict(), for TrainingState.
   void load_state_dict(const Dict& state_dict,
                        std::source_location where = std::source_location::current()) const;
+
+  /// The module that fully_shard() was called for. Throws ArgumentError if no shared_ptr owns it.
+  std::shared_ptr<torch::nn::Module> module() const;
 
   /// That of a module which fully_shard() has sharded, or nullopt. PyTorch: `isinstance(module, FSDPModule)`.
   static std::optional<FSDPModule> find(ConstModuleRef module);

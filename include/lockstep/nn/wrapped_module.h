@@ -68,12 +68,13 @@ class WrapperModule : public torch::nn::Module {
 
 /// Throws ArgumentError unless everything in the module that communicates can continue over a default group that
 /// was formed again with as many ranks: its wrappers (WrapperModule::require_can_rejoin()), layers over the default
-/// group, and no tensors of which ranks have parts. elastic::run() calls it.
+/// group, and parameters of fully_shard() that the ranks neither share nor have over a mesh. elastic::run() calls it.
 void require_can_rejoin(ConstModuleRef module);
 
-/// Calls WrapperModule::rejoin() of the wrappers in the module, inner ones first. Collective; each rank's module
-/// has the same wrappers. Throws as they do; then the group must be formed again, or the run ends. elastic::run()
-/// calls it.
+/// Calls WrapperModule::rejoin() of the wrappers in the module, inner ones first, and drops the step that fully_shard()
+/// has begun: what it has gathered, and gradients; the shards stay. Collective; each rank's module has the same
+/// wrappers and shards. Throws as they do; then the group must be formed again, or the run ends. elastic::run() calls
+/// it.
 void rejoin(ModuleRef module);
 
 }  // namespace lockstep::nn

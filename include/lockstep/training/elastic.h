@@ -43,9 +43,13 @@ namespace lockstep::elastic {
 /// this rank. All ranks commit after the same steps.
 ///
 /// All ranks call it, once in a run, and no other thread uses the default group or the parts of `state` meanwhile.
+/// A module of fully_shard() takes part if it has `share_memory = false` and no mesh: each rank commits its shards of
+/// the parameters and the optimizer's states for them, and a replacement inherits those of the lost rank. So it is with
+/// the states of a ZeroRedundancyOptimizer without share_parameters().
+///
 /// The group needs the backend "shm" or "auto" on the CPU. Throws ArgumentError for other backends, for groups of new_group()
-/// and split_group(), and for parts that cannot return to a commit yet: modules of fully_shard(),
-/// parallelize_module() and pipelines, ZeroRedundancyOptimizer, and communication hooks that keep a state. Throws
+/// and split_group(), and for parts that cannot return to a commit yet: other modules of fully_shard(), modules of
+/// parallelize_module() and pipelines, and communication hooks that keep a state. Throws
 /// RendezvousError if a replacement does not come within the timeout of the group. Not in PyTorch, whose
 /// `torch.distributed.elastic` starts all ranks again.
 void run(TrainingState& state, const std::function<void(const Context& context)>& body,

@@ -9,6 +9,7 @@
 #include "base/throw_error.h"
 #include "checkpoint/training_state_access.h"
 #include "intercept/storage_guard.h"
+#include "modules/rank_part.h"
 #include "optim/optimizer_states.h"
 
 namespace lockstep::checkpointing {
@@ -20,13 +21,9 @@ namespace {
       name, why);
 }
 
-// fully_shard() and parallelize_module() see by guards where a parameter is used.
-void refuse_shards(const std::string& name, const std::vector<at::Tensor>& parameters) {
-  const auto is_shard = [](const at::Tensor& each) {
-    return optim::rows_of(each) != nullptr || (each.has_storage() && intercept::has_guard(each));
-  };
-  if (std::ranges::any_of(parameters, is_shard))
-    refuse(name, "its parameters are distributed over the ranks (fully_shard(), parallelize_module())");
+// parallelize_module() and fully_shard() see by guards where a parameter of a module is used.
+bool is_guarded(const at::Tensor& parameter) {
+  return parameter.has_storage() && intercept::has_guard(parameter);
 }
 
 void drop_gradients(const std::vector<at::Tensor>& parameters) {
@@ -36,15 +33,47 @@ void drop_gradients(const std::vector<at::Tensor>& parameters) {
 }  // namespace
 
 Value own_state(const std::string& name, const torch::nn::Module& module) {
-  refuse_shards(name, module.parameters());
-  return lockstep::state_dict(module);
+  const auto parameters = module.parameters();
+  if (std::ranges::any_of(parameters, [](const auto& each) {
+        return is_guarded(each) && modules::rank_part_of(each) == nullptr;
+      })) {
+    refuse(name, "its parameters are distributed over the ranks by parallelize_module()");
+  }
+  if (!modules::has_rank_parts(module)) return lockstep::state_dict(module);
+  Dict dict;
+  for (const auto& each : modules::own_tensors(module)) dict.set(each.name, each.tensor.detach());
+  return dict;
+}
+
+void restore_own_state(torch::nn::Module& module, const Dict& saved) {
+  if (!modules::has_rank_parts(module)) {
+    lockstep::load_state_dict(module, saved);
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : modules::own_tensors(module)) {
+    const auto* const value = saved.find(name);
+    if (value == nullptr || value->as_tensor().sizes() != tensor.sizes())
+      throw_error<CheckpointError>("it has no tensor '{}' of this rank's shape", name);
+    tensor.copy_(value->as_tensor());
+  }
+}
+
+void require_own_gradients(const std::string& name, const torch::nn::Module& module) {
+  if (modules::has_rank_parts(module))
+    refuse(name, "fully_shard() distributes the gradients; commit after steps of the optimizer only");
 }
 
 Value own_state(const std::string& name, const torch::optim::Optimizer& optimizer) {
   const auto* const distributed = dynamic_cast<const optim::DistributedStates*>(&optimizer);
   for (const auto& group : optimizer.param_groups()) {
-    refuse_shards(name, group.params());
     for (const auto& parameter : group.params()) {
+      if (is_guarded(parameter)) {
+        refuse(
+            name,
+            "its parameters are those of a module of parallelize_module() or fully_shard(); for the latter, "
+            "give it parameters() of the FSDPModule");
+      }
       if (distributed != nullptr && distributed->sharing_of(parameter))
         refuse(name, "its parameters lie in memory that the ranks share (share_parameters())");
     }

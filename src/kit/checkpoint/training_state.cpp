@@ -223,9 +223,18 @@ TrainingState::Functions TrainingState::without_own_state(std::string name) {
 
 TrainingState& TrainingState::add_module(const std::string& name,
                                          std::function<torch::nn::Module&()> module) {
-  const auto load = [module](const Value& value) { lockstep::load_state_dict(module(), value.as_dict()); };
-  add_part(name, {.save = [module] { return Value(lockstep::state_dict(module())); }, .load = load},
-           {.save = [name, module] { return checkpointing::own_state(name, module()); }, .load = load});
+  Functions all{
+      .save = [module] { return Value(lockstep::state_dict(module())); },
+      .load = [module](const Value& value) { lockstep::load_state_dict(module(), value.as_dict()); }};
+  return add_module_part(name, std::move(all), std::move(module));
+}
+
+TrainingState& TrainingState::add_module_part(const std::string& name, Functions all,
+                                              std::function<torch::nn::Module&()> module) {
+  const Functions own{
+      .save = [name, module] { return checkpointing::own_state(name, module()); },
+      .load = [module](const Value& value) { checkpointing::restore_own_state(module(), value.as_dict()); }};
+  add_part(name, std::move(all), own);
   modules_.push_back(std::move(module));
   return *this;
 }
@@ -257,7 +266,11 @@ TrainingState& TrainingState::add_gradients(const std::string& name, ModuleRef m
       {.save = [module, group = group_] { return checkpointing::gradients_of(module, group); },
        .load = [module,
                 group = group_](const Value& value) { checkpointing::set_gradients(module, group, value); }},
-      {.save = [module] { return Value(checkpointing::own_gradients(module)); },
+      {.save =
+           [name, module] {
+             checkpointing::require_own_gradients(name, module);
+             return Value(checkpointing::own_gradients(module));
+           },
        .load = [module](const Value& value) { checkpointing::set_gradients_to(module, value.as_dict()); }});
 }
 

@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <unordered_set>
 
 #include <ATen/ops/full.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/log.h>
+#include <lockstep/ddp/zero_redundancy_optimizer.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/training/elastic.h>
 
@@ -19,6 +21,7 @@
 #include "comm/call_site.h"
 #include "comm/group_state.h"
 #include "comm/peer_check.h"
+#include "modules/rank_part.h"
 #include "optim/optimizer_states.h"
 #include "runtime/elastic_run.h"
 #include "runtime/run.h"
@@ -119,6 +122,8 @@ class Execution final : public checkpointing::Committer {
     elastic_.form_again();
     const auto formed = Clock::now();
     for (auto* module : Access::modules(state_)) nn::rejoin(*module);
+    for (auto* optimizer : Access::optimizers(state_))
+      if (auto* const rejoining = dynamic_cast<ddp::RejoiningOptimizer*>(optimizer)) rejoining->rejoin();
     last_ = agree_on_commit();
     commits_.forget_after(last_);
     Access::load_own_state_dict(state_, commits_.read(last_).as_dict());
@@ -158,6 +163,21 @@ class Execution final : public checkpointing::Committer {
   Clock::time_point lost_at_ = Clock::now();
 };
 
+// Its module has to rejoin, too.
+void check_shards(const TrainingState& state, const torch::optim::Optimizer& optimizer) {
+  std::unordered_set<const void*> known;
+  for (const auto* module : Access::modules(state))
+    for (const auto& each : modules::own_tensors(*module)) known.insert(each.tensor.unsafeGetTensorImpl());
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      if (optim::rows_of(parameter) == nullptr || known.contains(parameter.unsafeGetTensorImpl())) continue;
+      throw ArgumentError(
+          "elastic::run: an optimizer has parameters of fully_shard() whose module is not in the state; add() the "
+          "module that fully_shard() was called for");
+    }
+  }
+}
+
 void check(const TrainingState& state, const runtime::Run& run, const runtime::ElasticRun& elastic) {
   const auto& group = run.group();
   if (!group.supports_reconfigure()) {
@@ -176,9 +196,9 @@ void check(const TrainingState& state, const runtime::Run& run, const runtime::E
   }
   for (const auto* module : Access::modules(state)) nn::require_can_rejoin(*module);
   for (const auto* optimizer : Access::optimizers(state)) {
-    if (dynamic_cast<const optim::DistributedStates*>(optimizer) == nullptr) continue;
-    throw ArgumentError(
-        "elastic::run: ZeroRedundancyOptimizer cannot be part of an elastic run yet; use its optimizer without it");
+    check_shards(state, *optimizer);
+    if (const auto* const rejoining = dynamic_cast<const ddp::RejoiningOptimizer*>(optimizer))
+      rejoining->require_can_rejoin();
   }
 }
 

@@ -306,6 +306,22 @@ void ZeroShards::consolidate(int to, Where where) {
   is_complete_ = true;
 }
 
+void ZeroShards::require_can_rejoin() const {
+  const auto* const run = runtime::current_run();
+  const bool is_default = run != nullptr && &comm::state_of(run->group()) == &comm::state_of(group_);
+  if (is_default && !shared_) return;
+  throw_error<ArgumentError>(
+      "{}: an elastic run does not support {}", zero_place(where_),
+      is_default ? "share_parameters(), after which the ranks share memory, also that of a lost rank"
+                 : "another process group than the default one; leave out process_group");
+}
+
+void ZeroShards::rejoin() {
+  require_can_rejoin();
+  agreement_ = std::make_unique<modules::ChangeAgreement>(group_);
+  is_complete_ = false;
+}
+
 void ZeroShards::check_complete() const {
   if (is_complete_ || group_.size() == 1) return;
   throw_error<ArgumentError>(

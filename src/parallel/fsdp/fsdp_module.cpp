@@ -76,6 +76,13 @@ std::vector<at::Tensor> FSDPModule::parameters() const {
   return all;
 }
 
+std::shared_ptr<torch::nn::Module> FSDPModule::module() const {
+  if (auto owner = module_.lock()) return std::const_pointer_cast<torch::nn::Module>(std::move(owner));
+  throw ArgumentError(
+      "FSDPModule::module(): no shared_ptr owns the module; construct it as a TORCH_MODULE holder or by "
+      "std::make_shared(), and keep it");
+}
+
 std::vector<FSDPModule::NamedParameter> FSDPModule::named_parameters() const {
   std::vector<NamedParameter> all;
   for (const auto& entry : entries_)

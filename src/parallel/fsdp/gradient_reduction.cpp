@@ -112,6 +112,12 @@ void GradientReduction::zero() {
   set_dtypes();
 }
 
+void GradientReduction::forget_step() {
+  reduction_.reset();
+  forget_ready();
+  zero();
+}
+
 void GradientReduction::fill_with_zeros() {
   for (const auto& parameter : parameters_) {
     if (const auto gradient = parameter.shard.grad(); gradient.defined()) gradient.zero_();

@@ -51,6 +51,8 @@ class GradientReduction {
   void end_backward();
 
   void zero();
+  // Drops a reduction that has failed, and all gradients.
+  void forget_step();
   void fill_with_zeros();
   void divide(double divisor);
   // What the zero_grad() of the module has zeroed.

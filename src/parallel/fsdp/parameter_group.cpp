@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "fsdp/parameter_group.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -8,8 +10,11 @@
 #include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
 #include "fsdp/tree.h"
 #include "modules/agreement.h"
+#include "modules/rank_part.h"
+#include "runtime/run.h"
 
 namespace lockstep::fsdp {
 namespace {
@@ -27,7 +32,7 @@ bool is_copy(std::string_view op) {
 }
 
 // Owned by the storage of a module's parameter.
-class ParameterGuard final : public intercept::MemoryGuard {
+class ParameterGuard final : public intercept::MemoryGuard, public modules::RankPart {
  public:
   explicit ParameterGuard(std::shared_ptr<ParameterGroup> group) : group_(std::move(group)) {}
 
@@ -51,6 +56,18 @@ class ParameterGuard final : public intercept::MemoryGuard {
     }
   }
   const std::shared_ptr<ParameterGroup>& group() const { return group_; }
+
+  at::Tensor part_of(const at::Tensor& parameter) const override {
+    const auto& all = group_->parameters();
+    return std::ranges::find_if(all, [&](const auto& each) { return each.lock_whole().is_same(parameter); })
+        ->shard;
+  }
+  const void* owner() const override { return group_->tree().get(); }
+  void require_can_rejoin() const override {
+    group_->tree()->check();
+    group_->require_can_rejoin();
+  }
+  void rejoin() override { group_->tree()->rejoin(); }
 
  private:
   std::shared_ptr<ParameterGroup> group_;
@@ -194,6 +211,32 @@ void ParameterGroup::end_backward(StepCalls& calls) {
   if (reshard_after_backward) gather_.release(calls);
   gather_.invalidate();
   gradients_.end_backward();
+}
+
+void ParameterGroup::require_can_rejoin() const {
+  const auto* const run = runtime::current_run();
+  const bool is_default =
+      run != nullptr && &comm::state_of(run->group()) == &comm::state_of(options_.shard_group);
+  const char* why = nullptr;
+  if (options_.share_memory || options_.gathers_on_hosts) {
+    why = "the ranks share its memory, also that of a lost rank; give fully_shard() share_memory = false";
+  } else if (options_.replicas || !is_default) {
+    why = "its ranks are those of a mesh, not the default group; leave out the mesh";
+  } else if (options_.ranks_after_forward > 0) {
+    why = "reshard_after_forward is a number, which makes further groups; give true or false";
+  } else if (is_deferred()) {
+    why = "it is on device meta; call lockstep::to_empty() before";
+  }
+  if (why == nullptr) return;
+  throw_error<ArgumentError>("{} of fully_shard() cannot be part of an elastic run yet: {}",
+                             parameters_.front().name, why);
+}
+
+void ParameterGroup::rejoin(StepCalls& calls) {
+  stays_whole = false;
+  traffic_ = {};
+  gather_.forget_step(calls);
+  gradients_.forget_step();
 }
 
 void ParameterGroup::follow_training() {

@@ -77,6 +77,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Reduces gradients, and frees the parameters.
   void reduce(GradientReduction::Reduction gradients, StepCalls& calls);
   void end_backward(StepCalls& calls);
+  // Throws ArgumentError if Tree::rejoin() is not for this group.
+  void require_can_rejoin() const;
+  // For Tree::rejoin(). Makes no call.
+  void rejoin(StepCalls& calls);
   // The optimizer's shards require gradients where the module's parameters do.
   void follow_training();
 

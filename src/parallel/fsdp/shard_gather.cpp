@@ -186,6 +186,14 @@ void ShardGather::release_after_forward(StepCalls& calls) {
   release(calls);
 }
 
+void ShardGather::forget_step(StepCalls& calls) {
+  work_.reset();
+  input_.reset();
+  output_.reset();
+  release(calls);
+  invalidate();
+}
+
 void ShardGather::invalidate() {
   is_valid_ = false;
   kept_.reset();

@@ -41,6 +41,8 @@ class ShardGather {
   void release(StepCalls& calls);
   // The same, but keeps what options.ranks_after_forward asks for.
   void release_after_forward(StepCalls& calls);
+  // Drops a gathering that has failed, and all values of the step. Makes no call.
+  void forget_step(StepCalls& calls);
   // The shards may have changed, also without a change of their version.
   void invalidate();
   // Later uses of shared parameters and their shards throw.

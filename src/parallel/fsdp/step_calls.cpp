@@ -19,6 +19,12 @@ void StepCalls::adopt(StepCalls& other) {
   other.agreements_.clear();
 }
 
+void StepCalls::rejoin() {
+  record = {};
+  splits = {};
+  for (auto& each : agreements_) each = modules::ChangeAgreement(each.group());
+}
+
 void StepCalls::refuse(const std::string& why) const {
   for (const auto& each : agreements_) each.refuse(why);
   throw ArgumentError(why);

@@ -24,6 +24,8 @@ class StepCalls {
   void add(const std::vector<ProcessGroup>& ranks);
   // Takes what ranks agree by from `other`.
   void adopt(StepCalls& other);
+  // Begins anew over the same groups, which have been formed again: without records, in the first step.
+  void rejoin();
 
   // Makes calls of a step over these ranks. If they fail, those of the other ranks end, too.
   template <typename Calls>

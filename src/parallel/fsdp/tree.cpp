@@ -253,6 +253,18 @@ void Tree::ensure_current(ParameterGroup& group) {
   }
 }
 
+void Tree::rejoin() {
+  const Lock lock(mutex_);
+  throw_if_failed();
+  calls_.rejoin();
+  plan_ = {};
+  for (std::size_t i = 0; i < groups_.size(); ++i) plan_.add_group();
+  in_forward_ = false;
+  pass_.reset();
+  reducing_.reset();
+  for (const auto& group : living()) group->rejoin(calls_);
+}
+
 void Tree::hold(ParameterGroup& group) {
   const Lock lock(mutex_);
   ensure_current(group);

@@ -51,6 +51,10 @@ class Tree : public std::enable_shared_from_this<Tree> {
   // Reduces what has accumulated. Collective.
   void end_backward();
 
+  // The groups of ranks have been formed again: drops what the last step has begun, gathered and learned. The shards
+  // stay, without gradients. Makes no call, but all ranks do it in the same order.
+  void rejoin();
+
   // FSDPModule::forward() begins.
   void begin_forward();
   // Makes the group current without an effect on the learned order. Collective.

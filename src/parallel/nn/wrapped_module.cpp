@@ -7,6 +7,7 @@
 #include "comm/group_state.h"
 #include "intercept/storage_guard.h"
 #include "modules/experts.h"
+#include "modules/rank_part.h"
 #include "nn/synced_batch_norm.h"
 #include "runtime/run.h"
 
@@ -15,10 +16,13 @@ namespace {
 
 void refuse_parts(const torch::nn::Module& module) {
   for (const auto& parameter : module.named_parameters()) {
-    if (!intercept::has_guard(parameter.value())) continue;
-    throw_error<ArgumentError>(
-        "{} of {} cannot be part of an elastic run yet: ranks have parts of it", parameter.key(),
-        intercept::memory_guard_of(parameter.value()) != nullptr ? "fully_shard()" : "parallelize_module()");
+    if (const auto* const part = modules::rank_part_of(parameter.value())) {
+      part->require_can_rejoin();
+    } else if (intercept::has_guard(parameter.value())) {
+      throw_error<ArgumentError>(
+          "{} of parallelize_module() cannot be part of an elastic run yet: ranks have parts of it",
+          parameter.key());
+    }
   }
   const auto experts = modules::expert_tensors(module);
   if (experts.empty()) return;
@@ -64,6 +68,11 @@ void rejoin(ModuleRef module) {
     auto* const wrapper = dynamic_cast<WrapperModule*>(&each);
     if (wrapper != nullptr && done.insert(wrapper).second) wrapper->rejoin();
   });
+  std::unordered_set<const void*> owners;
+  for (const auto& parameter : module->parameters()) {
+    auto* const part = modules::rank_part_of(parameter);
+    if (part != nullptr && owners.insert(part->owner()).second) part->rejoin();
+  }
 }
 
 }  // namespace lockstep::nn
