@@ -188,4 +188,8 @@ class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates {
   ddp::ZeroShards shards_;
 };
 
+namespace optim {
+using lockstep::ZeroRedundancyOptimizer;
+}  // namespace optim
+
 }  // namespace lockstep
