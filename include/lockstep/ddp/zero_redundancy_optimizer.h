@@ -208,6 +208,10 @@ class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates, pu
   ddp::ZeroShards shards_;
 };
 
+namespace optim {
+using lockstep::ZeroRedundancyOptimizer;
+}  // namespace optim
+
 }  // namespace lockstep
 
 namespace lockstep::optim {

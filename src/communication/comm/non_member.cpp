@@ -13,7 +13,7 @@
 namespace lockstep::comm {
 namespace {
 
-std::string text_of(const NonMember& group) {
+std::string outside_text(const NonMember& group) {
   return fmt::format("rank {} is not in group {} of {}{}", group.rank, group.group, group.members,
                      made_at(group.where));
 }
@@ -32,7 +32,7 @@ void refuse_non_member(const ProcessGroup& group, const char* user, const std::s
   }
   throw_error<ArgumentError>(ErrorDetails{.group = state->group},
                              "{}{}: {}; use the group only inside `if (group)`, which is false on this rank",
-                             line_prefix(where), user, text_of(*state));
+                             line_prefix(where), user, outside_text(*state));
 }
 
 bool skips(const ProcessGroup& group, const char* call, const std::source_location& where) {
@@ -42,7 +42,7 @@ bool skips(const ProcessGroup& group, const char* call, const std::source_locati
     log(LogLevel::warning,
         fmt::format(
             "{}{}() does nothing: {}; call it inside `if (group)`. Later calls on the group do not repeat this",
-            line_prefix(where), call, text_of(*state)));
+            line_prefix(where), call, outside_text(*state)));
   }
   return true;
 }
