@@ -107,7 +107,7 @@ const testing::Scenario split("groups split", [] {
 });
 TEST_P(Groups, SplitIntoParts) { run(split); }
 
-// Makes each call on a group of the ranks 0 and 2.
+// Every rank makes each call on a group, to which ranks 0 and 2 belong.
 void call_each(const ProcessGroup& group) {
   const bool first = get_rank() == 0;
   const auto one = torch::ones({1}), two = torch::ones({2});

@@ -213,7 +213,3 @@ using lockstep::ZeroRedundancyOptimizer;
 }  // namespace optim
 
 }  // namespace lockstep
-
-namespace lockstep::optim {
-using lockstep::ZeroRedundancyOptimizer;
-}  // namespace lockstep::optim
