@@ -152,7 +152,7 @@ void train_sharded(std::int64_t steps, const std::filesystem::path& folder, cons
   auto net = make_net();
   const lockstep::FullyShardOptions options{.share_memory = false};
   for (std::size_t layer : {0, 4}) lockstep::fully_shard(*net->ptr(layer), options);
-  const auto sharded = lockstep::fully_shard(net, options);
+  auto sharded = lockstep::fully_shard(net, options);
   torch::optim::AdamW optimizer(sharded.parameters(), 1e-3);
   const auto* const place = sharded.parameters().front().data_ptr();
   torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
