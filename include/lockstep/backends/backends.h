@@ -29,6 +29,16 @@ struct NcclOptions {
   std::string net_name = {};                 ///< network plugin, "IB" or "Socket"; empty: NCCL's choice
 };
 
+/// Whether this build has the backend: "gloo", "nccl", "mpi", "shm", ... PyTorch:
+/// `torch.distributed.is_backend_available`.
+bool is_backend_available(const std::string& backend);
+/// Whether this build has the backend nccl. PyTorch: `torch.distributed.is_nccl_available`.
+inline bool is_nccl_available() { return is_backend_available("nccl"); }
+/// Whether this build has the backend gloo. PyTorch: `torch.distributed.is_gloo_available`.
+inline bool is_gloo_available() { return is_backend_available("gloo"); }
+/// Whether this build has the backend mpi. PyTorch: `torch.distributed.is_mpi_available`.
+inline bool is_mpi_available() { return is_backend_available("mpi"); }
+
 namespace backends {
 
 /// A backend in one process that sends nothing and records every call, for tests.

@@ -20,15 +20,6 @@ namespace lockstep {
 bool is_initialized();
 /// True: process groups are part of every build. PyTorch: `torch.distributed.is_available`.
 constexpr bool is_available() { return true; }
-/// Whether this build has the backend: "gloo", "nccl", "mpi", "shm", ... PyTorch:
-/// `torch.distributed.is_backend_available`.
-bool is_backend_available(const std::string& backend);
-/// Whether this build has the backend nccl. PyTorch: `torch.distributed.is_nccl_available`.
-inline bool is_nccl_available() { return is_backend_available("nccl"); }
-/// Whether this build has the backend gloo. PyTorch: `torch.distributed.is_gloo_available`.
-inline bool is_gloo_available() { return is_backend_available("gloo"); }
-/// Whether this build has the backend mpi. PyTorch: `torch.distributed.is_mpi_available`.
-inline bool is_mpi_available() { return is_backend_available("mpi"); }
 /// The default group. Throws ArgumentError without one.
 ProcessGroup default_group(std::source_location where = std::source_location::current());
 

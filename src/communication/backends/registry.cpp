@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/registry.h"
 
+#include <algorithm>
 #include <map>
 
 #include <fmt/format.h>
@@ -230,3 +231,7 @@ std::shared_ptr<node::NodeGroup> join_node_group(const BackendRequest& request, 
 }
 
 }  // namespace lockstep::backends
+
+bool lockstep::is_backend_available(const std::string& backend) {
+  return std::ranges::count(backends::available_backends(), backend) > 0;
+}

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <algorithm>
 #include <atomic>
 #include <mutex>
 
@@ -8,7 +7,6 @@
 
 #include <lockstep/runtime/default_group.h>
 
-#include "backends/registry.h"
 #include "base/caller_place.h"
 #include "base/launched_rank.h"
 #include "base/process_state.h"
@@ -100,9 +98,6 @@ void require_made_in_run(const std::optional<ProcessGroup>& group, const char* w
 }  // namespace runtime
 
 bool is_initialized() { return runtime::current_run() != nullptr; }
-bool is_backend_available(const std::string& backend) {
-  return std::ranges::count(backends::available_backends(), backend) > 0;
-}
 ProcessGroup default_group(std::source_location where) {
   const CallerPlace place(where);
   return runtime::require_run("lockstep::default_group").group();
