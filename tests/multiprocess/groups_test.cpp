@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -162,6 +163,7 @@ const testing::Scenario outside("groups outside", [] {
   const auto warning = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(warning, HasSubstr("all_reduce() does nothing: rank " + std::to_string(context.rank()) +
                                  " is not in group group 1 of the ranks [0, 2], made at groups_test.cpp:"));
+  EXPECT_THAT(warning, HasSubstr("test the group itself"));
   ::testing::internal::CaptureStderr();
   call_each(group);
   EXPECT_EQ(recv(t, 0, group), -1);
@@ -174,9 +176,12 @@ const testing::Scenario outside("groups outside", [] {
   EXPECT_EQ(context.group().recent_calls().size(), calls_before);
   const auto says_so = ThrowsMessage<ArgumentError>(
       AllOf(HasSubstr("is not in group group 1 of the ranks [0, 2], made at groups_test.cpp:"),
-            HasSubstr("inside `if (group)`")));
+            HasSubstr("inside `if (group)`"), HasSubstr("std::optional that holds the group is always set")));
   EXPECT_THAT([&] { group.all_reduce(t); }, says_so);
   EXPECT_THAT([&] { group.barrier_async(); }, says_so);
+  const std::optional<ProcessGroup> kept = group;
+  EXPECT_TRUE(kept.has_value() && !*kept);
+  EXPECT_THAT([&] { kept->barrier(); }, says_so);
   EXPECT_THAT([&] { (void)group.size(); }, says_so);
   EXPECT_THAT([&] { (void)get_backend(group); }, says_so);
   EXPECT_THAT([&] { (void)get_process_group_ranks(group); }, says_so);

@@ -13,6 +13,9 @@
 namespace lockstep::comm {
 namespace {
 
+constexpr auto* kOptionalAdvice =
+    "A std::optional that holds the group is always set; test the group itself: `if (*group)`";
+
 std::string outside_text(const NonMember& group) {
   return fmt::format("rank {} is not in group {} of {}{}", group.rank, group.group, group.members,
                      made_at(group.where));
@@ -30,9 +33,10 @@ void refuse_non_member(const ProcessGroup& group, const char* user, const std::s
         "{}{}: this ProcessGroup has been moved from; use the one that it was moved to", line_prefix(where),
         user);
   }
-  throw_error<ArgumentError>(ErrorDetails{.group = state->group},
-                             "{}{}: {}; use the group only inside `if (group)`, which is false on this rank",
-                             line_prefix(where), user, outside_text(*state));
+  throw_error<ArgumentError>(
+      ErrorDetails{.group = state->group},
+      "{}{}: {}; use the group only inside `if (group)`, which is false on this rank. {}", line_prefix(where),
+      user, outside_text(*state), kOptionalAdvice);
 }
 
 bool skips(const ProcessGroup& group, const char* call, const std::source_location& where) {
@@ -41,8 +45,8 @@ bool skips(const ProcessGroup& group, const char* call, const std::source_locati
   if (!state->warned.exchange(true)) {
     log(LogLevel::warning,
         fmt::format(
-            "{}{}() does nothing: {}; call it inside `if (group)`. Later calls on the group do not repeat this",
-            line_prefix(where), call, outside_text(*state)));
+            "{}{}() does nothing: {}; call it inside `if (group)`. {}. Later calls on the group do not repeat this",
+            line_prefix(where), call, outside_text(*state), kOptionalAdvice));
   }
   return true;
 }
