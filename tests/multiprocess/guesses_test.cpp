@@ -155,6 +155,8 @@ const testing::Scenario groups_of_guesses("guesses: groups", [] {
     torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
     EXPECT_THAT([&] { DistributedDataParallel(net, {.process_group = group}); }, says_so);
     EXPECT_THAT([&] { convert_sync_batchnorm(net, group); }, says_so);
+    EXPECT_THAT([&] { PostLocalSGD({.subgroup = group}); }, says_so);
+    EXPECT_THAT([&] { PowerSGD({.process_group = group}); }, says_so);
     EXPECT_THAT([&] { SyncBatchNorm(2, group); }, says_so);
     EXPECT_THAT([&] { reduce_value(t, true, group); }, says_so);
     EXPECT_THAT([&] { amp::GradScaler(torch::kCPU, {.process_group = group}); }, says_so);

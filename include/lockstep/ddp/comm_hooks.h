@@ -175,7 +175,7 @@ struct PowerSGDOptions {
 ///     ddp->register_comm_hook(PowerSGD({.matrix_approximation_rank = 2, .start_powerSGD_iter = 100}));
 class PowerSGD {
  public:
-  /// Throws ArgumentError for the options that PyTorch rejects.
+  /// Throws ArgumentError for the options that PyTorch rejects, and on a rank outside of `process_group`.
   explicit PowerSGD(const PowerSGDOptions& options = {});
   BucketWork operator()(GradBucket& bucket) const;
 
@@ -244,6 +244,7 @@ struct PostLocalSGDOptions {
 /// PyTorch: `post_localSGD_hook`; Lin et al., Don't Use Large Mini-Batches, Use Local SGD (2018).
 class PostLocalSGD {
  public:
+  /// Throws ArgumentError if start_localSGD_iter is negative, and on a rank outside of `subgroup`.
   explicit PostLocalSGD(const PostLocalSGDOptions& options);
   BucketWork operator()(GradBucket& bucket) const;
   /// Iterations counted so far; stays at start_localSGD_iter.

@@ -18,6 +18,7 @@
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "comm/group_state.h"
+#include "comm/non_member.h"
 #include "ddp/bucket.h"
 #include "modules/agreement.h"
 #include "modules/broadcast.h"
@@ -233,6 +234,7 @@ struct PostLocalSGD::State {
 
 PostLocalSGD::PostLocalSGD(const PostLocalSGDOptions& options)
     : state_(std::make_shared<State>(State{.options = options})) {
+  comm::require_member(options.subgroup, "PostLocalSGD");
   if (options.start_localSGD_iter < 0) {
     throw_error<ArgumentError>("PostLocalSGD: start_localSGD_iter is {}; it must not be negative",
                                options.start_localSGD_iter);

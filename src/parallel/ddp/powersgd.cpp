@@ -16,6 +16,7 @@
 
 #include "base/throw_error.h"
 #include "comm/call_site.h"
+#include "comm/non_member.h"
 #include "ddp/bucket.h"
 #include "modules/broadcast.h"
 
@@ -229,6 +230,7 @@ at::Tensor PowerSGD::State::decompress(Step& step, int ranks) {
 }
 
 PowerSGD::PowerSGD(const PowerSGDOptions& options) : state_(std::make_shared<State>(options)) {
+  comm::require_member(options.process_group, "PowerSGD");
   if ((options.use_error_feedback || options.warm_start) && options.start_powerSGD_iter <= 1) {
     throw_error<ArgumentError>(
         "PowerSGD: start_powerSGD_iter is {}; with error feedback or warm start it must be above 1, since "
