@@ -89,6 +89,12 @@ const testing::Scenario split("groups split", [] {
   if (parent) {
     const auto outer = split_group(parent, {{0, 2}});
     EXPECT_EQ(static_cast<bool>(outer), rank != 1);
+    const auto first = split_group(parent, {{0}});
+    if (rank == 0) {
+      EXPECT_THAT([&] { first.barrier(); },
+                  ThrowsMessage<ArgumentError>(AllOf(HasSubstr(": rank 2 is not in group three:split:2"),
+                                                     HasSubstr("the parts [[0]], in ranks of group three"))));
+    }
     if (outer) {
       EXPECT_EQ(outer.global_rank(0), 3);
       EXPECT_EQ(outer.backend_name(), "gloo");

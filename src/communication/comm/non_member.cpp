@@ -26,6 +26,10 @@ std::string outside_text(const NonMember& group) {
 NonMember::NonMember(std::string name, std::string ranks, int own_rank)
     : group(std::move(name)), members(std::move(ranks)), rank(own_rank), where(CallerPlace::current()) {}
 
+ProcessGroup NonMember::outside_of(std::string name, std::string ranks, int own_rank) {
+  return ProcessGroup(std::make_shared<NonMember>(std::move(name), std::move(ranks), own_rank));
+}
+
 void refuse_non_member(const ProcessGroup& group, const char* user, const std::source_location& where) {
   const auto* const state = NonMember::of(group);
   if (state == nullptr) {

@@ -21,6 +21,8 @@ struct NonMember {
 
   NonMember(std::string name, std::string ranks, int own_rank);
 
+  // The group on this rank, which is not in it.
+  static ProcessGroup outside_of(std::string name, std::string ranks, int own_rank);
   // nullptr on a member.
   static NonMember* of(const ProcessGroup& group) { return group.non_member_.get(); }
 };

@@ -251,10 +251,6 @@ ProcessGroup Session::connect_subgroup(const char* function, const GroupRecipe& 
   }
 }
 
-ProcessGroup Session::outside_of(const std::string& group, const std::string& members) const {
-  return ProcessGroup(std::make_shared<comm::NonMember>(group, members, config_.world.rank));
-}
-
 ProcessGroup Session::connect_members(const GroupRecipe& recipe, const std::vector<int>& ranks,
                                       ProcessGroupInfo info) {
   const QuietC10d quiet;
@@ -264,7 +260,8 @@ ProcessGroup Session::connect_members(const GroupRecipe& recipe, const std::vect
   const auto own = std::ranges::find(ranks, config_.world.rank);
   if (own == ranks.end()) {
     if (splits_default_group(choice.spec)) split_default_group(config_.store, {}, info);
-    return outside_of(info.name, fmt::format("the ranks [{}]", fmt::join(ranks, ", ")));
+    return comm::NonMember::outside_of(info.name, fmt::format("the ranks [{}]", fmt::join(ranks, ", ")),
+                                       config_.world.rank);
   }
   info.global_ranks = ranks;
   const auto group =
@@ -398,8 +395,9 @@ ProcessGroup Session::split_group(const ProcessGroup& parent,
   const auto own = std::ranges::find_if(
       split_ranks, [&](const auto& part) { return std::ranges::find(part, parent.rank()) != part.end(); });
   if (own == split_ranks.end()) {
-    return outside_of(info.name,
-                      fmt::format("the parts {} of the ranks of group {}", split_ranks, parent.name()));
+    return comm::NonMember::outside_of(
+        info.name, fmt::format("the parts {}, in ranks of group {}", split_ranks, parent.name()),
+        parent.rank());
   }
   recipe.key = fmt::format("{}/split {}/{}", recipe.key, number, own - split_ranks.begin());
   auto ranks = *own;

@@ -129,8 +129,6 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   // `function`: of the program, for messages.
   ProcessGroup connect_subgroup(const char* function, const GroupRecipe& recipe,
                                 const std::vector<int>& ranks, ProcessGroupInfo info);
-  // The group on this rank, which is not in it; `members` as in NonMember.
-  ProcessGroup outside_of(const std::string& group, const std::string& members) const;
   ProcessGroup connect_members(const GroupRecipe& recipe, const std::vector<int>& ranks,
                                ProcessGroupInfo info);
   // With Python ranks: see python_splits_default_group().
