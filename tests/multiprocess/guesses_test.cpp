@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -167,7 +168,11 @@ const testing::Scenario groups_of_guesses("guesses: groups", [] {
     const auto other = get_rank() == 1 ? P2POp(isend, t, 2, group) : P2POp(irecv, t, 1, group);
     batch_isend_irecv({other}).front().wait();
   }
-  destroy_process_group(new_group({0, 2}, 30, "gloo"));
+  auto old = new_group({0, 2}, 30, "gloo");
+  const auto moved = std::move(old);
+  EXPECT_THAT([&] { destroy_process_group(old); },  // NOLINT(bugprone-use-after-move)
+              ThrowsMessage<ArgumentError>(HasSubstr("this ProcessGroup has been moved from")));
+  destroy_process_group(moved);
   const auto [own, all] = new_subgroups_by_enumeration({{0}, {2, 1}}, {.timeout = 30});
   EXPECT_EQ(get_rank(own), get_rank() == 1 ? 1 : 0);
   EXPECT_EQ(get_world_size(all[1]), get_rank() == 0 ? -1 : 2);

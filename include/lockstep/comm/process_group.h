@@ -204,7 +204,8 @@ class ProcessGroup {
   /// A group that this rank is not in.
   explicit ProcessGroup(std::shared_ptr<comm::NonMember> outside);
 
-  /// Whether this rank is in the group. PyTorch: `group != GroupMember.NON_GROUP_MEMBER`.
+  /// Whether this rank is in the group; false, too, after the group has been moved from. PyTorch:
+  /// `group != GroupMember.NON_GROUP_MEMBER`.
   explicit operator bool() const { return state_ != nullptr; }
   int rank() const;  ///< of this process within this group
   /// The number of ranks of the group.

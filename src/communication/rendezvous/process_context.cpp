@@ -8,6 +8,7 @@
 #include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "comm/non_member.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -47,7 +48,7 @@ Context& rendezvous::init_process_group(const std::string& backend, const InitOp
 
 void destroy_process_group(const std::optional<ProcessGroup>& group, std::source_location where) {
   const CallerPlace place(where);
-  if (group && !*group) return;
+  if (group && comm::NonMember::of(*group) != nullptr) return;
   const auto* const run = runtime::current_run();
   const bool is_default =
       !group || (run != nullptr && &comm::state_of(*group) == &comm::state_of(run->group()));
