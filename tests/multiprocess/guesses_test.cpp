@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What a PyTorch user writes first, from memory of Python: it compiles and does what it does there.
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -125,6 +127,8 @@ const testing::Scenario messages("guesses: messages", [] {
 TEST(Guesses, MessagesAndObjects) {
   testing::expect_all_passed(testing::run_ranks(messages, {.world_size = 3}));
 }
+
+static_assert(!std::is_constructible_v<ProcessGroup, std::nullptr_t>);
 
 // As in Python, src and dst are global ranks.
 const testing::Scenario groups_of_guesses("guesses: groups", [] {

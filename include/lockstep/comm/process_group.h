@@ -201,8 +201,6 @@ class ProcessGroup {
   /// Wraps any c10d backend, including third-party ones. `info.traits` describes what it supports; with empty
   /// `dtypes`, element types are not checked.
   ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info);
-  /// A group that this rank is not in.
-  explicit ProcessGroup(std::shared_ptr<comm::NonMember> outside);
 
   /// Whether this rank is in the group; false, too, after the group has been moved from. PyTorch:
   /// `group != GroupMember.NON_GROUP_MEMBER`.
@@ -383,6 +381,9 @@ class ProcessGroup {
  private:
   friend class comm::GroupState;
   friend struct comm::NonMember;
+
+  // A group that this rank is not in.
+  explicit ProcessGroup(std::shared_ptr<comm::NonMember> outside);
 
   std::shared_ptr<comm::GroupState> state_;      // nullptr on a rank outside of the group
   std::shared_ptr<comm::NonMember> non_member_;  // and this on a member
