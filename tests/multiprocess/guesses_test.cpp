@@ -109,7 +109,10 @@ const testing::Scenario messages("guesses: messages", [] {
     EXPECT_EQ(recv(t, 0), 0);
   }
   if (rank == 1) isend(t, 2).wait();
-  if (rank == 2) irecv(t, 1)->wait();
+  if (rank == 2) {
+    const auto work = irecv(t, 1);
+    work->wait();
+  }
   EXPECT_EQ(t.item<double>(), 0);
   std::vector<std::string> objects;
   all_gather_object(objects, std::to_string(rank));

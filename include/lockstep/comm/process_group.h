@@ -47,15 +47,14 @@ class Work {
   /// Blocks until the results are available, for at most the group's timeout; later calls do nothing. For
   /// CUDA, the current stream waits instead of the host. Throws TimeoutError, PeerLost or Error naming the
   /// call, its source line and the rank.
-  void wait();
+  void wait() const;
   /// The same with `timeout` as the limit.
-  void wait(Timeout timeout);
+  void wait(Timeout timeout) const;
 
   /// Whether wait() would return, or throw, without blocking.
   bool is_completed() const;
 
   /// This Work: `work->wait()` is work.wait(), as with the pointers of c10d.
-  Work* operator->() { return this; }
   const Work* operator->() const { return this; }
 
   /// Calls `callback` once when the call has ended, after the callbacks before it, and returns this Work. The
@@ -65,7 +64,7 @@ class Work {
   /// that it queues on the current stream follows the call. PyTorch: `work.get_future().then`.
   ///
   ///     auto work = group.all_reduce_async(sum).then([=] { sum.div_(group.size()); });
-  Work then(std::function<void()> callback);
+  Work then(std::function<void()> callback) const;
 
   /// The sending rank of a receive from any rank, after wait(). Throws ArgumentError for other calls.
   int source_rank() const;

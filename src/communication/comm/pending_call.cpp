@@ -304,15 +304,15 @@ int run(const std::shared_ptr<GroupState>& group, Call&& call) {
 
 namespace lockstep {
 
-void Work::wait() {
+void Work::wait() const {
   if (call_) call_->wait(kNoTimeout);
 }
 
-void Work::wait(Timeout timeout) {
+void Work::wait(Timeout timeout) const {
   if (call_) call_->wait(timeout);
 }
 
-Work Work::then(std::function<void()> callback) {
+Work Work::then(std::function<void()> callback) const {
   call_ ? call_->then(std::move(callback)) : callback();
   return *this;
 }
