@@ -168,9 +168,10 @@ struct ReconfigureOptions {
 /// with the caller's source line.
 ///
 /// A rank outside of a group has a ProcessGroup, too, from new_group() or split_group(): it converts to false, and
-/// all functions but name() throw ArgumentError. Such a group is not the default group, for any function that
-/// takes a group: free collectives, e.g. all_reduce(tensor, op, group), warn once and do nothing, others throw.
-/// PyTorch: `GroupMember.NON_GROUP_MEMBER`.
+/// all functions but name() throw ArgumentError. Nor is it the default group for functions that take a group:
+/// free collectives, e.g. all_reduce(tensor, op, group), warn once and do nothing, get_rank() and
+/// get_world_size() return -1, destroy_process_group() does nothing, others throw. PyTorch:
+/// `GroupMember.NON_GROUP_MEMBER`.
 ///
 ///     if (const auto pair = lockstep::new_group({0, 1})) pair.all_reduce(sum);
 ///
