@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <optional>
 
 #include <c10/core/MemoryFormat.h>
@@ -49,6 +50,7 @@ class [[nodiscard]] Autocast {
   Autocast(DeviceId device, at::ScalarType dtype, bool enabled = true,
            std::optional<bool> cache_enabled = std::nullopt)
       : Autocast(device, {.dtype = dtype, .enabled = enabled, .cache_enabled = cache_enabled}) {}
+  explicit Autocast(std::same_as<bool> auto) = delete;  // write Autocast(device, {.enabled = enabled})
   ~Autocast();
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;

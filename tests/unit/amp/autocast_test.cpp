@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <concepts>
 #include <thread>
 
 #include <ATen/autocast_mode.h>
@@ -16,6 +17,8 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 at::ScalarType type_of_product() { return torch::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type(); }
+
+static_assert(!std::constructible_from<Autocast, bool>, "autocast(false) would be cuda:0");
 
 TEST(Autocast, ComputesInTheRequestedType) {
   EXPECT_EQ(type_of_product(), torch::kFloat);
