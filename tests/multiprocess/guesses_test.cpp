@@ -206,7 +206,7 @@ TEST(Guesses, GroupsTakeGlobalRanks) {
 }
 
 const testing::Scenario training("guesses: training", [] {
-  init_process_group("gloo");
+  const auto context = init({.backend = "gloo"});
   torch::manual_seed(get_rank());
   torch::nn::Linear net(4, 1);
   nn::parallel::DistributedDataParallel ddp(net, {.device_ids = {"cpu"},
@@ -259,6 +259,7 @@ const testing::Scenario training("guesses: training", [] {
       },
       ThrowsMessage<ArgumentError>(HasSubstr("device_ids has 2 devices")));
   destroy_process_group();
+  EXPECT_THAT([&] { context.rank(); }, ThrowsMessage<ArgumentError>(HasSubstr("destroy_process_group()")));
 });
 TEST(Guesses, ATrainingStep) { testing::expect_all_passed(testing::run_ranks(training)); }
 
@@ -284,16 +285,19 @@ const testing::Scenario contexts("guesses: contexts", [] {
   EXPECT_THAT([] { all_reduce(number(1)); }, ThrowsMessage<ArgumentError>(HasSubstr("init_process_group()")));
   {
     const auto context = init({.backend = "gloo", .timeout = 30});
-    EXPECT_THAT([] { destroy_process_group(); },
-                ThrowsMessage<ArgumentError>(HasSubstr("leave out this call")));
     auto t = number(1);
     all_reduce(t);
     EXPECT_EQ(t.item<double>(), 1);
+    destroy_process_group();
+    EXPECT_FALSE(is_initialized());
+    EXPECT_THAT([&] { context.barrier(); },
+                ThrowsMessage<ArgumentError>(HasSubstr("destroy_process_group()")));
   }
   Context& kept = init_process_group();
   EXPECT_EQ(kept.world_size(), 1);
   EXPECT_THAT([] { init_process_group(); }, ThrowsMessage<ArgumentError>(HasSubstr("in a run already")));
   destroy_process_group();
+  EXPECT_THAT([&] { kept.device(); }, ThrowsMessage<ArgumentError>(HasSubstr("destroy_process_group()")));
 });
 TEST(Guesses, InitProcessGroupBesideInit) {
   testing::expect_all_passed(testing::run_ranks(contexts, {.world_size = 1}));

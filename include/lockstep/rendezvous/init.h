@@ -105,7 +105,8 @@ Context& init_process_group(const std::string& backend, const InitOptions& optio
 /// This process's membership in a run. Owns the default process group.
 ///
 /// The destructor leaves the run: after the last collective, or immediately if an exception ends the scope.
-/// Move-only. Keep it until the end of main(). Threads: as for ProcessGroup.
+/// destroy_process_group() leaves it earlier; the destructor then does nothing, and the functions below throw
+/// ArgumentError. Move-only. Keep it until the end of main(). Threads: as for ProcessGroup.
 class [[nodiscard]] Context {
  public:
   explicit Context(std::unique_ptr<rendezvous::Session> session);
@@ -154,12 +155,16 @@ class [[nodiscard]] Context {
                          std::source_location where = std::source_location::current()) const;
 
  private:
+  friend void destroy_process_group(const std::optional<ProcessGroup>& group, std::source_location where);
+  // Throws ArgumentError if this context has left its run.
+  rendezvous::Session& session() const;
   // Rank 0's side of main_process_first, and the others'.
   void report_success(std::source_location where) const;
   void report_failure(const std::string& reason, std::source_location where) const noexcept;
   void await_main(std::source_location where) const;
 
-  std::unique_ptr<rendezvous::Session> session_;
+  mutable std::unique_ptr<rendezvous::Session>
+      session_;  // destroy_process_group() ends that of a constant, too
 };
 
 /// Joins the run in which this process was started, and creates the default group.
@@ -202,9 +207,9 @@ Context& init_process_group(const Backend& backend, const InitOptions& options =
   return rendezvous::init_process_group(backend, options, where);
 }
 
-/// Leaves the run that init_process_group() has joined: the default group and all other groups end. Throws
-/// ArgumentError without one, and with a context of init(), which ends its run itself. Of another `group` it
-/// closes only that, as ProcessGroup::close(); nothing on a rank outside of it. PyTorch:
+/// Leaves the run that init_process_group() or init() has joined: the default group and all other groups end, as
+/// at the end of the context of init(), which then does nothing more. Throws ArgumentError without a run. Of
+/// another `group` it closes only that, as ProcessGroup::close(); nothing on a rank outside of it. PyTorch:
 /// `torch.distributed.destroy_process_group`.
 void destroy_process_group(const std::optional<ProcessGroup>& group = std::nullopt,
                            std::source_location where = std::source_location::current());

@@ -331,24 +331,31 @@ Context::Context(Context&& other) noexcept : session_(std::move(other.session_))
   if (session_) session_->set_context(*this);
 }
 
-int Context::rank() const { return session_->world().rank; }
-int Context::world_size() const { return session_->world().size; }
-int Context::local_rank() const { return session_->world().local_rank; }
-int Context::local_world_size() const { return session_->world().local_size; }
-c10::Device Context::device() const { return session_->device(); }
-const ProcessGroup& Context::group() const { return session_->group(); }
-void Context::synchronize() const { session_->synchronize(); }
+rendezvous::Session& Context::session() const {
+  if (session_) return *session_;
+  throw ArgumentError(
+      "Context: the run of this context has ended by destroy_process_group(), or the context was moved; call "
+      "its functions before");
+}
+
+int Context::rank() const { return session().world().rank; }
+int Context::world_size() const { return session().world().size; }
+int Context::local_rank() const { return session().world().local_rank; }
+int Context::local_world_size() const { return session().world().local_size; }
+c10::Device Context::device() const { return session().device(); }
+const ProcessGroup& Context::group() const { return session().group(); }
+void Context::synchronize() const { session().synchronize(); }
 void Context::barrier(std::source_location where) const { group().barrier(where); }
 
 void Context::reconfigure(const ReconfigureOptions& options, std::source_location where) const {
   const CallerPlace place(where);
-  session_->reconfigure(options);
+  session().reconfigure(options);
 }
 
 ProcessGroup Context::new_group(const std::vector<int>& ranks, const GroupOptions& options,
                                 std::source_location where) const {
   const CallerPlace place(where);
-  return session_->new_group(ranks, options);
+  return session().new_group(ranks, options);
 }
 
 void Context::report_success(std::source_location where) const { group().broadcast_object("", 0, where); }

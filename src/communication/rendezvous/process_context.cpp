@@ -9,6 +9,7 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/non_member.h"
+#include "rendezvous/session.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -53,14 +54,11 @@ void destroy_process_group(const std::optional<ProcessGroup>& group, std::source
   const bool is_default =
       !group || (run != nullptr && &comm::state_of(*group) == &comm::state_of(run->group()));
   if (!is_default) return group->close();
-  if (!kept_context()) {
+  if (run == nullptr) {
     throw ArgumentError(
-        is_initialized()
-            ? "destroy_process_group: the context of lockstep::init() ends the run when it is "
-              "destroyed; leave out this call"
-            : "destroy_process_group: this process is in no run; call init_process_group() before");
+        "destroy_process_group: this process is in no run; call init() or init_process_group() before");
   }
-  kept_context().reset();
+  run->context().session_.reset();
 }
 
 }  // namespace lockstep

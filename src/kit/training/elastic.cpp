@@ -86,6 +86,9 @@ class Execution final : public checkpointing::Committer {
   void train(const std::function<void(const Context&)>& body) {
     has_done_its_work_ = false;
     body(run_.context());
+    if (runtime::current_run() != &run_)
+      throw ArgumentError(
+          "elastic::run: `body` has left the run; call destroy_process_group() after elastic::run()");
     has_done_its_work_ = true;
     const comm::CallSite site("end of an elastic run");
     all_have_last_.wait();
