@@ -232,7 +232,8 @@ const testing::Scenario training("guesses: training", [] {
     for (int step = 0; step < get_rank(); ++step) ddp(torch::randn({8, 4})).sum().backward();
   }
   {
-    const auto local = ddp->no_sync();
+    std::optional<decltype(ddp)::NoSync> local;
+    local.emplace(ddp.no_sync());
     ddp(torch::ones({1, 4})).sum().backward();
   }
   ddp(torch::ones({1, 4})).sum().backward();

@@ -96,7 +96,7 @@ struct All {
   }
 
   Accuracy accuracy;
-  Accuracy top_2{2};
+  Accuracy top_2{{.top_k = 2}};
   ConfusionMatrix confusion;
   MeanSquaredError squared_error;
   Perplexity perplexity;
@@ -241,8 +241,8 @@ TEST(MetricArguments, AreRefusedWithTheirShapes) {
   const auto message = [](auto action) { return error_of<ArgumentError>(action); };
   const auto scores = torch::rand({4, 3});
   const auto targets = torch::tensor({0, 1, 2, 1});
-  EXPECT_THAT(message([&] { Accuracy(0); }), HasSubstr("top_k = 0"));
-  EXPECT_THAT(message([&] { Accuracy(4).update(scores, targets); }), HasSubstr("top_k = 4"));
+  EXPECT_THAT(message([&] { Accuracy({.top_k = 0}); }), HasSubstr("top_k = 0"));
+  EXPECT_THAT(message([&] { Accuracy({.top_k = 4}).update(scores, targets); }), HasSubstr("top_k = 4"));
   EXPECT_THAT(message([&] { Accuracy().update(scores, targets.slice(0, 1)); }), HasSubstr("[4, 3]"));
   EXPECT_THAT(message([&] { Accuracy().update(scores, scores.select(1, 0)); }), HasSubstr("Float targets"));
   EXPECT_THAT(message([&] { ConfusionMatrix(2).update(scores, targets); }), HasSubstr("for 2 classes"));
@@ -289,7 +289,7 @@ TEST(Metric, KeepsItsSamplesWhenTheCallerReusesTheTensors) {
 
 // As top_k_accuracy_score().
 TEST(Metric, CountsTheLastOfEqualScores) {
-  Accuracy two(2);
+  Accuracy two({.top_k = 2});
   two.update(torch::ones({3, 3}), torch::tensor({0, 1, 2}));
   two.update(torch::tensor({{2.0, 1.0, 1.0}, {std::nan(""), 1.0, 0.0}}), torch::tensor({1, 2}));
   EXPECT_DOUBLE_EQ(two.compute(), 2.0 / 5);
@@ -311,7 +311,7 @@ TEST(Metric, IsUnchangedByAMeanOfNoSamples) {
 }
 
 TEST(Metric, TakesEmptyBatches) {
-  Accuracy accuracy, top_2(2);
+  Accuracy accuracy, top_2({.top_k = 2});
   ConfusionMatrix confusion(3);
   MeanSquaredError squared_error;
   Perplexity perplexity;

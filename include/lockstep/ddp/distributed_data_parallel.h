@@ -71,6 +71,9 @@ class [[nodiscard]] NoSync {
 /// The functions of DistributedDataParallel that do not depend on the type of the wrapped module.
 class DistributedDataParallelModule : public nn::WrapperModule, public Joinable {
  public:
+  /// The type of the guard that no_sync() returns.
+  using NoSync = lockstep::NoSync;
+
   ~DistributedDataParallelModule() override;
 
   /// See NoSync. Must not outlive this module.
@@ -249,6 +252,9 @@ class DistributedDataParallel
   using Impl = DistributedDataParallelImpl<typename nn::WrappedBy<Module>::type>;
 
  public:
+  /// The type of the guard that no_sync() returns, for an `std::optional` of it.
+  using NoSync = lockstep::NoSync;
+
   explicit DistributedDataParallel(const Module& module, const DistributedDataParallelOptions& options = {},
                                    std::source_location where = std::source_location::current())
       : torch::nn::ModuleHolder<Impl>(

@@ -163,13 +163,25 @@ class Throughput {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+/// Options of Accuracy.
+struct AccuracyOptions {
+  std::int64_t top_k = 1;  ///< the number of classes with the highest scores that may hold the target
+};
+
 /// The share of samples whose target is among the `top_k` classes with the highest scores. Of equal scores,
 /// top_k = 1 takes the first class, as argmax, and a larger top_k the last ones. scikit-learn:
 /// `accuracy_score`, `top_k_accuracy_score`.
 class Accuracy : public Sums {
  public:
   /// Throws ArgumentError for a top_k below 1.
-  explicit Accuracy(std::int64_t top_k = 1, std::source_location where = std::source_location::current());
+  explicit Accuracy(const AccuracyOptions& options = {},
+                    std::source_location where = std::source_location::current());
+  /// Does not compile: an integer could be the number of classes, as in torchmetrics, or top_k.
+  template <std::integral Number, typename... Rest>
+  explicit Accuracy(Number /*number*/, const Rest&... /*rest*/) : Accuracy() {
+    static_assert(sizeof(Number) == 0,
+                  "Accuracy takes no number of classes: write Accuracy(), or Accuracy({.top_k = 5})");
+  }
   /// `scores`: [..., classes] floating point, or with top_k = 1 predicted classes [...]. `targets`: [...]
   /// int64. Throws ArgumentError for other shapes and for fewer than top_k classes.
   void update(const at::Tensor& scores, const at::Tensor& targets,

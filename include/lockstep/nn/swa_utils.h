@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/device/module_ref.h>
 #include <lockstep/nn/wrapped_module.h>
 
@@ -56,6 +58,13 @@ class AveragedModelBase : public nn::WrapperModule {
   void update_parameters(ConstModuleRef model);
   /// The number of calls of update_parameters().
   const at::Tensor& n_averaged() const { return n_averaged_; }
+  /// lockstep::state_dict() of this module. PyTorch: `Module.state_dict`.
+  Dict state_dict() const { return lockstep::state_dict(*this); }
+  /// lockstep::load_state_dict() of this module. PyTorch: `Module.load_state_dict`.
+  LoadReport load_state_dict(const Dict& state_dict, const LoadStateDictOptions& options = {},
+                             std::source_location where = std::source_location::current()) {
+    return lockstep::load_state_dict(*this, state_dict, options, where);
+  }
 
   /// It uses no process group.
   void require_can_rejoin() const override {}
@@ -118,6 +127,20 @@ class AveragedModel
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments) {
     return this->ptr()->forward(std::forward<Arguments>(arguments)...);
+  }
+  /// AveragedModelImpl::forward(), without the arrow of a module holder.
+  template <typename... Arguments>
+  auto forward(Arguments&&... arguments) {
+    return this->ptr()->forward(std::forward<Arguments>(arguments)...);
+  }
+  /// The copy with the averages, without the arrow of a module holder.
+  auto module() const { return this->ptr()->module(); }
+  /// AveragedModelBase::state_dict(), without the arrow of a module holder.
+  Dict state_dict() const { return this->ptr()->state_dict(); }
+  /// AveragedModelBase::load_state_dict(), without the arrow of a module holder.
+  LoadReport load_state_dict(const Dict& state_dict, const LoadStateDictOptions& options = {},
+                             std::source_location where = std::source_location::current()) {
+    return this->ptr()->load_state_dict(state_dict, options, where);
   }
   /// The parameters of the copy, each once: WrapperModule::parameters().
   std::vector<at::Tensor> parameters() const { return this->ptr()->parameters(); }

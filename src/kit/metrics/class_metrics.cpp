@@ -89,9 +89,10 @@ double score(const at::Tensor& matrix, Average average, at::Tensor ClassScores::
 
 }  // namespace
 
-Accuracy::Accuracy(std::int64_t top_k, std::source_location where) : Sums(2, at::kLong), top_k_(top_k) {
+Accuracy::Accuracy(const AccuracyOptions& options, std::source_location where)
+    : Sums(2, at::kLong), top_k_(options.top_k) {
   const CallerPlace place(where);
-  if (top_k < 1) throw_error<ArgumentError>("Accuracy: top_k = {}; give at least 1", top_k);
+  if (top_k_ < 1) throw_error<ArgumentError>("Accuracy: top_k = {}; give at least 1", top_k_);
 }
 
 void Accuracy::update(const at::Tensor& scores, const at::Tensor& targets, std::source_location where) {

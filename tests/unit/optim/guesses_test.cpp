@@ -130,6 +130,10 @@ TEST(Guesses, AveragesAreOfSwaUtils) {
   EXPECT_NEAR(ema.parameters()[0].item<double>(), before.item<double>() + 0.5, 1e-6);
   const std::vector<std::tuple<at::Tensor, at::Tensor>> loader{{torch::ones({1, 1}), torch::ones({1})}};
   swa::update_bn(loader, ema);
+  swa::AveragedModel resumed(net);
+  resumed.load_state_dict(ema.state_dict());
+  EXPECT_TRUE(resumed.forward(torch::ones({1, 1})).equal(ema.forward(torch::ones({1, 1}))));
+  EXPECT_TRUE(resumed.module()->weight.equal(ema->module()->weight));
   EXPECT_EQ(ema(torch::ones({1, 1})).numel(), 1);
 }
 
