@@ -125,6 +125,8 @@ class Execution final : public checkpointing::Committer {
     elastic_.form_again();
     const auto formed = Clock::now();
     for (auto* module : Access::modules(state_)) nn::rejoin(*module);
+    for (const auto& owner : modules::living_owners())
+      owner->rejoin();  // of modules outside of the state, too
     for (auto* optimizer : Access::optimizers(state_))
       if (auto* const rejoining = dynamic_cast<ddp::RejoiningOptimizer*>(optimizer)) rejoining->rejoin();
     last_ = agree_on_commit();
@@ -198,6 +200,7 @@ void check(const TrainingState& state, const runtime::Run& run, const runtime::E
         "DeviceMesh; they cannot take in a replacement yet");
   }
   for (const auto* module : Access::modules(state)) nn::require_can_rejoin(*module);
+  for (const auto& owner : modules::living_owners()) owner->require_can_rejoin();
   for (const auto* optimizer : Access::optimizers(state)) {
     check_shards(state, *optimizer);
     if (const auto* const rejoining = dynamic_cast<const ddp::RejoiningOptimizer*>(optimizer))

@@ -9,6 +9,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "fsdp/tree.h"
@@ -62,12 +63,7 @@ class ParameterGuard final : public intercept::MemoryGuard, public modules::Rank
     return std::ranges::find_if(all, [&](const auto& each) { return each.lock_whole().is_same(parameter); })
         ->shard;
   }
-  const void* owner() const override { return group_->tree().get(); }
-  void require_can_rejoin() const override {
-    group_->tree()->check();
-    group_->require_can_rejoin();
-  }
-  void rejoin() override { group_->tree()->rejoin(); }
+  modules::RankPartOwner& owner() const override { return *group_->tree(); }
 
  private:
   std::shared_ptr<ParameterGroup> group_;
@@ -228,8 +224,8 @@ void ParameterGroup::require_can_rejoin() const {
     why = "it is on device meta; call lockstep::to_empty() before";
   }
   if (why == nullptr) return;
-  throw_error<ArgumentError>("{} of fully_shard() cannot be part of an elastic run yet: {}",
-                             parameters_.front().name, why);
+  throw_error<ArgumentError>("{}{} of fully_shard() cannot be part of an elastic run yet: {}",
+                             line_prefix(options_.where), parameters_.front().name, why);
 }
 
 void ParameterGroup::rejoin(StepCalls& calls) {

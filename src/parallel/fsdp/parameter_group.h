@@ -77,7 +77,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Reduces gradients, and frees the parameters.
   void reduce(GradientReduction::Reduction gradients, StepCalls& calls);
   void end_backward(StepCalls& calls);
-  // Throws ArgumentError if Tree::rejoin() is not for this group.
+  // For Tree::require_can_rejoin().
   void require_can_rejoin() const;
   // For Tree::rejoin(). Makes no call.
   void rejoin(StepCalls& calls);

@@ -142,6 +142,7 @@ Tree::Groups Tree::living() const {
 
 void Tree::watch(const torch::nn::Module& module, const std::string& caller,
                  const std::vector<ProcessGroup>& ranks) {
+  modules::add_owner(weak_from_this());
   const Lock lock(mutex_);
   calls_.add(ranks);
   caller_ = caller;
@@ -251,6 +252,12 @@ void Tree::ensure_current(ParameterGroup& group) {
   } else {
     group.gather().make_whole(calls_);
   }
+}
+
+void Tree::require_can_rejoin() const {
+  const Lock lock(mutex_);
+  throw_if_failed();
+  for (const auto& group : living()) group->require_can_rejoin();
 }
 
 void Tree::rejoin() {

@@ -14,6 +14,7 @@
 #include "fsdp/step_calls.h"
 #include "fsdp/use_plan.h"
 #include "intercept/storage_guard.h"
+#include "modules/rank_part.h"
 
 namespace lockstep::fsdp {
 
@@ -22,7 +23,7 @@ class ParameterGroup;
 // The groups of a module and its children, and their steps. Threads: any. All public functions take the
 // mutex, which protects the tree and its groups; what they call does not. Operators call no guards meanwhile,
 // and the tree owns no group, whose end takes no mutex: so no thread takes it twice.
-class Tree : public std::enable_shared_from_this<Tree> {
+class Tree final : public std::enable_shared_from_this<Tree>, public modules::RankPartOwner {
  public:
   using Groups = std::vector<std::shared_ptr<ParameterGroup>>;
 
@@ -53,7 +54,9 @@ class Tree : public std::enable_shared_from_this<Tree> {
 
   // The groups of ranks have been formed again: drops what the last step has begun, gathered and learned. The shards
   // stay, without gradients. Makes no call, but all ranks do it in the same order.
-  void rejoin();
+  void rejoin() override;
+  // Throws if a group cannot, or as check().
+  void require_can_rejoin() const override;
 
   // FSDPModule::forward() begins.
   void begin_forward();

@@ -2,10 +2,42 @@
 #include "modules/rank_part.h"
 
 #include <algorithm>
+#include <utility>
+
+#include <lockstep/base/mutex.h>
 
 #include "intercept/storage_guard.h"
 
 namespace lockstep::modules {
+namespace {
+
+struct Owners {
+  Mutex mutex;
+  std::vector<std::weak_ptr<RankPartOwner>> all LOCKSTEP_GUARDED_BY(mutex);
+};
+
+Owners& owners() {
+  static Owners of_process;
+  return of_process;
+}
+
+}  // namespace
+
+void add_owner(std::weak_ptr<RankPartOwner> owner) {
+  auto& known = owners();
+  const MutexLock lock(known.mutex);
+  std::erase_if(known.all, [](const auto& each) { return each.expired(); });
+  known.all.push_back(std::move(owner));
+}
+
+std::vector<std::shared_ptr<RankPartOwner>> living_owners() {
+  auto& known = owners();
+  const MutexLock lock(known.mutex);
+  std::vector<std::shared_ptr<RankPartOwner>> living;
+  for (const auto& each : known.all)
+    if (auto owner = each.lock()) living.push_back(std::move(owner));
+  return living;
+}
 
 RankPart* rank_part_of(const at::Tensor& parameter) {
   if (!parameter.defined() || !parameter.has_storage()) return nullptr;

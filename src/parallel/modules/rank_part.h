@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -9,6 +10,21 @@
 
 namespace lockstep::modules {
 
+// For elastic runs. Owns the parts that rejoin together, such as those of a module and its children.
+class RankPartOwner {
+ public:
+  virtual ~RankPartOwner() = default;
+  // As nn::WrapperModule's. The parts keep their memory, and have no gradients afterwards.
+  virtual void require_can_rejoin() const = 0;
+  // Makes no call.
+  virtual void rejoin() = 0;
+};
+
+// A module may communicate without being in the state of the run, such as a frozen teacher.
+void add_owner(std::weak_ptr<RankPartOwner> owner);
+// Those of the process that exist.
+std::vector<std::shared_ptr<RankPartOwner>> living_owners();
+
 // For elastic runs. A strategy that leaves a part of a parameter on each rank implements it in the MemoryGuard of the
 // module's parameter.
 class RankPart {
@@ -16,11 +32,7 @@ class RankPart {
   virtual ~RankPart() = default;
   // The part of this rank, which optimizers step.
   virtual at::Tensor part_of(const at::Tensor& parameter) const = 0;
-  // Equal for the parameters for which one rejoin() is enough.
-  virtual const void* owner() const = 0;
-  // As nn::WrapperModule's. The parts keep their memory, and have no gradients afterwards.
-  virtual void require_can_rejoin() const = 0;
-  virtual void rejoin() = 0;
+  virtual RankPartOwner& owner() const = 0;
 };
 
 // nullptr: the rank has the whole parameter, or a part that cannot rejoin.

@@ -17,7 +17,7 @@ namespace {
 void refuse_parts(const torch::nn::Module& module) {
   for (const auto& parameter : module.named_parameters()) {
     if (const auto* const part = modules::rank_part_of(parameter.value())) {
-      part->require_can_rejoin();
+      part->owner().require_can_rejoin();
     } else if (intercept::has_guard(parameter.value())) {
       throw_error<ArgumentError>(
           "{} of parallelize_module() cannot be part of an elastic run yet: ranks have parts of it",
@@ -68,11 +68,12 @@ void rejoin(ModuleRef module) {
     auto* const wrapper = dynamic_cast<WrapperModule*>(&each);
     if (wrapper != nullptr && done.insert(wrapper).second) wrapper->rejoin();
   });
-  std::unordered_set<const void*> owners;
+  std::unordered_set<modules::RankPartOwner*> owners;
   for (const auto& parameter : module->parameters()) {
-    auto* const part = modules::rank_part_of(parameter);
-    if (part != nullptr && owners.insert(part->owner()).second) part->rejoin();
+    const auto* const part = modules::rank_part_of(parameter);
+    if (part != nullptr) owners.insert(&part->owner());
   }
+  for (auto* const owner : owners) owner->rejoin();
 }
 
 }  // namespace lockstep::nn
