@@ -8,10 +8,12 @@
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/throw_error.h"
@@ -34,6 +36,15 @@ constexpr double kShortestTimeout = 1;     // healthy ranks of a busy host are s
 constexpr double kLongestTimeout = 7 * 24 * 3600;
 constexpr double kLargestFactor = 1000;
 constexpr int kLeastSteps = 3;
+constexpr std::size_t kMostStackBytes = std::size_t{32} << 10;
+
+// Of many threads with deep stacks.
+std::string shortened(std::string text) {
+  if (text.size() <= kMostStackBytes) return text;
+  const auto all = text.size();
+  text.resize(text.rfind('\n', kMostStackBytes));
+  return text + fmt::format("\n    ... ({} more bytes)", all - text.size());
+}
 
 bool is_readable(int fd) {
   pollfd event{.fd = fd, .events = POLLIN, .revents = 0};
@@ -112,8 +123,9 @@ void RankWatch::watch(int stop) {
     if (count > 0 || (count < 0 && errno != EINTR)) return;
     try {
       look();
-    } catch (const std::exception& error) {  // as of a process that ends meanwhile
-      log(LogLevel::debug, fmt::format("the ranks were not watched: {}", error.what()));
+    } catch (const std::exception& error) {
+      log(std::exchange(has_failed_, true) ? LogLevel::debug : LogLevel::warning,
+          fmt::format("a look at the ranks has failed: {}", error.what()));
     }
   }
 }
@@ -133,14 +145,20 @@ bool RankWatch::must_search() const {
   return has_changed || passed >= (ranks_.progress.size() < count_ ? kHurriedSearchPeriod : kSearchPeriod);
 }
 
+// A pidfd names a process for sure: that which is read after it was opened, unless it has ended until then.
 void RankWatch::search() {
-  ranks_ = observe::joined(observe::find_runs(observe::processes_below(::getpid())));
-  searched_at_ = Clock::now();
   std::map<int, UniqueFd> processes;
-  for (const int pid : ranks_.pids) {
-    UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    if (fd) processes.emplace(pid, std::move(fd));
+  std::vector<observe::Process> ranks;
+  for (const auto& found : observe::outer_ranks(observe::processes_below(::getpid()))) {
+    UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, found.pid, 0)));
+    if (!fd && errno != ESRCH) throw_error<Error>("pidfd_open: {}", errno_text(errno));
+    auto process = fd ? observe::own_process(found.pid) : std::nullopt;
+    if (!process || process->parent != found.parent) continue;
+    ranks.push_back(std::move(*process));
+    processes.emplace(found.pid, std::move(fd));
   }
+  ranks_ = observe::joined(observe::find_runs(ranks));
+  searched_at_ = Clock::now();
   processes_ = std::move(processes);
   if (!ranks_.problem.empty() && !is_problem_told_) {
     is_problem_told_ = true;
@@ -160,60 +178,76 @@ std::string RankWatch::stack_of(const observe::Rank& rank) const {
   try {
     auto stack = observe::stacks_text(ranks_, rank.pid);
     while (stack.ends_with('\n')) stack.pop_back();
-    return "its stack:\n" + stack;
-  } catch (const Error& error) {
+    return "its stack:\n" + shortened(std::move(stack));
+  } catch (const std::exception& error) {
     return fmt::format("its stack cannot be shown: {}", error.what());
   }
 }
 
-// A rank that makes progress while its stack is read stays alive. A debugger may hold one for as long as it wants.
+// A rank that makes progress while its stack is read stays alive, as does one with a group that was not known.
 void RankWatch::end_frozen(const observe::Run& run) {
-  const auto bytes_of = [this](const observe::Rank& rank) {
-    return observe::transferred_bytes(visible_pid(rank));
-  };
+  const observe::ProcessView view{
+      .bytes = [this](const auto& rank) { return observe::transferred_bytes(visible_pid(rank)); },
+      .is_traced =
+          [this](const auto& rank) { return observe::status_number(visible_pid(rank), "TracerPid:") != 0; },
+      .waits_in_kernel = [this](const auto& rank) { return observe::is_in_kernel_wait(visible_pid(rank)); }};
   std::map<std::int64_t, std::string> stacks;
-  for (const auto& [rank, silent_for] : frozen_->look(run, bytes_of)) {
-    if (observe::status_number(visible_pid(*rank), "TracerPid:") == 0)
-      stacks.emplace(rank->pid, stack_of(*rank));
+  for (const auto& [rank, silent_for] : frozen_->look(run, view)) {
+    if (!immortal_.contains(rank->pid)) stacks.emplace(rank->pid, stack_of(*rank));
   }
   if (stacks.empty()) return;
+  search();
   const auto now = ranks_.read();
-  for (const auto& [rank, silent_for] : frozen_->look(now, bytes_of)) {
-    const auto stack = stacks.find(rank->pid);
-    if (stack == stacks.end()) continue;
+  for (const auto& [rank, silent_for] : frozen_->look(now, view)) {
+    const auto stack = stacks.extract(rank->pid);
+    if (!stack || !can_kill(*rank)) continue;
     log(LogLevel::warning,
         fmt::format("{} It has made no progress for {} and is killed (--progress-timeout {:g}); {}",
                     observe::stall_text(now, *rank), observe::seconds_text(silent_for),
-                    std::chrono::duration<double>(*options_.progress_timeout).count(), stack->second));
-    kill(*rank);
+                    std::chrono::duration<double>(*options_.progress_timeout).count(), stack.mapped()));
+    signal(*rank, SIGKILL);
   }
+  for (const auto& [pid, stack] : stacks)
+    log(LogLevel::debug,
+        fmt::format("pid {} has made progress or ended while its stack was read, and is not killed", pid));
 }
 
 // Once every so many steps.
 void RankWatch::name_slow(const observe::Run& run) {
   const auto& slow = *options_.slow;
-  const auto verdict = observe::judge_last_rank(run, slow.factor, slow.steps);
-  if (!verdict) return;
-  const auto rank = std::ranges::find(run.ranks, verdict->ranks.front(), &observe::Rank::rank);
-  auto& named_at = named_at_[rank->pid];
-  const auto steps = rank->progress->steps;
+  const auto last = observe::judge_last_rank(run, slow.factor, slow.steps);
+  if (!last) return;
+  const auto& rank = *last->rank;
+  auto& named_at = named_at_[rank.pid];
+  const auto steps = rank.progress->steps;
   if (named_at != 0 && steps < named_at + slow.steps) return;
   named_at = steps;
-  const bool is_replaced = slow.are_replaced && restarts_ < slow.max_restarts;
-  const auto* const end = is_replaced         ? " It is killed and replaced (--on-slow replace)."
-                          : slow.are_replaced ? " It is not replaced, because no restart is left."
-                                              : "";
-  log(LogLevel::warning, verdict->text + end);
-  if (is_replaced) kill(*rank);
+  const bool has_restart = restarts_ < slow.max_restarts;
+  const bool is_replaced = slow.are_replaced && has_restart && can_kill(rank);
+  const auto* const end = is_replaced ? " It is killed and replaced (--on-slow replace)."
+                          : slow.are_replaced && !has_restart
+                              ? " It is not replaced, because no restart is left."
+                              : "";
+  log(LogLevel::warning, last->text + end);
+  if (is_replaced) signal(rank, SIGKILL);
 }
 
-// Its number may belong to another process by now.
-void RankWatch::kill(const observe::Rank& rank) const {
+// The system may forbid it.
+bool RankWatch::can_kill(const observe::Rank& rank) {
+  const int code = signal(rank, 0);
+  if (code == 0) return true;
+  if (code != ESRCH && immortal_.insert(rank.pid).second)
+    log(LogLevel::warning, fmt::format("{} cannot be killed: {}", rank.describe(), errno_text(code)));
+  return false;
+}
+
+// The process may run another program by now.
+int RankWatch::signal(const observe::Rank& rank, int number) const {
   const int pid = visible_pid(rank);
   const auto process = processes_.find(pid);
   const auto now = observe::own_process(pid);
-  if (process == processes_.end() || !now || now->progress.empty()) return;
-  ::syscall(SYS_pidfd_send_signal, process->second.get(), SIGKILL, nullptr, 0);
+  if (process == processes_.end() || !now || now->progress.empty()) return ESRCH;
+  return ::syscall(SYS_pidfd_send_signal, process->second.get(), number, nullptr, 0) == 0 ? 0 : errno;
 }
 
 }  // namespace lockstep::cli

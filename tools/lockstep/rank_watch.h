@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "base/unique_fd.h"
@@ -57,7 +58,10 @@ class RankWatch {
   // The pid of a rank as this process sees it; 0: it has ended.
   int visible_pid(const observe::Rank& rank) const;
   std::string stack_of(const observe::Rank& rank) const;
-  void kill(const observe::Rank& rank) const;
+  // False, with a warning for each process, if not. Also if it has ended.
+  bool can_kill(const observe::Rank& rank);
+  // Returns 0 or errno's code.
+  int signal(const observe::Rank& rank, int number) const;
 
   WatchOptions options_;
   std::size_t count_;
@@ -66,6 +70,8 @@ class RankWatch {
   std::map<int, UniqueFd> processes_{};  // [pid as this process sees it] a pidfd
   Clock::time_point searched_at_{};
   bool is_problem_told_ = false;
+  bool has_failed_ = false;
+  std::set<std::int64_t> immortal_{};  // pids of ranks that cannot be killed
   std::optional<observe::FrozenRanks> frozen_{};
   const std::atomic<int>& restarts_;
   std::map<std::int64_t, std::uint64_t> named_at_{};  // [pid of a slow rank] its steps when it was named last

@@ -72,10 +72,12 @@ void leave(Run& run) noexcept {
   if (thread_run() == &run) {
     thread_run() = nullptr;
     set_thread_world(std::nullopt);
-    end_thread_progress();
+    end_progress(true);
   }
   Run* self = &run;
-  if (process_run().compare_exchange_strong(self, nullptr)) set_current_world({});
+  if (!process_run().compare_exchange_strong(self, nullptr)) return;
+  set_current_world({});
+  end_progress(false);
 }
 
 std::optional<ProcessGroup> group_or_default(const std::optional<ProcessGroup>& given, const char* what) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "base/atomic_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,6 +11,9 @@
 
 namespace lockstep {
 namespace {
+
+// So that the disk does not stand still until fsync(), which would then take long.
+constexpr std::uint64_t kWindow = std::uint64_t{64} << 20;
 
 [[noreturn]] void fail(const std::filesystem::path& file) {
   throw std::system_error(errno, std::generic_category(), file.string());
@@ -58,12 +62,25 @@ void AtomicFile::fail() const { lockstep::fail(file_); }
 void AtomicFile::write(std::span<const std::byte> bytes) {
   const FileSizeErrors as_errors;
   while (!bytes.empty()) {
-    const auto count = ::write(fd(), bytes.data(), bytes.size());
+    const auto count = ::write(fd(), bytes.data(), std::min(bytes.size(), kWindow - size_ % kWindow));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail();
     size_ += static_cast<std::uint64_t>(count);
     bytes = bytes.subspan(static_cast<std::size_t>(count));
+    if (unfinished_ && options_.sync && count > 0 && size_ % kWindow == 0) start_write_back();
   }
+}
+
+// The disk is at most two windows behind. An error that appears here does not appear in fsync() again.
+void AtomicFile::start_write_back() const {
+  const auto is_written = [this](std::uint64_t begin, unsigned flags) {
+    const auto offset = static_cast<off64_t>(begin);
+    return ::sync_file_range(fd(), offset, static_cast<off64_t>(kWindow), flags) == 0 ||
+           (errno != EIO && errno != ENOSPC && errno != EDQUOT);
+  };
+  constexpr unsigned kWait = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  if (!is_written(size_ - kWindow, SYNC_FILE_RANGE_WRITE)) fail();
+  if (size_ > kWindow && !is_written(size_ - 2 * kWindow, kWait)) fail();
 }
 
 // NFS reports errors of earlier writes when a descriptor is closed. The lock stays with the other descriptor.

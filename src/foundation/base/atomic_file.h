@@ -49,6 +49,7 @@ class AtomicFile {
  private:
   [[noreturn]] void fail() const;
   int fd() const { return unfinished_ ? unfinished_->fd() : special_.get(); }
+  void start_write_back() const;
   void flush() const;
 
   std::filesystem::path file_;

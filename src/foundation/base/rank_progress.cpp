@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <new>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -117,6 +118,7 @@ void publish_progress(int rank, int size, bool is_thread) {
   if (const auto& own = current_progress(); own && (is_thread == (own == thread_progress()))) {
     own->rank = rank;
     own->size = size;
+    own->has_left = false;
     return;
   }
   try {
@@ -132,7 +134,12 @@ void publish_progress(int rank, int size, bool is_thread) {
   }
 }
 
-void end_thread_progress() noexcept { thread_progress().reset(); }
+void end_progress(bool is_thread) noexcept {
+  const auto* const process = own_process_progress();
+  const auto own = is_thread ? std::exchange(thread_progress(), nullptr)
+                             : (process == nullptr ? nullptr : process->progress);
+  if (own) own->has_left = true;
+}
 
 const std::shared_ptr<RankProgress>& current_progress() noexcept {
   static const std::shared_ptr<RankProgress> kNone;

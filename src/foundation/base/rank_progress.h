@@ -67,6 +67,7 @@ struct RankProgress {
   std::atomic<std::int32_t> size{0};  // of the job
   std::int64_t began_at = 0;
   std::array<char, 64> host = {};
+  std::atomic<bool> has_left{false};  // the run; its process may stay
 
   alignas(64) std::atomic<std::uintptr_t> trainer{0};  // the thread whose phases count
   std::atomic<std::uint64_t> changes{0};               // odd while the next three change
@@ -95,8 +96,8 @@ std::int64_t steady_now() noexcept;
 // This process, or this thread of spawn_threads(), becomes a rank and publishes. A process that has been one
 // keeps its memory. Without memory for it the rank is not seen, and says so at LogLevel::debug.
 void publish_progress(int rank, int size, bool is_thread);
-// The thread ends as a rank.
-void end_thread_progress() noexcept;
+// It leaves the run. A process keeps its memory, and is a rank again after the next publish_progress().
+void end_progress(bool is_thread) noexcept;
 
 // That of this thread's rank; nullptr without one. Valid as long as the rank is one.
 const std::shared_ptr<RankProgress>& current_progress() noexcept;

@@ -35,8 +35,19 @@ bool waits_for_others(const Run& run, const Rank& rank) {
          (rank.progress && rank.progress->phase == Phase::communication);
 }
 
+// The process of one that has left the run may go on for as long as it wants.
+bool has_ended(const Rank& rank) {
+  return rank.life == Life::dead || rank.life == Life::finished || (rank.progress && rank.progress->has_left);
+}
+
 bool moves_bytes(const Rank& rank) {
   return rank.progress && (rank.progress->phase == Phase::checkpoint || rank.progress->phase == Phase::data);
+}
+
+// While a thread waits for the disk, as in fsync(), no byte counts.
+bool is_known_to_go_on(const Rank& rank, const ProcessView& view) {
+  const bool is_checkpoint = rank.progress && rank.progress->phase == Phase::checkpoint;
+  return view.is_traced(rank) || (is_checkpoint && view.waits_in_kernel(rank));
 }
 
 // Differs from an earlier one if the rank has made progress since then.
@@ -57,17 +68,17 @@ std::vector<std::uint64_t> published_by(const Rank& rank) {
 
 }  // namespace
 
-std::vector<FrozenRank> FrozenRanks::look(const Run& run,
-                                          const std::function<std::uint64_t(const Rank& rank)>& bytes_of) {
+std::vector<FrozenRank> FrozenRanks::look(const Run& run, const ProcessView& view) {
   std::map<Key, Known> known;
   std::vector<FrozenRank> frozen;
   for (const auto& rank : run.ranks) {
-    if (rank.life == Life::dead || rank.life == Life::finished) continue;
+    if (has_ended(rank)) continue;
     Known now{.published = published_by(rank), .looked_at = run.taken_at};
-    if (moves_bytes(rank)) now.published.push_back(bytes_of(rank));
+    if (moves_bytes(rank)) now.published.push_back(view.bytes(rank));
     const auto before = known_.find({rank.pid, rank.thread});
     const bool can_freeze = rank.life == Life::stopped || !waits_for_others(run, rank);
-    if (can_freeze && before != known_.end() && before->second.published == now.published) {
+    if (can_freeze && before != known_.end() && before->second.published == now.published &&
+        !is_known_to_go_on(rank, view)) {
       const auto passed = run.taken_at - before->second.looked_at;
       now.silent_for = before->second.silent_for + std::min(passed, limit_ / 4);
       if (now.silent_for >= limit_) frozen.push_back({&rank, now.silent_for});

@@ -19,6 +19,7 @@
 
 #include <fmt/format.h>
 
+#include "base/liveness.h"
 #include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
@@ -98,6 +99,18 @@ std::int64_t number_behind(const std::string& path, const char* key) {
   return found == nullptr ? 0 : std::strtoll(found + std::strlen(key), nullptr, 10);
 }
 
+// The name of the program may hold spaces and brackets.
+std::int64_t page_faults_with_input(int pid) {
+  std::ifstream file(folder_of(pid) + "/stat");
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  std::istringstream fields(text.substr(text.rfind(')') + 1));
+  constexpr int kPlace = 10;  // behind the name
+  std::string field;
+  for (int i = 0; i < kPlace && fields >> field; ++i) {
+  }
+  return fields ? parse_number<std::int64_t>(field).value_or(0) : 0;
+}
+
 std::string user_name(uid_t user) {
   const auto* const entry = ::getpwuid(user);
   return entry != nullptr ? entry->pw_name : std::to_string(user);
@@ -146,6 +159,20 @@ std::vector<Process> processes_below(int ancestor) {
   return below;
 }
 
+std::vector<Process> outer_ranks(const std::vector<Process>& processes) {
+  const auto is_rank = [](const Process& process) {
+    return !process.memory.empty() || !process.progress.empty();
+  };
+  std::vector<Process> outer;
+  std::ranges::copy_if(processes, std::back_inserter(outer), [&](const Process& process) {
+    return is_rank(process) && std::ranges::none_of(processes, [&](const Process& above) {
+             return above.pid != process.pid && is_rank(above) &&
+                    descends_from(processes, process.pid, above.pid);
+           });
+  });
+  return outer;
+}
+
 std::vector<int> threads_of(int pid) { return numbers_in(folder_of(pid) + "/task"); }
 
 int status_number(int pid, const std::string& key) {
@@ -169,7 +196,14 @@ std::int64_t proportional_bytes(int pid) {
 
 std::uint64_t transferred_bytes(int pid) {
   const auto file = folder_of(pid) + "/io";
-  return static_cast<std::uint64_t>(number_behind(file, "rchar:") + number_behind(file, "wchar:"));
+  std::int64_t bytes = page_faults_with_input(pid) * ::sysconf(_SC_PAGESIZE);
+  for (const auto* const key : {"rchar:", "wchar:", "\nread_bytes:", "\nwrite_bytes:"})
+    bytes += number_behind(file, key);
+  return static_cast<std::uint64_t>(bytes);
+}
+
+bool is_in_kernel_wait(int pid) {
+  return std::ranges::any_of(threads_of(pid), [](int thread) { return state_letter(thread) == 'D'; });
 }
 
 bool descends_from(const std::vector<Process>& processes, int pid, int ancestor) {

@@ -39,6 +39,9 @@ bool descends_from(const std::vector<Process>& processes, int pid, int ancestor)
 // The processes that `ancestor` and those below it have started, and that belong to this user.
 std::vector<Process> processes_below(int ancestor);
 
+// The ranks among `processes`, without the programs that a rank has started.
+std::vector<Process> outer_ranks(const std::vector<Process>& processes);
+
 // The threads of a process.
 std::vector<int> threads_of(int pid);
 
@@ -49,8 +52,12 @@ int status_number(int pid, const std::string& key);
 std::int64_t resident_bytes_of(int pid);
 std::int64_t proportional_bytes(int pid);
 
-// Bytes that the process has read and written until now, from and to files, pipes and terminals. 0 if they cannot be read.
+// Bytes that the process has read and written until now: from and to files, pipes and terminals, the disk, and pages of
+// mapped files. Some count twice. 0 if they cannot be read.
 std::uint64_t transferred_bytes(int pid);
+
+// Whether one of its threads waits uninterruptibly in the kernel (state D in `ps`), as for a disk.
+bool is_in_kernel_wait(int pid);
 
 // The memory in /proc/PID/fd of a process that holds it open, else nullopt.
 std::optional<std::string> open_file_of(int pid, const MappedMemory& memory);

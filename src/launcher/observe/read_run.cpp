@@ -145,6 +145,7 @@ void read_reading(const RankProgress& memory, Progress& progress) {
 Progress progress_of(const RankProgress& memory) {
   constexpr auto kAcquire = std::memory_order_acquire;
   Progress progress{.size = memory.size.load(kAcquire),
+                    .has_left = memory.has_left.load(kAcquire),
                     .began_at = memory.began_at,
                     .steps = memory.steps.load(kAcquire),
                     .samples = memory.samples.load(kAcquire),

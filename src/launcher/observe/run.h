@@ -75,7 +75,8 @@ struct MemorySample {
 
 // How far a rank has come, and what it does. Times are nanoseconds of the host's steady clock.
 struct Progress {
-  int size = 0;  // ranks of the job
+  int size = 0;           // ranks of the job
+  bool has_left = false;  // it has ended its context; not in JSON
   std::int64_t began_at = 0;
   Phase phase = Phase::other;
   std::int64_t phase_since = 0;

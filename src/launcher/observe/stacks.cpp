@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "base/host.h"
+#include "base/limits.h"
 #include "base/shared_library.h"
 #include "observe/traced_process.h"
 
@@ -148,7 +149,10 @@ class Unwinder {
 
 }  // namespace
 
-std::vector<ThreadStack> stacks_of(int pid) { return Unwinder(pid).run(); }
+// The end of a thread ends all that it traces, threads that do not stop among them, which cannot be detached.
+std::vector<ThreadStack> stacks_of(int pid) {
+  return start_async("the stacks of a process", [pid] { return Unwinder(pid).run(); }).get();
+}
 
 }  // namespace lockstep::observe
 

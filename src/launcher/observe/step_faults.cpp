@@ -128,16 +128,14 @@ std::optional<Verdict> find_late(const Run& run, const StepTable& table) {
   return verdict;
 }
 
-std::optional<Verdict> find_last(const Run& run, const StepTable& table, double factor) {
+std::optional<LastRank> find_last(const Run& run, const StepTable& table, double factor) {
   std::vector<std::size_t> last;
   for (std::size_t i = 0; i < table.members().size(); ++i) {
     if (is_last(table, i, factor)) last.push_back(i);
   }
   if (last.empty()) return std::nullopt;
   const auto worst = worst_of(table, last);
-  auto verdict = slow_or_starved(run, table, worst);
-  verdict.ranks = {table.rank(worst).rank};
-  return verdict;
+  return LastRank{.rank = &table.rank(worst), .text = slow_or_starved(run, table, worst).text};
 }
 
 // How long a step took before the recent ones.
@@ -265,9 +263,9 @@ std::optional<Verdict> judge_steps(const Run& run) {
   return std::nullopt;
 }
 
-std::optional<Verdict> judge_last_rank(const Run& run, double factor, std::size_t steps) {
+std::optional<LastRank> judge_last_rank(const Run& run, double factor, std::size_t steps) {
   for (const auto& table : tables_of(run, steps)) {
-    if (auto verdict = find_last(run, table, factor)) return verdict;
+    if (auto last = find_last(run, table, factor)) return last;
   }
   return std::nullopt;
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <string>
 
 #include "observe/verdict.h"
 
@@ -14,9 +15,15 @@ namespace lockstep::observe {
 // times.
 std::optional<Verdict> judge_steps(const Run& run);
 
+// A rank of the run that was judged.
+struct LastRank {
+  const Rank* rank = nullptr;  // its progress is known
+  std::string text{};          // as of a Verdict
+};
+
 // The rank that is last in each of so many last steps: it spends `factor` times as long by itself as the median of the
 // others of its group, and at least 10 ms more, and they wait for it. At most kMostLastSteps. nullopt as above.
-std::optional<Verdict> judge_last_rank(const Run& run, double factor, std::size_t steps);
+std::optional<LastRank> judge_last_rank(const Run& run, double factor, std::size_t steps);
 
 inline constexpr std::size_t kMostLastSteps = 60;
 

@@ -6,7 +6,8 @@
 namespace lockstep::observe {
 
 // Holds all threads of another process still while it exists. The calling thread is their tracer, see ptrace(2). No
-// signal is sent; one that arrives meanwhile is delivered at the end.
+// signal is sent; one that arrives meanwhile is delivered at the end. If the constructor throws, a thread that has not
+// stopped stays traced until the calling thread ends.
 class TracedProcess {
  public:
   // Throws Error, with the remedy, if the system forbids it.

@@ -21,8 +21,21 @@ namespace {
 using observe::find_run;
 using observe::Life;
 using observe::Segment;
+using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
+
+TEST(OuterRanks, AreWithoutTheProgramsThatRanksStart) {
+  const std::vector<observe::MappedMemory> memory(1);
+  const auto ranks = observe::outer_ranks({{.pid = 2, .parent = 1},  // a script that starts a rank
+                                           {.pid = 3, .parent = 2, .progress = memory},
+                                           {.pid = 4, .parent = 1, .progress = memory},
+                                           {.pid = 5, .parent = 4},
+                                           {.pid = 6, .parent = 5, .progress = memory},
+                                           {.pid = 7, .parent = 1}});
+  EXPECT_THAT(ranks, ElementsAre(Field(&observe::Process::pid, 3), Field(&observe::Process::pid, 4)));
+}
 
 // The memory of a rank in a group, with one call that it waits for. The rank is a process that pauses.
 class PublishingRank {

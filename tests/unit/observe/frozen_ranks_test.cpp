@@ -38,14 +38,18 @@ class FrozenRanksTest : public ::testing::Test {
     std::vector<int> frozen;
     for (int i = 0; i < times; ++i) {
       frozen.clear();
-      for (const auto& each : frozen_.look(run, [this](const auto& /*rank*/) { return bytes_; }))
-        frozen.push_back(each.rank->rank);
+      for (const auto& each : frozen_.look(run, view_)) frozen.push_back(each.rank->rank);
       run.taken_at += kSecond;
     }
     return frozen;
   }
 
   std::uint64_t bytes_ = 0;
+  bool is_traced_ = false;
+  bool waits_in_kernel_ = false;
+  observe::ProcessView view_{.bytes = [this](const auto& /*rank*/) { return bytes_; },
+                             .is_traced = [this](const auto& /*rank*/) { return is_traced_; },
+                             .waits_in_kernel = [this](const auto& /*rank*/) { return waits_in_kernel_; }};
   FrozenRanks frozen_{kLimit};
 };
 
@@ -91,6 +95,31 @@ TEST_F(FrozenRanksTest, BytesCountInCheckpointsAndBatchesOnly) {
   }
 }
 
+TEST_F(FrozenRanksTest, WaitingForTheDiskIsNotFrozenInCheckpoints) {
+  waits_in_kernel_ = true;
+  auto run = waiting();
+  run.ranks[1].progress->phase = Phase::checkpoint;
+  EXPECT_THAT(look(run, 20), IsEmpty());
+  waits_in_kernel_ = false;
+  EXPECT_THAT(look(run, 7), IsEmpty());
+  EXPECT_THAT(look(run, 1), ElementsAre(1));
+  waits_in_kernel_ = true;
+  run.ranks[1].progress->phase = Phase::forward;
+  EXPECT_THAT(look(run, 9), ElementsAre(1));
+}
+
+TEST_F(FrozenRanksTest, TheTimeOfADebuggerDoesNotCount) {
+  auto run = waiting();
+  EXPECT_THAT(look(run, 6), IsEmpty());
+  is_traced_ = true;
+  run.ranks[1].life = Life::stopped;
+  EXPECT_THAT(look(run, 20), IsEmpty());
+  is_traced_ = false;
+  run.ranks[1].life = Life::alive;
+  EXPECT_THAT(look(run, 7), IsEmpty());
+  EXPECT_THAT(look(run, 1), ElementsAre(1));
+}
+
 TEST_F(FrozenRanksTest, ARankThatWaitsIsFrozenOnlyIfItIsStopped) {
   auto run = waiting();
   run.ranks[1].progress->phase = Phase::communication;  // as in a group with other hosts
@@ -110,6 +139,16 @@ TEST_F(FrozenRanksTest, ACallThatAnotherRankHasNotEnteredIsAWait) {
   EXPECT_THAT(look(run, 20), ElementsAre(1));
   run.ranks[1].groups[0] = member(1, 2, {call(1, 9), call(2, 8)}, false);
   EXPECT_THAT(look(run, 9), ElementsAre(0, 1)) << "all have entered it";
+}
+
+TEST_F(FrozenRanksTest, ARankThatHasLeftTheRunIsNoRankUntilItComesBack) {
+  auto run = waiting();
+  EXPECT_THAT(look(run, 8), IsEmpty());
+  run.ranks[1].progress->has_left = true;
+  EXPECT_THAT(look(run, 20), IsEmpty());
+  run.ranks[1].progress->has_left = false;
+  EXPECT_THAT(look(run, 8), IsEmpty());
+  EXPECT_THAT(look(run, 1), ElementsAre(1));
 }
 
 TEST_F(FrozenRanksTest, AMachineThatStoodStillHasNoFrozenRanks) {

@@ -173,6 +173,15 @@ TEST(RankProgress, ShowsTheFileThatIsReadForTheLongest) {
   EXPECT_GT(seen.reading_since, 0);
 }
 
+TEST(RankProgress, ShowsThatTheRankHasLeftUntilItIsOneAgain) {
+  EXPECT_FALSE(seen_after([] {}).has_left);
+  EXPECT_TRUE(seen_after([] { end_progress(false); }).has_left);
+  EXPECT_FALSE(seen_after([] {
+                 end_progress(false);
+                 publish_progress(3, 8, false);
+               }).has_left);
+}
+
 TEST(RankProgress, AForkedProcessIsNoRankUntilItBecomesOne) {
   publish_progress(0, 1, false);
   report_number("loss", 5);

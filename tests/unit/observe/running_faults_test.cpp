@@ -118,6 +118,7 @@ TEST(RunningFaults, TheLastRankIsSoInEachStep) {
   const auto run = training(40, late(25, {.forward = 90}));
   EXPECT_THAT(last_rank(run, 4, 16),
               HasSubstr("rank 2 (pid 102) is slow: in the last 16 steps it computes for 91 ms"));
+  EXPECT_EQ(observe::judge_last_rank(run, 4, 16)->rank, &run.ranks[2]);
   EXPECT_EQ(last_rank(run, 4, 17), "") << "it was as fast as the others";
   EXPECT_EQ(last_rank(run, 4.5, 16), "");
   EXPECT_EQ(last_rank(training(40, [](int, int) { return Spent{}; }), 1.01, 5), "");

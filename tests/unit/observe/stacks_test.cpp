@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <csignal>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -15,13 +18,16 @@
 
 #include "base/deadline.h"
 #include "base/liveness.h"
+#include "observe/processes.h"
 
 namespace lockstep::testing {
 namespace {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
+using ::testing::Truly;
 
 [[gnu::noinline]] void wait_in_own_function() {
   while (true) ::pause();
@@ -31,10 +37,18 @@ using ::testing::ThrowsMessage;
   while (true) ::pause();
 }
 
+// The thread does not stop before the child ends, as after vfork().
+void start_child_and_wait() {
+  if (::syscall(SYS_clone, CLONE_VFORK | SIGCHLD, nullptr, nullptr, nullptr, nullptr) != 0) return;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::alarm(60);
+  while (true) ::pause();
+}
+
 // A process with a thread, once both are in their functions.
 class Stuck {
  public:
-  explicit Stuck(bool is_traced = false) {
+  explicit Stuck(bool is_traced = false, void (*wait)() = &wait_in_a_second_thread) {
     int ends[2]{};
     if (::pipe(ends) != 0) throw std::runtime_error("no pipe");
     pid_ = ::fork();
@@ -43,7 +57,7 @@ class Stuck {
       if (is_traced) ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
       std::thread second([&] {
         (void)!::write(ends[1], "2", 1);
-        wait_in_a_second_thread();
+        wait();
       });
       (void)!::write(ends[1], "1", 1);
       wait_in_own_function();
@@ -93,6 +107,20 @@ TEST(Stacks, AStoppedProcessStaysStopped) {
   expect_both_stacks(observe::stacks_of(process.pid()));
   process.wait_for('T');
   ::kill(process.pid(), SIGCONT);
+  process.wait_for('S');
+}
+
+TEST(Stacks, AThreadThatDoesNotStopIsNotHeld) {
+  const Stuck process(/*is_traced=*/false, &start_child_and_wait);
+  const Deadline limit(std::chrono::seconds(30));
+  while (!observe::is_in_kernel_wait(process.pid()) && !limit.expired()) std::this_thread::yield();
+  EXPECT_THAT([&] { (void)observe::stacks_of(process.pid()); },
+              ThrowsMessage<Error>(HasSubstr("does not stop within")));
+  const Deadline deadline(std::chrono::seconds(30));
+  const auto is_traced = [](int thread) { return observe::status_number(thread, "TracerPid:") != 0; };
+  while (std::ranges::any_of(observe::threads_of(process.pid()), is_traced) && !deadline.expired())
+    std::this_thread::yield();
+  EXPECT_THAT(observe::threads_of(process.pid()), Not(Contains(Truly(is_traced))));
   process.wait_for('S');
 }
 
