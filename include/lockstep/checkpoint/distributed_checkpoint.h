@@ -77,8 +77,9 @@ struct LoadOptions {
 /// local_shards of a ShardedTensor, independent of the number of ranks that saved it. Other values are
 /// replaced. An empty dict receives all entries below its name, which loads the "state" of an optimizer
 /// before its first step. Entries that only the folder has are ignored. Throws CheckpointError on all ranks;
-/// names and shapes are checked first, so a mismatch leaves `contents` unchanged. Throws ArgumentError in a
-/// rank of a launcher that has not called init(), unless `no_dist` is set.
+/// names and shapes are checked first, so a mismatch leaves `contents` unchanged. Throws ArgumentError without
+/// a folder, for a folder and another checkpoint_id, and in a rank of a launcher that has not called init(),
+/// unless `no_dist` is set.
 void load(Dict& contents, const std::filesystem::path& folder, const LoadOptions& options = {},
           std::source_location where = std::source_location::current());
 
@@ -87,15 +88,24 @@ inline void load(Dict& contents, const LoadOptions& options,
                  std::source_location where = std::source_location::current()) {
   load(contents, options.checkpoint_id, options, where);
 }
+/// Throws ArgumentError that names an entry of `contents` which is not a tensor: load() could replace it only in a
+/// dict that is lost after the call.
+void check_only_tensors(const Dict& contents, std::source_location where = std::source_location::current());
+
 /// Loads into the tensors of a dict that is written in the call: `load({{"model", state_dict(net)}}, "step100")`.
+/// Throws ArgumentError for any other entry, such as a number or an empty dict, whose value would be lost with the
+/// dict: keep the dict in a variable to load these.
 template <typename Folder>
   requires std::convertible_to<const Folder&, std::filesystem::path>
 void load(Dict&& contents, const Folder& folder, const LoadOptions& options = {},
           std::source_location where = std::source_location::current()) {
+  check_only_tensors(contents, where);
   load(contents, std::filesystem::path(folder), options, where);
 }
+/// The folder is options.checkpoint_id.
 inline void load(Dict&& contents, const LoadOptions& options,
                  std::source_location where = std::source_location::current()) {
+  check_only_tensors(contents, where);
   load(contents, options, where);
 }
 

@@ -306,6 +306,17 @@ void Reader::read_into(const std::string& key, Value& value) const {
   }
 }
 
+void check_only_tensors(const Dict& contents, std::source_location where) {
+  const comm::CallSite site(where, "checkpoint");
+  for (const auto& leaf : flatten(contents)) {
+    if (is_tensor(*leaf.value)) continue;
+    throw_error<ArgumentError>(
+        "distributed_checkpoint::load: '{}' is not a tensor but {}, which a dict written in the call loses; keep the "
+        "dict in a variable: Dict state{{...}}; load(state, folder)",
+        name_of(leaf.path), is_empty_dict(*leaf.value) ? "an empty dict" : leaf.value->type_name());
+  }
+}
+
 void load(Dict& contents, const fs::path& folder, const LoadOptions& options, std::source_location where) {
   const comm::CallSite site(where, "checkpoint");
   const ErrorFile about(folder);

@@ -123,6 +123,15 @@ TEST(Guesses, DistributedCheckpointsAsDcp) {
   torch::nn::Linear third(3, 2);
   dcp::load({{"model", state_dict(third)}}, {.checkpoint_id = folder / "step1", .no_dist = true});
   EXPECT_TRUE(equal(state_dict(net), state_dict(third)));
+  EXPECT_THAT(error_of([&] {
+                dcp::load({{"model", state_dict(third)}, {"epoch", 1}}, folder / "step1", {.no_dist = true});
+              }),
+              AllOf(HasSubstr("'epoch' is not a tensor but int"), HasSubstr("keep the dict in a variable")));
+  EXPECT_THAT(
+      error_of([&] {
+        dcp::load({{"optim", state_dict(optimizer)}}, {.checkpoint_id = folder / "step1", .no_dist = true});
+      }),
+      HasSubstr("'optim.state' is not a tensor but an empty dict"));
   dcp::save(state, {.checkpoint_id = folder / "step2", .no_dist = true});
   dcp::load(state, folder / "step2", {.no_dist = true});
   EXPECT_THAT(
