@@ -103,7 +103,14 @@ class DataLoader : public LoaderBase {
       : LoaderBase(size_of(dataset), options, typeid(BatchType), PyTree<BatchType>, where),
         dataset_(std::make_shared<Dataset>(std::move(dataset))) {}
   /// With the first options in PyTorch's order.
-  DataLoader(Dataset dataset, std::integral auto batch_size, std::optional<bool> shuffle = {},
+  template <std::integral Number>
+    requires(!std::same_as<Number, bool>)
+  DataLoader(Dataset dataset, Number batch_size, std::source_location where = std::source_location::current())
+      : DataLoader(std::move(dataset), DataLoaderOptions{.batch_size = static_cast<std::int64_t>(batch_size)},
+                   where) {}
+  template <std::integral Number>
+    requires(!std::same_as<Number, bool>)
+  DataLoader(Dataset dataset, Number batch_size, std::same_as<bool> auto shuffle,
              std::source_location where = std::source_location::current())
       : DataLoader(std::move(dataset),
                    DataLoaderOptions{.batch_size = static_cast<std::int64_t>(batch_size), .shuffle = shuffle},

@@ -88,7 +88,9 @@ class RandomCrop {
  public:
   /// One number is both edges.
   explicit RandomCrop(Size size, const RandomCropOptions& options = {});
-  RandomCrop(Size size, std::integral auto padding)
+  template <std::integral Number>
+    requires(!std::same_as<Number, bool>)
+  RandomCrop(Size size, Number padding)
       : RandomCrop(std::move(size), RandomCropOptions{.padding = padding}) {}
   /// Draws the part of an image of that size. It begins or ends beyond the image where it takes padding.
   /// Throws ArgumentError when image and padding are smaller than the crop.

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <type_traits>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -72,6 +73,17 @@ TEST(Guesses, ABracedListSplitsIntoNamedParts) {
   EXPECT_EQ(DataLoader(first, 4, true).size(), 2);
   const std::vector<double> lengths{0.5, 0.5};
   EXPECT_EQ(random_split(numbered(10), lengths).back().size(), 5);
+}
+
+TEST(Guesses, OnlyABoolIsAShuffle) {
+  using Loader = DataLoader<TensorDataset>;
+  static_assert(std::is_constructible_v<Loader, TensorDataset, int>);
+  static_assert(std::is_constructible_v<Loader, TensorDataset, std::int64_t, bool>);
+  static_assert(!std::is_constructible_v<Loader, TensorDataset, int, int>);
+  static_assert(!std::is_constructible_v<Loader, TensorDataset, int, RandomSampler*>);
+  static_assert(!std::is_constructible_v<Loader, TensorDataset, bool>);
+  static_assert(!std::is_constructible_v<Loader, TensorDataset, bool, bool>);
+  EXPECT_EQ(DataLoader(numbered(10), 4).size(), 3);
 }
 
 TEST(Guesses, SubscriptsReturnOneSample) {

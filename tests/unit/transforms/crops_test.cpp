@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <type_traits>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -32,6 +34,12 @@ TEST(RandomCrop, TellsItsBox) {
     const auto box = crop.get_params(20, 30, seeded(seed));
     EXPECT_TRUE(at::equal(crop(image, seeded(seed)), part_of(image, box)));
   }
+}
+
+TEST(RandomCrop, ABoolIsNotAPadding) {
+  static_assert(std::is_constructible_v<RandomCrop, int, int>);
+  static_assert(!std::is_constructible_v<RandomCrop, int, bool>);
+  EXPECT_EQ(RandomCrop(32, 4).to_string(), RandomCrop(32, {.padding = 4}).to_string());
 }
 
 TEST(RandomCrop, BoxesCountFromTheImageWithoutPadding) {
