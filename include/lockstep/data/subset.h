@@ -256,6 +256,14 @@ std::vector<Subset<Dataset>> random_split(Dataset dataset, const std::vector<Len
   return subsets;
 }
 
+/// With the generator by its name: `random_split(dataset, lengths, {.generator = generator})`.
+template <MapDataset Dataset, std::convertible_to<SplitSize> Length>
+std::vector<Subset<Dataset>> random_split(Dataset dataset, const std::vector<Length>& lengths,
+                                          const RandomSplitOptions& options,
+                                          std::source_location where = std::source_location::current()) {
+  return random_split(std::move(dataset), lengths, options.generator, where);
+}
+
 /// Options of stratified_shuffle_split().
 struct StratifiedSplitOptions {
   /// Default: the samples that are not for training; 0.1 without a train_size.

@@ -73,6 +73,7 @@ TEST(Guesses, ABracedListSplitsIntoNamedParts) {
   EXPECT_EQ(DataLoader(first, 4, true).size(), 2);
   const std::vector<double> lengths{0.5, 0.5};
   EXPECT_EQ(random_split(numbered(10), lengths).back().size(), 5);
+  EXPECT_EQ(random_split(numbered(10), std::vector{0.8, 0.2}, {.generator = generator}).front().size(), 8);
 }
 
 TEST(Guesses, OnlyABoolIsAShuffle) {
