@@ -353,6 +353,7 @@ TEST(Guesses, OrderOfDesignators) {
                                        .sampler = nullptr,
                                        .batch_sampler = nullptr,
                                        .num_workers = 2,
+                                       .collate_fn = nullptr,
                                        .pin_memory = true,
                                        .drop_last = true,
                                        .timeout = 30,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -41,8 +42,11 @@ struct WorkerInfo {
 std::optional<WorkerInfo> get_worker_info();
 
 /// PyTorch's `collate_fn`. Giving one does not compile: the dataset makes its batches, see SampleDataset.
+/// PyTorch's None is nullptr or std::nullopt.
 struct CollateFunction {
   CollateFunction() = default;
+  CollateFunction(std::nullptr_t) {}
+  CollateFunction(std::nullopt_t) {}
   template <typename Function>
   CollateFunction(const Function& /*function*/) {  // NOLINT: implicit by design
     static_assert(sizeof(Function) == 0,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,8 +30,11 @@
 namespace lockstep::models {
 
 /// torchvision's `weights`, which it downloads by name. Giving them does not compile: load_pretrained() takes a file.
+/// torchvision's None is std::nullopt or nullptr.
 struct PretrainedWeights {
   PretrainedWeights() = default;
+  PretrainedWeights(std::nullopt_t) {}
+  PretrainedWeights(std::nullptr_t) {}
   template <typename Weights>
   PretrainedWeights(const Weights& /*weights*/) {  // NOLINT: implicit by design
     static_assert(
