@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <source_location>
 #include <tuple>
@@ -135,7 +136,14 @@ std::int64_t size_of_dataset(const Dataset& dataset) {
   }
 }
 
-/// One sample of a dataset.
+/// The pointer that shares a dataset: to a const one, unless the dataset has only a get() that is not const.
+template <MapDataset Dataset>
+using SharedDataset = std::shared_ptr<
+    std::conditional_t<BatchDataset<Dataset> || requires(const Dataset& dataset, std::size_t index) {
+      dataset.get(index);
+    }, const Dataset, Dataset>>;
+
+/// One sample of a dataset, which is no const object unless its get() is const.
 template <SampleDataset Dataset>
 auto get_sample(const Dataset& dataset, std::size_t index) {
   if constexpr (requires { dataset.get(index); }) {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <source_location>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -150,8 +151,9 @@ class Subset {
          std::source_location where = std::source_location::current())
       : Subset(std::move(dataset),
                at::tensor(std::vector<std::int64_t>(indices.begin(), indices.end()), at::kLong), where) {}
-  /// A subset that shares the dataset with others.
-  Subset(std::shared_ptr<const Dataset> dataset, at::Tensor indices,
+  /// A subset that shares the dataset with others. A dataset whose get() is not const takes a
+  /// std::shared_ptr<Dataset>, others take a std::shared_ptr<const Dataset> too.
+  Subset(SharedDataset<Dataset> dataset, at::Tensor indices,
          std::source_location where = std::source_location::current())
       : dataset_(std::move(dataset)), indices_(std::move(indices)) {
     check_indices(indices_, size_of_dataset(*dataset_), where);
@@ -188,6 +190,10 @@ class Subset {
   std::shared_ptr<const Dataset> dataset_;
   at::Tensor indices_;
 };
+
+template <typename Dataset>
+  requires MapDataset<std::remove_const_t<Dataset>>
+Subset(std::shared_ptr<Dataset>, at::Tensor) -> Subset<std::remove_const_t<Dataset>>;
 
 /// A number of samples (an integer) or a fraction of them (a floating-point number).
 struct SplitSize {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -117,6 +118,10 @@ TEST(Guesses, ASplitOfADatasetWithGet) {
   }
   EXPECT_TRUE(at::equal(std::get<0>(at::cat(targets).sort()), at::arange(10).mul(10)));
   EXPECT_EQ(val[0].target.item<std::int64_t>(), 10 * val.indices()[0].item<std::int64_t>());
+  static_assert(!std::is_constructible_v<Subset<Tens>, std::shared_ptr<const Tens>, at::Tensor>);
+  EXPECT_EQ(Subset(std::make_shared<Tens>(), at::tensor({4}, at::kLong))[0].target.item<int>(), 40);
+  const auto constant = std::make_shared<const TensorDataset>(numbered(10));
+  EXPECT_EQ(Subset(constant, at::tensor({4}, at::kLong))[0].target.item<int>(), 40);
   const Subset subset(Tens(), std::vector<int>{7, 2});
   EXPECT_THAT(error_of([&] { subset.get_batch(at::empty({0}, at::kLong)); }), HasSubstr("there is no index"));
   const ConcatDataset both({Tens(), Tens()});
