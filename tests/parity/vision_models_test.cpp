@@ -19,14 +19,16 @@ const std::vector<ModelCase> kVisionCases{
     {"bottleneck",
      [] {
        return subject_of(ResNet(ResNetBlock::bottleneck, std::array{1L, 2L, 1L, 1L},
-                                ResNetOptions{.num_classes = 10,
+                                ResNetOptions{.weights = std::nullopt,
+                                              .num_classes = 10,
                                               .zero_init_residual = true,
                                               .replace_stride_with_dilation = {false, true, true}}));
      }},
     {"basic",
      [] {
-       return subject_of(ResNet(ResNetBlock::basic, std::array{2L, 1L, 1L, 1L},
-                                ResNetOptions{.num_classes = 3, .zero_init_residual = true}));
+       return subject_of(
+           ResNet(ResNetBlock::basic, std::array{2L, 1L, 1L, 1L},
+                  ResNetOptions{.weights = nullptr, .num_classes = 3, .zero_init_residual = true}));
      }},
     {"resnext",
      [] {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -88,6 +90,10 @@ class RandomCrop {
  public:
   /// One number is both edges.
   explicit RandomCrop(Size size, const RandomCropOptions& options = {});
+  /// `RandomCrop({224, 160})`: an array, so that the list is not a crop of 224 with a padding of 160.
+  template <std::size_t edges>
+  explicit RandomCrop(const std::int64_t (&size)[edges], const RandomCropOptions& options = {})  // NOLINT
+      : RandomCrop(Size(std::vector<std::int64_t>(size, size + edges)), options) {}
   template <std::integral Number>
     requires(!std::same_as<Number, bool>)
   RandomCrop(Size size, Number padding)

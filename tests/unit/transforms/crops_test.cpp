@@ -39,6 +39,7 @@ TEST(RandomCrop, TellsItsBox) {
 TEST(RandomCrop, ABoolIsNotAPadding) {
   static_assert(std::is_constructible_v<RandomCrop, int, int>);
   static_assert(!std::is_constructible_v<RandomCrop, int, bool>);
+  EXPECT_NE(RandomCrop({32, 4}).to_string(), RandomCrop(32, 4).to_string());
   EXPECT_EQ(RandomCrop(32, 4).to_string(), RandomCrop(32, {.padding = 4}).to_string());
 }
 
