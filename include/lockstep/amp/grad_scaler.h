@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <source_location>
@@ -56,6 +57,7 @@ class GradScaler {
   explicit GradScaler(const GradScalerOptions& options,
                       std::source_location where = std::source_location::current())
       : GradScaler(c10::kCUDA, options, where) {}
+  explicit GradScaler(std::same_as<bool> auto) = delete;  // write GradScaler({.enabled = enabled})
 
   /// Returns `outputs` times the factor, or `outputs` when disabled.
   at::Tensor scale(const at::Tensor& outputs);

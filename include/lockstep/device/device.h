@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
+#include <cstdint>
 #include <optional>
 #include <source_location>
 #include <string>
@@ -24,7 +26,13 @@ class DeviceId {
   DeviceId(c10::Device device) : device_(device) {}
   DeviceId(c10::DeviceType type) : device_(type) {}
   /// Throws ArgumentError unless `cuda_index` is between 0 and 127.
-  DeviceId(int cuda_index, std::source_location where = std::source_location::current());
+  template <std::integral Index>
+    requires(!std::same_as<Index, bool>)
+  DeviceId(Index cuda_index, std::source_location where = std::source_location::current())
+      : DeviceId(cuda_device(static_cast<std::int64_t>(cuda_index), where)) {}
+  template <typename Other>
+    requires std::same_as<Other, bool> || std::floating_point<Other>
+  DeviceId(Other) = delete;  // a device is an integer, a name such as "cuda", or a c10::Device
   /// Throws ArgumentError for a name that no device has.
   DeviceId(const std::string& name, std::source_location where = std::source_location::current());
   DeviceId(const char* name, std::source_location where = std::source_location::current())
@@ -33,6 +41,8 @@ class DeviceId {
   operator c10::Device() const { return device_; }
 
  private:
+  static c10::Device cuda_device(std::int64_t index, std::source_location where);
+
   c10::Device device_;
 };
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <algorithm>
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
@@ -44,11 +43,10 @@ std::string usable_devices(c10::DeviceType type, int count) {
 
 }  // namespace
 
-DeviceId::DeviceId(int cuda_index, std::source_location where)
-    : device_(c10::kCUDA, static_cast<c10::DeviceIndex>(std::clamp(cuda_index, 0, 127))) {
-  if (cuda_index == device_.index()) return;
+c10::Device DeviceId::cuda_device(std::int64_t index, std::source_location where) {
+  if (index >= 0 && index <= 127) return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
   const CallerPlace place(where);
-  throw_error<ArgumentError>("device_ids: {} is not the index of a CUDA device; it is 0 to 127", cuda_index);
+  throw_error<ArgumentError>("device_ids: {} is not the index of a CUDA device; it is 0 to 127", index);
 }
 
 DeviceId::DeviceId(const std::string& name, std::source_location where) : device_(c10::kCPU) {

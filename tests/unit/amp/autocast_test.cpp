@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <concepts>
 #include <thread>
 
 #include <ATen/autocast_mode.h>
@@ -17,12 +18,18 @@ using ::testing::ThrowsMessage;
 
 at::ScalarType type_of_product() { return torch::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type(); }
 
+static_assert(!std::constructible_from<Autocast, bool>, "autocast(false) would be cuda:0");
+
 TEST(Autocast, ComputesInTheRequestedType) {
   EXPECT_EQ(type_of_product(), torch::kFloat);
   {
     const Autocast autocast(torch::kCPU);
     EXPECT_TRUE(autocast.is_enabled());
     EXPECT_EQ(type_of_product(), torch::kBFloat16) << "the CPU's default";
+  }
+  {
+    const Autocast autocast(torch::kCPU, {});
+    EXPECT_EQ(type_of_product(), torch::kBFloat16);
   }
   {
     const Autocast autocast(torch::kCPU, {.dtype = torch::kHalf});
@@ -83,6 +90,11 @@ TEST(Autocast, StateIsPerThread) {
   at::ScalarType there = torch::kHalf;
   std::thread([&] { there = type_of_product(); }).join();
   EXPECT_EQ(there, torch::kFloat);
+}
+
+TEST(Autocast, RefusesIntegers) {
+  EXPECT_THAT([] { Autocast("cpu", torch::kByte); }, ThrowsMessage<ArgumentError>(HasSubstr("in Byte")));
+  EXPECT_FALSE(Autocast("cpu", torch::kByte, /*enabled=*/false).is_enabled());
 }
 
 TEST(Autocast, IsDisabledWithAWarningIfUnsupported) {

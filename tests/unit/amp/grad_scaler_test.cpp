@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <concepts>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -16,6 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 constexpr float kInf = std::numeric_limits<float>::infinity();
+static_assert(!std::constructible_from<GradScaler, bool>, "GradScaler(false) would be enabled for cuda:0");
 
 // Counts what the scaler lets through.
 class CountingSGD : public torch::optim::SGD {
