@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -106,9 +107,10 @@ struct StepLROptions {
 struct StepLR : LRScheduler {
   StepLR(torch::optim::Optimizer& optimizer, const StepLROptions& options,
          std::source_location where = std::source_location::current());
-  StepLR(torch::optim::Optimizer& optimizer, std::int64_t step_size, double gamma = 0.1,
+  template <std::integral Count>  // so that `{}` is the options, here and below
+  StepLR(torch::optim::Optimizer& optimizer, Count step_size, double gamma = 0.1,
          std::source_location where = std::source_location::current())
-      : StepLR(optimizer, {.step_size = step_size, .gamma = gamma}, where) {}
+      : StepLR(optimizer, StepLROptions{static_cast<std::int64_t>(step_size), gamma}, where) {}
 };
 
 /// Arguments of MultiStepLR by name.
@@ -135,12 +137,12 @@ struct ConstantLROptions {
 
 /// Multiplies the rate by `factor`, from 0 to 1, until epoch `total_iters`. PyTorch: `ConstantLR`.
 struct ConstantLR : LRScheduler {
-  ConstantLR(torch::optim::Optimizer& optimizer, const ConstantLROptions& options,
-             std::source_location where = std::source_location::current());
-  explicit ConstantLR(torch::optim::Optimizer& optimizer, double factor = 1.0 / 3,
-                      std::int64_t total_iters = 5,
-                      std::source_location where = std::source_location::current())
-      : ConstantLR(optimizer, {.factor = factor, .total_iters = total_iters}, where) {}
+  explicit ConstantLR(torch::optim::Optimizer& optimizer, const ConstantLROptions& options = {},
+                      std::source_location where = std::source_location::current());
+  template <std::convertible_to<double> Number>
+  ConstantLR(torch::optim::Optimizer& optimizer, Number factor, std::int64_t total_iters = 5,
+             std::source_location where = std::source_location::current())
+      : ConstantLR(optimizer, ConstantLROptions{static_cast<double>(factor), total_iters}, where) {}
 };
 
 /// Arguments of LinearLR by name.
@@ -153,41 +155,44 @@ struct LinearLROptions {
 /// Multiplies the rate by a factor that goes from `start_factor`, above 0, to `end_factor` in `total_iters`
 /// epochs. In a SequentialLR it is the linear warm-up. PyTorch: `LinearLR`.
 struct LinearLR : LRScheduler {
-  LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& options,
-           std::source_location where = std::source_location::current());
-  explicit LinearLR(torch::optim::Optimizer& optimizer, double start_factor = 1.0 / 3,
-                    double end_factor = 1.0, std::int64_t total_iters = 5,
-                    std::source_location where = std::source_location::current())
-      : LinearLR(optimizer, LinearLROptions{start_factor, end_factor, total_iters}, where) {}
+  explicit LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& options = {},
+                    std::source_location where = std::source_location::current());
+  template <std::convertible_to<double> Number>
+  LinearLR(torch::optim::Optimizer& optimizer, Number start_factor, double end_factor = 1.0,
+           std::int64_t total_iters = 5, std::source_location where = std::source_location::current())
+      : LinearLR(optimizer, LinearLROptions{static_cast<double>(start_factor), end_factor, total_iters},
+                 where) {}
 };
 
 /// Arguments of ExponentialLR by name.
 struct ExponentialLROptions {
-  double gamma;  ///< the factor
+  double gamma;  ///< the factor, above 0
 };
 
-/// Multiplies the rate by `gamma` every epoch. PyTorch: `ExponentialLR`.
+/// Multiplies the rate by `gamma`, above 0, every epoch. PyTorch: `ExponentialLR`.
 struct ExponentialLR : LRScheduler {
   ExponentialLR(torch::optim::Optimizer& optimizer, const ExponentialLROptions& options,
                 std::source_location where = std::source_location::current());
-  ExponentialLR(torch::optim::Optimizer& optimizer, double gamma,
+  template <std::convertible_to<double> Number>
+  ExponentialLR(torch::optim::Optimizer& optimizer, Number gamma,
                 std::source_location where = std::source_location::current())
-      : ExponentialLR(optimizer, ExponentialLROptions{gamma}, where) {}
+      : ExponentialLR(optimizer, ExponentialLROptions{static_cast<double>(gamma)}, where) {}
 };
 
 /// Arguments of PolynomialLR by name.
 struct PolynomialLROptions {
-  std::int64_t total_iters = 5;  ///< epochs until the rate is 0
+  std::int64_t total_iters = 5;  ///< epochs until the rate is 0; at least 1
   double power = 1.0;            ///< the degree of the polynomial
 };
 
 /// Lowers the rate to 0 in `total_iters` epochs, as a polynomial of degree `power`. PyTorch: `PolynomialLR`.
 struct PolynomialLR : LRScheduler {
-  PolynomialLR(torch::optim::Optimizer& optimizer, const PolynomialLROptions& options,
-               std::source_location where = std::source_location::current());
-  explicit PolynomialLR(torch::optim::Optimizer& optimizer, std::int64_t total_iters = 5, double power = 1.0,
-                        std::source_location where = std::source_location::current())
-      : PolynomialLR(optimizer, {.total_iters = total_iters, .power = power}, where) {}
+  explicit PolynomialLR(torch::optim::Optimizer& optimizer, const PolynomialLROptions& options = {},
+                        std::source_location where = std::source_location::current());
+  template <std::integral Count>
+  PolynomialLR(torch::optim::Optimizer& optimizer, Count total_iters, double power = 1.0,
+               std::source_location where = std::source_location::current())
+      : PolynomialLR(optimizer, PolynomialLROptions{static_cast<std::int64_t>(total_iters), power}, where) {}
 };
 
 /// Arguments of CosineAnnealingLR by name.
@@ -200,9 +205,11 @@ struct CosineAnnealingLROptions {
 struct CosineAnnealingLR : LRScheduler {
   CosineAnnealingLR(torch::optim::Optimizer& optimizer, const CosineAnnealingLROptions& options,
                     std::source_location where = std::source_location::current());
-  CosineAnnealingLR(torch::optim::Optimizer& optimizer, std::int64_t T_max, double eta_min = 0.0,
+  template <std::integral Count>
+  CosineAnnealingLR(torch::optim::Optimizer& optimizer, Count T_max, double eta_min = 0.0,
                     std::source_location where = std::source_location::current())
-      : CosineAnnealingLR(optimizer, {.T_max = T_max, .eta_min = eta_min}, where) {}
+      : CosineAnnealingLR(optimizer, CosineAnnealingLROptions{static_cast<std::int64_t>(T_max), eta_min},
+                          where) {}
 };
 
 /// Arguments of CosineAnnealingWarmRestarts by name.
@@ -218,11 +225,13 @@ struct CosineAnnealingWarmRestarts : LRScheduler {
   CosineAnnealingWarmRestarts(torch::optim::Optimizer& optimizer,
                               const CosineAnnealingWarmRestartsOptions& options,
                               std::source_location where = std::source_location::current());
-  CosineAnnealingWarmRestarts(torch::optim::Optimizer& optimizer, std::int64_t T_0, std::int64_t T_mult = 1,
+  template <std::integral Count>
+  CosineAnnealingWarmRestarts(torch::optim::Optimizer& optimizer, Count T_0, std::int64_t T_mult = 1,
                               double eta_min = 0.0,
                               std::source_location where = std::source_location::current())
-      : CosineAnnealingWarmRestarts(optimizer, CosineAnnealingWarmRestartsOptions{T_0, T_mult, eta_min},
-                                    where) {}
+      : CosineAnnealingWarmRestarts(
+            optimizer, CosineAnnealingWarmRestartsOptions{static_cast<std::int64_t>(T_0), T_mult, eta_min},
+            where) {}
   using LRScheduler::step;
   /// Goes to an epoch or a fraction of one, such as `epoch + double(batch) / batches`. Throws ArgumentError
   /// below 0.

@@ -154,6 +154,9 @@ class ExponentialSchedule : public Schedule {
     fields("gamma", gamma_);
     Schedule::visit_fields(fields);
   }
+  std::string problem() const override {
+    return gamma_ > 0 ? "" : fmt::format("'gamma' is {}; give more than 0", gamma_);
+  }
 
  private:
   double gamma_;
@@ -178,6 +181,9 @@ class PolynomialSchedule : public Schedule {
     fields("total_iters", total_iters_);
     fields("power", power_);
     Schedule::visit_fields(fields);
+  }
+  std::string problem() const override {
+    return total_iters_ < 1 ? fmt::format("'total_iters' is {}; give at least 1", total_iters_) : "";
   }
 
  private:

@@ -166,6 +166,14 @@ Optimizer& optimizer_of(const std::vector<LRScheduler>& schedulers) {
   return Schedule::of(schedulers.front())->optimizer();
 }
 
+void require_optimizer(const std::vector<LRScheduler>& schedulers, const Optimizer& optimizer,
+                       std::source_location where) {
+  const CallerPlace place(where);
+  if (&optimizer_of(schedulers) == &optimizer) return;
+  throw_error<ArgumentError>(
+      "ChainedScheduler: the schedulers are of another optimizer; pass their optimizer");
+}
+
 }  // namespace
 
 LambdaLR::LambdaLR(Optimizer& optimizer, LrLambda lr_lambda, std::source_location where)
@@ -191,12 +199,7 @@ ChainedScheduler::ChainedScheduler(const std::vector<LRScheduler>& schedulers, s
           Schedule::begun<ChainedSchedule>(optimizer_of((CallerPlace(where), schedulers)), schedulers)) {}
 ChainedScheduler::ChainedScheduler(const std::vector<LRScheduler>& schedulers, Optimizer& optimizer,
                                    std::source_location where)
-    : ChainedScheduler(schedulers, where) {
-  if (&schedule_->optimizer() == &optimizer) return;
-  const CallerPlace place(where);
-  throw_error<ArgumentError>(
-      "ChainedScheduler: the schedulers are of another optimizer; pass their optimizer");
-}
+    : ChainedScheduler((require_optimizer(schedulers, optimizer, where), schedulers), where) {}
 
 namespace {
 

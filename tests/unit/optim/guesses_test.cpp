@@ -58,6 +58,11 @@ TEST(Guesses, SchedulersTakeArgumentsByPositionAndByName) {
                [](auto& o) { return CosineAnnealingLR(o, {.T_max = 4}); });
   expect_alike([](auto& o) { return CosineAnnealingWarmRestarts(o, 2, 2); },
                [](auto& o) { return CosineAnnealingWarmRestarts(o, {.T_0 = 2, .T_mult = 2}); });
+  expect_alike([](auto& o) { return ConstantLR(o); }, [](auto& o) { return ConstantLR(o, {}); });
+  expect_alike([](auto& o) { return LinearLR(o); }, [](auto& o) { return LinearLR(o, {}); });
+  expect_alike([](auto& o) { return PolynomialLR(o); }, [](auto& o) { return PolynomialLR(o, {}); });
+  expect_alike([](auto& o) { return ConstantLR(o, 1.0F / 4, 3); },
+               [](auto& o) { return ConstantLR(o, {.factor = 0.25, .total_iters = 3}); });
   expect_alike([](auto& o) { return OneCycleLR(o, 0.1, 8); },
                [](auto& o) { return OneCycleLR(o, {.max_lr = 0.1, .epochs = 2, .steps_per_epoch = 4}); });
   expect_alike([](auto& o) { return optim::swa_utils::SWALR(o, 0.05); },

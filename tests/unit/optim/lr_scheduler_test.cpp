@@ -132,6 +132,11 @@ TEST(LRSchedulers, RefuseInvalidArguments) {
   };
   refuses([&] { optim::StepLR(optimizer, 0); }, "StepLR: 'step_size' is 0");
   refuses([&] { optim::ConstantLR(optimizer, 1.5); }, "'factor' is 1.5");
+  refuses([&] { optim::ConstantLR(optimizer, 0, 1).step(); }, "becomes nan at epoch 1");  // as in PyTorch
+  optimizer.param_groups()[0].options().set_lr(0.5);
+  refuses([&] { optim::ExponentialLR(optimizer, {}); }, "'gamma' is 0");
+  refuses([&] { optim::ExponentialLR(optimizer, -0.5); }, "'gamma' is -0.5");
+  refuses([&] { optim::PolynomialLR(optimizer, 0); }, "'total_iters' is 0");
   refuses([&] { optim::LinearLR(optimizer, 0); }, "'start_factor' is 0");
   refuses([&] { optim::LinearLR(optimizer, 1, -1); }, "'end_factor' is -1");
   refuses([&] { optim::CosineAnnealingLR(optimizer, 0); }, "'T_max' is 0");
@@ -154,6 +159,7 @@ TEST(LRSchedulers, RefuseInvalidArguments) {
       "index 1 is a ChainedScheduler");
   refuses([&] { optim::SequentialLR(plain, {one}, {}); }, "of another optimizer");
   refuses([&] { optim::ChainedScheduler({}); }, "at least one scheduler");
+  refuses([&] { optim::ChainedScheduler({}, plain); }, "at least one scheduler");
   refuses([&] { optim::scale_lr(0.1, 0); }, "world_size = 0");
   EXPECT_EQ(optim::scale_lr(0.1, 4), 0.4);
   EXPECT_EQ(optim::scale_lr(0.1, 4, "sqrt"), 0.2);
