@@ -281,8 +281,7 @@ const Scenario own_plan("pipelining own plan", [] {
   Fork fork;
   const auto x = torch::randn({3, 8}), target = torch::randn({3, 8});
   const auto plan = plan_from_csv("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n");
-  const auto stage =
-      context.rank() == 0 ? PipelineStage(fork, 0, 2, torch::kCPU) : PipelineStage(Join(), 1, 2);
+  const auto stage = context.rank() == 0 ? PipelineStage(fork, 0, 2, "cpu") : PipelineStage(Join(), 1, 2);
   PipelineSchedule schedule({stage}, plan, loss_of, {.chunk_dim = 1, .return_outputs = false});
   Tensors losses;
   EXPECT_TRUE(schedule.step({.args = {x}, .target = target, .losses = &losses}).empty());

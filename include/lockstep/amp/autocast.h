@@ -39,16 +39,16 @@ struct AutocastOptions {
 /// The state is per thread: destroy it in the thread that created it, and create one in each thread of
 /// spawn_threads(). DataParallel's replicas use the state of the thread that calls forward.
 ///
-/// Throws ArgumentError for a device type without autocast. As in PyTorch, logs a warning and leaves autocast
-/// disabled in two cases: CUDA if this process has no CUDA device, and dtypes other than bfloat16 and float16
-/// on other device types.
+/// Throws ArgumentError for a device type without autocast, and, if enabled, for a dtype that is not of floating
+/// point. As in PyTorch, logs a warning and leaves autocast disabled in two cases: CUDA if this process has no
+/// CUDA device, and dtypes other than bfloat16 and float16 on other device types.
 class [[nodiscard]] Autocast {
  public:
   /// Uses the type of `device`; its index is ignored.
   explicit Autocast(DeviceId device, const AutocastOptions& options = {});
   /// PyTorch's arguments by position: `autocast("cuda", torch::kBFloat16)`.
-  Autocast(DeviceId device, at::ScalarType dtype, bool enabled = true,
-           std::optional<bool> cache_enabled = std::nullopt)
+  Autocast(DeviceId device, std::same_as<at::ScalarType> auto dtype, bool enabled = true,
+           std::optional<bool> cache_enabled = std::nullopt)  // auto, so that `{}` is the options
       : Autocast(device, {.dtype = dtype, .enabled = enabled, .cache_enabled = cache_enabled}) {}
   explicit Autocast(std::same_as<bool> auto) = delete;  // write Autocast(device, {.enabled = enabled})
   ~Autocast();

@@ -295,9 +295,3 @@ using lockstep::PowerSGD, lockstep::PowerSGDOptions;
 }  // namespace algorithms::ddp_comm_hooks::powerSGD_hook
 
 }  // namespace lockstep
-
-/// The names of `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
-namespace lockstep::algorithms::ddp_comm_hooks::default_hooks {
-using lockstep::allreduce_hook, lockstep::bf16_compress_hook, lockstep::bf16_compress_wrapper,
-    lockstep::fp16_compress_hook, lockstep::fp16_compress_wrapper;
-}  // namespace lockstep::algorithms::ddp_comm_hooks::default_hooks

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <source_location>
@@ -50,6 +51,26 @@ namespace ddp {
 class DdpState;
 }
 
+namespace ddp::detail {
+// Whether copies of a state refer to the same one.
+template <typename State>
+inline constexpr bool kRefers = std::is_pointer_v<State>;
+template <typename State>
+inline constexpr bool kRefers<std::shared_ptr<State>> = true;
+template <typename State>
+inline constexpr bool kRefers<std::reference_wrapper<State>> = true;
+template <typename State>
+inline constexpr bool kIsShared = kRefers<std::remove_cvref_t<State>>;
+
+// A communication hook that takes `State`.
+template <typename Hook, typename State>
+concept Takes = std::is_invocable_r_v<BucketWork, Hook&, State, GradBucket&>;
+// The same, or one that takes a reference to what the pointer `State` points to.
+template <typename Hook, typename State>
+concept HookOf = Takes<Hook, std::remove_cvref_t<State>&> ||
+                 (kIsShared<State> && Takes<Hook, decltype(*std::declval<std::remove_cvref_t<State>&>())>);
+}  // namespace ddp::detail
+
 /// While it lives, gradients accumulate on this rank only: the backward passes of forwards made in its scope
 /// are not reduced. The first backward after it reduces the sum. Guards nest. PyTorch:
 /// `DistributedDataParallel.no_sync()`.
@@ -92,15 +113,31 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
                           std::source_location where = std::source_location::current()) {
     register_comm_hook(std::move(hook), where);
   }
-  /// The same with a state, which `hook(state, bucket)` takes by reference. Pass a pointer to share it.
+  /// The same with the caller's state: `register_comm_hook(&state, hook)`, or with a shared_ptr. The hook is
+  /// called with it as it was passed, or as a `State&`. A temporary state is the hook's own. What a pointer
+  /// points to must outlive this module.
   template <typename State, typename Hook>
-    requires std::is_invocable_r_v<BucketWork, Hook&, State&, GradBucket&>
-  void register_comm_hook(State state, Hook hook,
+    requires ddp::detail::HookOf<Hook, State> &&
+             (!std::is_lvalue_reference_v<State> || ddp::detail::kIsShared<State>)
+  void register_comm_hook(State&& state, Hook hook,
                           std::source_location where = std::source_location::current()) {
-    register_comm_hook([state = std::move(state),
-                        hook = std::move(hook)](GradBucket& bucket) mutable { return hook(state, bucket); },
-                       where);
+    using Kept = std::remove_cvref_t<State>;
+    register_comm_hook(
+        [kept = Kept(std::forward<State>(state)),
+         hook = std::move(hook)](GradBucket& bucket) mutable -> BucketWork {
+          if constexpr (ddp::detail::Takes<Hook, Kept&>) {
+            return std::invoke(hook, kept, bucket);
+          } else {
+            return std::invoke(hook, *kept, bucket);
+          }
+        },
+        where);
   }
+  template <typename State, typename Hook>
+    requires ddp::detail::HookOf<Hook, State> && (!ddp::detail::kIsShared<State>)
+  void register_comm_hook(State& state, Hook hook,
+                          std::source_location where = std::source_location::current()) =
+      delete;  // pass &state: the hook would change a copy
 
   /// The state dict of this module: names begin with "module.". PyTorch: `Module.state_dict`.
   Dict state_dict() const { return lockstep::state_dict(*this); }

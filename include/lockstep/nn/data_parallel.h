@@ -254,9 +254,13 @@ class DataParallel : public torch::nn::ModuleHolder<DataParallelImpl<typename nn
 
 }  // namespace lockstep
 
+// LibTorch's header of these names needs the CUDA toolkit, so a program that uses them includes it.
+namespace torch::nn::parallel {}
+
 namespace lockstep::nn {
 using lockstep::DataParallel;
 namespace parallel {
+using namespace torch::nn::parallel;
 using lockstep::DataParallel;
-}
+}  // namespace parallel
 }  // namespace lockstep::nn

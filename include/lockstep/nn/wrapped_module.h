@@ -14,7 +14,8 @@
 // Shared by what wraps or distributes a module: the module inside, the times of a step, clipping.
 namespace lockstep::nn {
 
-// In a program with `using namespace lockstep`, `nn::Linear` is LibTorch's.
+// In a program with `using namespace lockstep`, `nn::Linear` is LibTorch's. With `using namespace torch` beside it,
+// `nn` is ambiguous: write `torch::nn::Linear`, or `namespace nn = lockstep::nn;`.
 using namespace torch::nn;
 
 /// The module type and pointer behind a TORCH_MODULE holder, a shared_ptr of a module, or a module that a

@@ -19,6 +19,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/comm/process_group.h>
+#include <lockstep/device/device.h>
 #include <lockstep/device/pytree.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/nn/wrapped_module.h>
@@ -67,7 +68,7 @@ class PipelineStage {
       : PipelineStage(pointer_of(submodule), forward_of(submodule), stage_index, num_stages, options) {}
   /// With PyTorch's fourth argument, which replaces PipelineStageOptions::device.
   template <typename Module>
-  PipelineStage(const Module& submodule, int stage_index, int num_stages, at::Device device,
+  PipelineStage(const Module& submodule, int stage_index, int num_stages, DeviceId device,
                 const PipelineStageOptions& options = {})
       : PipelineStage(submodule, stage_index, num_stages, with_device(options, device)) {}
 

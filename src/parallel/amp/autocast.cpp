@@ -29,6 +29,8 @@ std::string obstacle(c10::DeviceType type, at::ScalarType dtype) {
 }
 
 bool allowed(c10::DeviceType type, at::ScalarType dtype) {
+  if (!at::isFloatingType(dtype))
+    throw_error<ArgumentError>("Autocast: cannot compute in {}; give BFloat16 or Half", c10::toString(dtype));
   const auto text = obstacle(type, dtype);
   if (!text.empty()) log(LogLevel::warning, text);
   return text.empty();

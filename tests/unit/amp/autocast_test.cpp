@@ -28,6 +28,10 @@ TEST(Autocast, ComputesInTheRequestedType) {
     EXPECT_EQ(type_of_product(), torch::kBFloat16) << "the CPU's default";
   }
   {
+    const Autocast autocast(torch::kCPU, {});
+    EXPECT_EQ(type_of_product(), torch::kBFloat16);
+  }
+  {
     const Autocast autocast(torch::kCPU, {.dtype = torch::kHalf});
     EXPECT_EQ(autocast.dtype(), torch::kHalf);
     EXPECT_EQ(type_of_product(), torch::kHalf);
@@ -86,6 +90,11 @@ TEST(Autocast, StateIsPerThread) {
   at::ScalarType there = torch::kHalf;
   std::thread([&] { there = type_of_product(); }).join();
   EXPECT_EQ(there, torch::kFloat);
+}
+
+TEST(Autocast, RefusesIntegers) {
+  EXPECT_THAT([] { Autocast("cpu", torch::kByte); }, ThrowsMessage<ArgumentError>(HasSubstr("in Byte")));
+  EXPECT_FALSE(Autocast("cpu", torch::kByte, /*enabled=*/false).is_enabled());
 }
 
 TEST(Autocast, IsDisabledWithAWarningIfUnsupported) {

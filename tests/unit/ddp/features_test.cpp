@@ -136,6 +136,44 @@ TEST(CommHook, TakesAState) {
   EXPECT_EQ(*calls, 1);
 }
 
+struct CountingState {
+  int calls = 0;
+  BucketWork reduce(GradBucket& bucket) {
+    ++calls;
+    return allreduce_hook(bucket);
+  }
+};
+
+BucketWork counting_hook(CountingState& state, GradBucket& bucket) { return state.reduce(bucket); }
+
+template <typename State>
+concept Registers = requires(DistributedDataParallelModule& ddp, State&& state) {
+  ddp.register_comm_hook(std::forward<State>(state), counting_hook);
+};
+static_assert(!Registers<CountingState&>, "a hook would change a copy");
+static_assert(Registers<CountingState> && Registers<CountingState*> && Registers<CountingState* const&>);
+static_assert(Registers<const std::shared_ptr<CountingState>&> && !Registers<const CountingState*>);
+static_assert(Registers<std::reference_wrapper<CountingState>&>);
+
+TEST(CommHook, ChangesTheCallersState) {
+  const testing::FakeGroup fake(2);
+  CountingState state;
+  const auto shared = std::make_shared<CountingState>();
+  const auto run = [&](const auto&... arguments) {
+    DistributedDataParallel ddp(torch::nn::Linear(4, 1), {.process_group = fake.group});
+    ddp->register_comm_hook(arguments...);
+    ddp->forward(torch::ones({1, 4})).sum().backward();
+  };
+  run(&state, counting_hook);
+  run(&state, &CountingState::reduce);
+  run(std::ref(state), counting_hook);
+  EXPECT_EQ(state.calls, 3);
+  run(shared, counting_hook);
+  run(shared,
+      [](const std::shared_ptr<CountingState>& each, GradBucket& bucket) { return each->reduce(bucket); });
+  EXPECT_EQ(shared->calls, 2);
+}
+
 TEST(CommHook, CopiesOfItsResultShareTheSteps) {
   const testing::FakeGroup fake(2);
   const auto sum = torch::ones({3});

@@ -4,12 +4,17 @@
 #include <mutex>
 #include <set>
 #include <thread>
+#include <type_traits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <lockstep/distributed.h>
+
+namespace torch::nn::parallel {
+struct NameOfLibTorch {};
+}  // namespace torch::nn::parallel
 
 namespace lockstep {
 namespace {
@@ -471,6 +476,7 @@ TEST(DataParallel, AnIntegerIsACudaDevice) {
   EXPECT_EQ(c10::Device(DeviceId(c10::Device("cpu"))), c10::Device(c10::kCPU));
 }
 
+static_assert(std::is_same_v<nn::parallel::NameOfLibTorch, torch::nn::parallel::NameOfLibTorch>);
 static_assert(std::convertible_to<std::int64_t, DeviceId> && std::convertible_to<c10::DeviceIndex, DeviceId>);
 static_assert(!std::convertible_to<bool, DeviceId> && !std::constructible_from<DeviceId, bool>);
 static_assert(!std::convertible_to<double, DeviceId> && !std::constructible_from<DeviceId, float>);
