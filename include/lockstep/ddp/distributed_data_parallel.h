@@ -114,8 +114,8 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
     register_comm_hook(std::move(hook), where);
   }
   /// The same with the caller's state: `register_comm_hook(&state, hook)`, or with a shared_ptr. The hook is
-  /// called with it as it was passed, or as a `State&`. A temporary state is the hook's own. What a pointer
-  /// points to must outlive this module.
+  /// called with it as it was passed, or as a `State&`. A temporary state is the hook's own. The object
+  /// of a pointer must outlive this module.
   template <typename State, typename Hook>
     requires ddp::detail::HookOf<Hook, State> &&
              (!std::is_lvalue_reference_v<State> || ddp::detail::kIsShared<State>)
@@ -135,9 +135,7 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   }
   template <typename State, typename Hook>
     requires ddp::detail::HookOf<Hook, State> && (!ddp::detail::kIsShared<State>)
-  void register_comm_hook(State& state, Hook hook,
-                          std::source_location where = std::source_location::current()) =
-      delete;  // pass &state: the hook would change a copy
+  void register_comm_hook(State&, Hook, auto...) = delete;  // pass &state; the hook would change a copy
 
   /// The state dict of this module: names begin with "module.". PyTorch: `Module.state_dict`.
   Dict state_dict() const { return lockstep::state_dict(*this); }
