@@ -13,7 +13,8 @@
 //   trainer-fsdp    the same with shards of the parameters
 //   zero            a ZeroRedundancyOptimizer
 //   fsdp            the ranks have shards of the parameters
-//   fsdp-backward   the same; rank 1 kills itself in backward of step 5 at its first start
+//   fsdp-backward   the same; rank 1 kills itself in backward of step 5 at its first start, and rank 2 freezes after
+//                   the recovery
 //   gloo, group, zero-shared, sharded, number, unknown, twice   something that elastic::run() refuses
 #include <atomic>
 #include <chrono>
@@ -147,7 +148,7 @@ void work_until(const std::filesystem::path& file) {
 
 // Shards of the parameters and of what AdamW keeps for them; the statistics of BatchNorm1d differ between ranks.
 void train_sharded(std::int64_t steps, const std::filesystem::path& folder, const lockstep::Context& context,
-                   bool dies_in_backward) {
+                   bool fails) {
   torch::manual_seed(7);
   auto net = make_net();
   const lockstep::FullyShardOptions options{.share_memory = false};
@@ -167,15 +168,17 @@ void train_sharded(std::int64_t steps, const std::filesystem::path& folder, cons
   std::int64_t step = 0;
   std::int64_t epoch = 0;
   lockstep::TrainingState state;
-  if (dies_in_backward) {
+  if (fails) {
     state.add("model", net);
   } else {
     state.add("model", sharded);
   }
   state.add("optimizer", optimizer).add("loader", loader);
   state.add("step", step).add("epoch", epoch).add_generator();
+  int begins = 0;
   lockstep::elastic::run(state, [&](const lockstep::Context& of_run) {
     std::cout << "pid " << ::getpid() << " of " << of_run.rank() << " at step " << step << std::endl;
+    if (fails && of_run.rank() == 2 && ++begins == 2) loop_without_end();
     for (const auto& shard : sharded.parameters())
       if (shard.grad().defined()) throw std::runtime_error("a failed step has left a gradient");
     if (sharded.stats().steps != 0) throw std::runtime_error("fully_shard() has not begun anew");
@@ -184,10 +187,11 @@ void train_sharded(std::int64_t steps, const std::filesystem::path& folder, cons
       bool accumulates = true;
       for (const auto& [inputs, targets] : loader) {
         sharded.set_requires_gradient_sync(!accumulates);
+        if (step == 4) sharded.set_reshard_after_forward(false);  // until a recovery
         auto outputs = inputs;
         for (auto layer = net->begin(); layer != net->end(); ++layer) {
           outputs = layer->forward(outputs);
-          if (!dies_in_backward || step != 5 || accumulates || layer - net->begin() != 3) continue;
+          if (!fails || of_run.rank() != 1 || step != 5 || accumulates || layer - net->begin() != 3) continue;
           outputs.register_hook([](const at::Tensor& gradient) {
             ::raise(SIGKILL);  // when the gradients of layer 4 are being reduced
             return gradient;
@@ -225,8 +229,7 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
     if (mode == wanted && context.rank() == 1 && is_first) std::_Exit(3);
   };
   if (mode.starts_with("fsdp")) {
-    const bool dies = mode == "fsdp-backward" && context.rank() == 1 && is_first;
-    return train_sharded(steps, folder, context, dies);
+    return train_sharded(steps, folder, context, mode == "fsdp-backward" && is_first);
   }
   torch::manual_seed(7);
   auto net = make_net();

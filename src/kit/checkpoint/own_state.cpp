@@ -53,9 +53,16 @@ void restore_own_state(torch::nn::Module& module, const Dict& saved) {
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : modules::own_tensors(module)) {
     const auto* const value = saved.find(name);
-    if (value == nullptr || value->as_tensor().sizes() != tensor.sizes())
-      throw_error<CheckpointError>("it has no tensor '{}' of this rank's shape", name);
-    tensor.copy_(value->as_tensor());
+    if (value == nullptr) throw_error<CheckpointError>("it has no tensor '{}'", name);
+    const auto& saved_tensor = value->as_tensor();
+    if (saved_tensor.sizes() != tensor.sizes() || saved_tensor.scalar_type() != tensor.scalar_type()) {
+      throw_error<CheckpointError>(
+          "its tensor '{}' is {} of shape [{}], but this rank's is {} of shape [{}]; the program before "
+          "elastic::run() has to make the same module at each start",
+          name, c10::toString(saved_tensor.scalar_type()), fmt::join(saved_tensor.sizes(), ", "),
+          c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
+    }
+    tensor.copy_(saved_tensor);
   }
 }
 

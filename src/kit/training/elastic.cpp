@@ -14,6 +14,7 @@
 #include <lockstep/training/elastic.h>
 
 #include "base/caller_place.h"
+#include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "checkpoint/commit_memory.h"
@@ -122,6 +123,8 @@ class Execution final : public checkpointing::Committer {
 
   void recover() {
     const comm::CallSite site("recovery of an elastic run");
+    // The failed step may have ended in a wait for reductions.
+    if (auto* const progress = progress_of_trainer()) enter_phase(*progress, Phase::other);
     elastic_.form_again();
     const auto formed = Clock::now();
     for (auto* module : Access::modules(state_)) nn::rejoin(*module);
@@ -216,6 +219,7 @@ void run(TrainingState& state, const std::function<void(const Context&)>& body, 
   auto* const elastic = current.elastic();
   if (elastic == nullptr) return body(current.context());
   check(state, current, *elastic);
+  for (const auto& owner : modules::living_owners()) owner->keep_settings();
   Execution execution(state, current, *elastic);
   Access::set_committer(state, &execution);
   const auto end = c10::make_scope_exit([&] { Access::set_committer(state, nullptr); });

@@ -61,6 +61,7 @@ class GradientReduction {
   void note_gradients();
 
   void set_requires_sync(bool requires_sync);
+  bool requires_sync() const { return requires_sync_; }
   bool requires_all_reduce = true;      // over the replicas
   std::optional<double> divide_factor;  // none: the mean
 

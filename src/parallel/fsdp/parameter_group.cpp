@@ -60,8 +60,9 @@ class ParameterGuard final : public intercept::MemoryGuard, public modules::Rank
 
   at::Tensor part_of(const at::Tensor& parameter) const override {
     const auto& all = group_->parameters();
-    return std::ranges::find_if(all, [&](const auto& each) { return each.lock_whole().is_same(parameter); })
-        ->shard;
+    const auto found =
+        std::ranges::find_if(all, [&](const auto& each) { return each.lock_whole().is_same(parameter); });
+    return found == all.end() ? at::Tensor() : found->shard;
   }
   modules::RankPartOwner& owner() const override { return *group_->tree(); }
 
@@ -228,11 +229,29 @@ void ParameterGroup::require_can_rejoin() const {
                              line_prefix(options_.where), parameters_.front().name, why);
 }
 
+void ParameterGroup::keep_settings() {
+  kept_settings_ = Settings{.reshard_after_forward = options_.reshard_after_forward,
+                            .ranks_after_forward = options_.ranks_after_forward,
+                            .reshard_after_backward = reshard_after_backward,
+                            .prefetch = prefetch,
+                            .requires_sync = gradients_.requires_sync(),
+                            .requires_all_reduce = gradients_.requires_all_reduce,
+                            .divide_factor = gradients_.divide_factor};
+}
+
 void ParameterGroup::rejoin(StepCalls& calls) {
   stays_whole = false;
   traffic_ = {};
   gather_.forget_step(calls);
   gradients_.forget_step();
+  if (!kept_settings_) return;
+  options_.reshard_after_forward = kept_settings_->reshard_after_forward;
+  options_.ranks_after_forward = kept_settings_->ranks_after_forward;
+  reshard_after_backward = kept_settings_->reshard_after_backward;
+  prefetch = kept_settings_->prefetch;
+  gradients_.set_requires_sync(kept_settings_->requires_sync);
+  gradients_.requires_all_reduce = kept_settings_->requires_all_reduce;
+  gradients_.divide_factor = kept_settings_->divide_factor;
 }
 
 void ParameterGroup::follow_training() {

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,19 +80,34 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void end_backward(StepCalls& calls);
   // For Tree::require_can_rejoin().
   void require_can_rejoin() const;
+  // For Tree::keep_settings().
+  void keep_settings();
   // For Tree::rejoin(). Makes no call.
   void rejoin(StepCalls& calls);
   // The optimizer's shards require gradients where the module's parameters do.
   void follow_training();
 
+  using Prefetch = std::array<std::vector<std::weak_ptr<ParameterGroup>>, 2>;
+
   bool stays_whole = false;  // until the end of backward, because it has views without guards
   bool reshard_after_backward = true;
   // [pass]: what a use of this group prefetches. Empty: what the last step used next.
-  std::array<std::vector<std::weak_ptr<ParameterGroup>>, 2> prefetch;
+  Prefetch prefetch;
   // Those of the modules that have the parameters, the innermost first.
   std::vector<std::shared_ptr<ForwardPolicy>> forward_policies;
 
  private:
+  // What functions of FSDPModule set.
+  struct Settings {
+    std::optional<bool> reshard_after_forward;
+    int ranks_after_forward = 0;
+    bool reshard_after_backward = true;
+    Prefetch prefetch;
+    bool requires_sync = true;
+    bool requires_all_reduce = true;
+    std::optional<double> divide_factor;
+  };
+
   void add(const modules::NamedTensor& named);
   void check(const modules::NamedTensor& named) const;
   std::int64_t shard_dim(const modules::NamedTensor& named) const;
@@ -104,6 +120,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   TrafficCount traffic_;
   ShardGather gather_;
   GradientReduction gradients_;
+  std::optional<Settings> kept_settings_;
 };
 
 // The group of a module's parameter; nullptr if fully_shard() did not take it.

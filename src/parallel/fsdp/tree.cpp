@@ -260,6 +260,11 @@ void Tree::require_can_rejoin() const {
   for (const auto& group : living()) group->require_can_rejoin();
 }
 
+void Tree::keep_settings() {
+  const Lock lock(mutex_);
+  for (const auto& group : living()) group->keep_settings();
+}
+
 void Tree::rejoin() {
   const Lock lock(mutex_);
   throw_if_failed();

@@ -55,6 +55,7 @@ class Tree final : public std::enable_shared_from_this<Tree>, public modules::Ra
   // The groups of ranks have been formed again: drops what the last step has begun, gathered and learned. The shards
   // stay, without gradients. Makes no call, but all ranks do it in the same order.
   void rejoin() override;
+  void keep_settings() override;
   // Throws if a group cannot, or as check().
   void require_can_rejoin() const override;
 

@@ -6,6 +6,7 @@
 
 #include <lockstep/base/mutex.h>
 
+#include "base/throw_error.h"
 #include "intercept/storage_guard.h"
 
 namespace lockstep::modules {
@@ -52,8 +53,16 @@ bool has_rank_parts(const torch::nn::Module& module) {
 
 std::vector<NamedTensor> own_tensors(const torch::nn::Module& module) {
   auto all = distinct(module.named_parameters());
-  for (auto& [name, tensor] : all)
-    if (const auto* const part = rank_part_of(tensor)) tensor = part->part_of(tensor);
+  for (auto& [name, tensor] : all) {
+    const auto* const part = rank_part_of(tensor);
+    if (part == nullptr) continue;
+    tensor = part->part_of(tensor);
+    if (tensor.defined()) continue;
+    throw_error<ArgumentError>(
+        "parameter {} is another tensor with the memory of a sharded parameter, so the rank has no part of it; "
+        "register the sharded parameter itself, for example by assigning it: a->weight = b->weight",
+        name);
+  }
   for (auto& buffer : distinct(module.named_buffers())) all.push_back(std::move(buffer));
   return all;
 }

@@ -16,6 +16,8 @@ class RankPartOwner {
   virtual ~RankPartOwner() = default;
   // As nn::WrapperModule's. The parts keep their memory, and have no gradients afterwards.
   virtual void require_can_rejoin() const = 0;
+  // rejoin() returns to the settings of now, which a replacement has at this place.
+  virtual void keep_settings() = 0;
   // Makes no call.
   virtual void rejoin() = 0;
 };
@@ -30,7 +32,7 @@ std::vector<std::shared_ptr<RankPartOwner>> living_owners();
 class RankPart {
  public:
   virtual ~RankPart() = default;
-  // The part of this rank, which optimizers step.
+  // The part of this rank, which optimizers step. Undefined: the tensor only shares the parameter's storage.
   virtual at::Tensor part_of(const at::Tensor& parameter) const = 0;
   virtual RankPartOwner& owner() const = 0;
 };
@@ -40,6 +42,7 @@ RankPart* rank_part_of(const at::Tensor& parameter);
 bool has_rank_parts(const torch::nn::Module& module);
 
 // What the rank has of the module's parameters and buffers, each once: of a parameter with a RankPart, the part.
+// Throws ArgumentError naming a parameter that only shares the storage of such a one.
 std::vector<NamedTensor> own_tensors(const torch::nn::Module& module);
 
 }  // namespace lockstep::modules

@@ -2,7 +2,9 @@
 // The state of one rank, as elastic runs keep it.
 #include <functional>
 #include <map>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <sys/mman.h>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "checkpoint/commit_memory.h"
 #include "checkpoint/training_state_access.h"
 #include "intercept/storage_guard.h"
+#include "modules/rank_part.h"
 #include "support/error_of.h"
 #include "unit/ddp/fake_group.h"
 
@@ -282,6 +285,50 @@ TEST(OwnState, OfPartsThatAreDistributedIsRefused) {
   } together;
   EXPECT_THAT(error(TrainingState().add("sums", together)),
               AllOf(HasSubstr("'sums'"), HasSubstr("own_state_dict()")));
+}
+
+// The rank has a part of the parameter, as with fully_shard().
+class Part final : public intercept::MemoryGuard, public modules::RankPart {
+ public:
+  Part(const at::Tensor& parameter, at::Tensor part)
+      : parameter_(parameter.unsafeGetTensorImpl()), part_(std::move(part)) {}
+  Views before_use(std::string_view /*op*/, bool /*writes*/) override { return Views::guarded; }
+  at::Tensor part_of(const at::Tensor& parameter) const override {
+    return parameter.unsafeGetTensorImpl() == parameter_ ? part_ : at::Tensor();
+  }
+  modules::RankPartOwner& owner() const override { throw std::logic_error("nothing rejoins"); }
+
+ private:
+  const void* parameter_;
+  at::Tensor part_;
+};
+
+TEST(OwnState, OfPartsFitsInShapeAndDtype) {
+  torch::nn::Linear net(2, 2);
+  TrainingState state;
+  state.add("net", net);
+  const auto set_part = [&](const at::Tensor& part) {
+    intercept::set_guard(net->weight, std::make_unique<Part>(net->weight, part));
+  };
+  set_part(torch::ones({1, 2}));
+  const auto kept = committed(state);
+  const auto same = torch::zeros({1, 2});
+  set_part(same);
+  Access::load_own_state_dict(state, kept);
+  EXPECT_TRUE(same.equal(torch::ones({1, 2})));
+  for (const auto& other : {torch::zeros({1, 2}, torch::kDouble), torch::zeros({2, 2})}) {
+    set_part(other);
+    EXPECT_THAT(error_of([&] { Access::load_own_state_dict(state, kept); }),
+                HasSubstr("'net' of the commit does not fit: its tensor 'weight' is Float of shape [1, 2]"));
+  }
+}
+
+TEST(OwnState, OfATensorWithTheMemoryOfAPartIsRefused) {
+  torch::nn::Linear net(2, 2), alias(2, 2);
+  intercept::set_guard(net->weight, std::make_unique<Part>(net->weight, torch::ones({1, 2})));
+  alias->weight.unsafeGetTensorImpl()->shallow_copy_from(net->weight.getIntrusivePtr());
+  EXPECT_THAT(error_of<ArgumentError>([&] { Access::own_state_dict(TrainingState().add("alias", alias)); }),
+              HasSubstr("parameter weight is another tensor with the memory of a sharded parameter"));
 }
 
 TEST(OwnState, ThatDoesNotFitIsRefusedByName) {
