@@ -148,11 +148,11 @@ void call_each(const ProcessGroup& group) {
   if (get_rank() != 0) recv(one, 0, group);
   if (get_rank() != 2) isend(one, 2, group).wait();
   if (get_rank() != 0) irecv(one, 0, group).wait();
-  std::vector<std::string> objects(2);
-  all_gather_object(objects, "x", group);
-  broadcast_object_list(objects, 0, group);
-  gather_object("x", objects, 0, group);
-  scatter_object_list(objects, first ? std::vector<std::string>{"a", "b"} : std::vector<std::string>(), 0,
+  std::vector<std::string> texts(2);
+  all_gather_object(texts, "x", group);
+  broadcast_object_list(texts, 0, group);
+  gather_object("x", texts, 0, group);
+  scatter_object_list(texts, first ? std::vector<std::string>{"a", "b"} : std::vector<std::string>(), 0,
                       group);
 }
 
@@ -174,9 +174,9 @@ const testing::Scenario outside("groups outside", [] {
   call_each(group);
   EXPECT_EQ(recv(t, 0, group), -1);
   EXPECT_TRUE(all_reduce_async(t, ReduceOp::SUM, group).is_completed());
-  std::vector<std::string> objects{"kept"};
-  all_gather_object(objects, "x", group);
-  EXPECT_EQ(objects.front(), "kept");
+  std::vector<std::string> texts{"kept"};
+  all_gather_object(texts, "x", group);
+  EXPECT_EQ(texts.front(), "kept");
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   expect_equal(t, torch::full({2}, 7.F));
   EXPECT_EQ(context.group().recent_calls().size(), calls_before);
