@@ -8,6 +8,7 @@ import pathlib
 import platform
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -115,7 +116,9 @@ def run_of(topic, rounds, tables):
 
 
 def commit():
-    """The commit of the working tree, with "-dirty" where it has changes; None outside a repository."""
+    """The commit of the working tree, with "-dirty" where it has changes; None outside a repository or without git."""
+    if shutil.which("git") is None:
+        return None
     described = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"], capture_output=True,
                                text=True)
     return described.stdout.strip() or None

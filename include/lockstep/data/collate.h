@@ -136,12 +136,14 @@ std::int64_t size_of_dataset(const Dataset& dataset) {
   }
 }
 
+/// A dataset whose samples are read without changing it: all but those of which get() is not const.
+template <typename D>
+concept ConstDataset =
+    BatchDataset<D> || requires(const D& dataset, std::size_t index) { dataset.get(index); };
+
 /// The pointer that shares a dataset: to a const one, unless the dataset has only a get() that is not const.
 template <MapDataset Dataset>
-using SharedDataset = std::shared_ptr<
-    std::conditional_t<BatchDataset<Dataset> || requires(const Dataset& dataset, std::size_t index) {
-      dataset.get(index);
-    }, const Dataset, Dataset>>;
+using SharedDataset = std::shared_ptr<std::conditional_t<ConstDataset<Dataset>, const Dataset, Dataset>>;
 
 /// One sample of a dataset, which is no const object unless its get() is const.
 template <SampleDataset Dataset>
