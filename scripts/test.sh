@@ -33,5 +33,5 @@ if [[ -n ${CI:-} ]]; then
 else
   build "$preset"
 fi
-say "3 of 3: tests (seventeen minutes on two cores)"
+say "3 of 3: tests (fifteen minutes on two cores)"
 exec ctest --preset "$preset" "$@"
