@@ -35,7 +35,7 @@ endfunction()
 function(lockstep_optimize_little target)
   target_compile_options(${target} PRIVATE "$<$<CONFIG:Release>:-O1>")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # Which g++ 12 sees in any std::optional at -O1, and with sanitizers.
+    # Which g++ 12 sees in any std::optional at -O1.
     target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
   endif()
 endfunction()

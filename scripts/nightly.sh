@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
 # Runs the checks that take too long for every commit: scripts/nightly.sh [part], scripts/nightly.sh versions [commit],
-# scripts/nightly.sh torch <version>
+# scripts/nightly.sh torch <version>, scripts/nightly.sh <asan|tsan> [ctest option...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -10,6 +10,7 @@ usage() {
 Usage: scripts/nightly.sh [part]
        scripts/nightly.sh versions [commit]
        scripts/nightly.sh torch <version>
+       scripts/nightly.sh <asan|tsan> [ctest option...]
 
 Runs one part or all of them (default), and reports every part that failed.
   arguments  20,000 calls with random arguments over shm, gloo and hierarchical at 2 and 3 ranks, other ones every day
@@ -30,6 +31,9 @@ Runs one part or all of them (default), and reports every part that failed.
   sharding fully_shard() beside PyTorch's: 20 steps of every case at 2 and 4 ranks
   compilers  everything compiled without a warning by g++ and clang of this Debian, then by those of Debian 13; needs root
            and clang 16 or newer
+  asan, tsan [ctest option...]  the unit, multiprocess, faults and tools tests with the address and undefined-behaviour
+           sanitizers, and with the thread sanitizer; 90 minutes at most each. Options select tests, such as --rerun-failed
+           and -R <name>. Appends a line for docs/platforms.md to build/sanitizers.md.
   plain    everything compiled file by file: no unity build, no precompiled headers
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
   distributed  a build without the kit, LOCKSTEP_BUILD_KIT=OFF, and its tests; a program that builds it by FetchContent
@@ -115,6 +119,19 @@ run_compilers() {
   grep -q trixie /etc/os-release || bash scripts/fresh.sh trixie --packages clang-19 scripts/nightly.sh compilers || status=1
   return "$status"
 }
+
+# run_sanitizer <asan|tsan> [ctest option...]
+run_sanitizer() (
+  preset=$1 status=0 seconds=$SECONDS
+  shift
+  bash scripts/setup.sh --tests && configure "$preset" everything && build "$preset" || return
+  timeout $((5400 - (SECONDS - seconds))) ctest --preset "$preset" -L '^(unit|multiprocess|faults|tools)$' "$@" |
+    tee "build/$preset/ctest.txt" || status=$?
+  printf '| `%s` | %s | %s minutes | `%s` | %s |\n' "$preset${*:+ $*}" \
+    "$(sed -n 's/^\([0-9]*% tests passed\), \([0-9]*\) tests failed out of \([0-9]*\)$/\2 of \3 tests failed/p' "build/$preset/ctest.txt")" \
+    "$(((SECONDS - seconds) / 60))" "$(git rev-parse --short HEAD)" "$(date +%F)" | tee -a build/sanitizers.md
+  return "$status"
+)
 
 run_shared() {
   cmake --preset release -B build/shared -DBUILD_SHARED_LIBS=ON -DLOCKSTEP_BUILD_TESTS=ON || return
@@ -300,6 +317,7 @@ run_part() {
     fuzz) run_fuzzers ;;
     sharding) run_sharding ;;
     compilers) run_compilers ;;
+    asan | tsan) run_sanitizer "$part" "${options[@]}" ;;
     plain) bash scripts/build.sh plain all benchmarks/all ;;
     shared) run_shared ;;
     distributed) run_distributed ;;
@@ -312,7 +330,8 @@ run_part() {
 }
 
 version=${2:-}
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers plain shared distributed docs report versions wheel
+options=()
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers asan tsan plain shared distributed docs report versions wheel
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;
@@ -322,6 +341,10 @@ case "${*:-all}" in
     parts=(torch)
     ;;
   versions\ *) parts=(versions) ;;
+  asan\ * | tsan\ *)
+    parts=("$1")
+    options=("${@:2}")
+    ;;
   *)
     printf '%s\n' "${parts[@]}" | grep -qxF -- "$*" || { usage >&2 && exit 2; }
     parts=("$*")
