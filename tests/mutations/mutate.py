@@ -111,7 +111,10 @@ class Results:
 
 
 def commit_of(tree):
-    done = subprocess.run(["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    try:
+        done = subprocess.run(["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    except FileNotFoundError:  # git is not installed
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 

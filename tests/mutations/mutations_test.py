@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""candidates.py finds what can be broken, and nothing else; every layer and program of layers.py is there."""
+"""candidates.py finds what can be broken, and nothing else; every layer and program of layers.py is there; trials.py judges by the
+shortest test that fails, and leaves no process."""
 
 import re
 import sys
@@ -13,6 +14,7 @@ import check_includes
 import layers
 import mutate
 import scratch
+import trials
 from candidates import candidates
 
 
@@ -91,6 +93,40 @@ class Scratch(unittest.TestCase):
             scratch.restore(root)
             self.assertEqual([path.name for path in (root / "src").iterdir()], ["f.cpp"])
             self.assertEqual((root / "src/f.cpp").read_text(), text)
+
+
+def shell(name, script, seconds=0.1, reached=()):
+    return trials.Test(name, ["sh", "-c", script], "/", {}, 60, seconds, frozenset(reached))
+
+
+class Trials(unittest.TestCase):
+    def test_the_shortest_test_that_fails_notices(self):
+        fails = 'echo "[  FAILED  ] Suite.Case (3 ms)"; test "$LOCKSTEP_MUTANT" != 4'
+        tests = [shell("slow.all", fails, 2, {4}), shell("quick.all", fails, 1, {4}), shell("first.all", "true", 0.1, {4}), shell("other.all", "false", 0, {5})]
+        self.assertEqual(trials.judge(4, tests), ("killed", "quick: Suite.Case"))
+        self.assertEqual(trials.judge(6, tests), ("survived", ""))
+
+    def test_reached_mutants(self):
+        test = trials.without_mutant(shell("some.all", 'printf "3\\n8\\n" >> "$LOCKSTEP_MUTANTS_REACHED"'))
+        self.assertEqual(test.reached, {3, 8})
+        self.assertIsInstance(trials.without_mutant(shell("some.all", "false")), trials.Outcome)
+
+    def test_time_limit(self):
+        outcome = trials.run(shell("some.all", "echo begun; sleep 600"), 0.5)
+        self.assertTrue(outcome.timed_out)
+        self.assertFalse(outcome.passed)
+
+    def test_no_process_is_left(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "number"
+            script = f"setsid sh -c 'echo $$ > {file}.part; mv {file}.part {file}; sleep 600' & until test -e {file}; do sleep 0.1; done"
+            self.assertTrue(trials.run(shell("some.all", script), 60).passed)
+            self.assertFalse(is_running(int(file.read_text())))
+
+
+def is_running(process):
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 if __name__ == "__main__":
