@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Breaks random lines of src/ and runs the tests of their layers: how many of the broken lines do they notice?
 
-    mutate.py <tree> <build> [--seed N] [--count 200] [--layers base,data] [--results FILE] [--jobs 2] [--floor 0.85]
+    mutate.py <tree> <build> [--seed N] [--count 200] [--within src/foundation/base,src/kit] [--results FILE] [--jobs 2] [--floor 0.85]
 
 <tree> is a copy of the project whose sources this script may change, such as a git worktree; <build> is its build folder, with
 tests. All mutants are compiled into one build, each behind a switch that an environment variable turns on (mutant.h). Every test of
@@ -54,12 +54,12 @@ class Mutant(NamedTuple):
         return f"{self.file}:{self.line}: {self.kind}: {' '.join(self.before.split())} -> {after}"
 
 
-def sources(tree, wanted, left_out=()):
-    """{file: text} of the layers, without the folders that are left out."""
+def sources(tree, within=("src/",), left_out=()):
+    """{file: text} of what begins with one of `within`, but with none of `left_out`."""
     found = {}
     for path in sorted((tree / "src").glob("*/*/**/*")):
         name = path.relative_to(tree).as_posix()
-        if path.suffix in (".cpp", ".h") and name.split("/")[2] in wanted and not name.startswith(left_out):
+        if path.suffix in (".cpp", ".h") and name.startswith(tuple(within)) and not name.startswith(left_out):
             found[name] = path.read_text()
     return found
 
@@ -173,24 +173,22 @@ def arguments():
     parser.add_argument("build", type=Path, help="the build folder of the copy")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=200, help="broken lines (default: 200)")
-    parser.add_argument("--layers", default=",".join(layers.PROGRAMS), help="separated by commas (default: all)")
+    parser.add_argument("--within", default="src/", help="folders or beginnings of files, separated by commas (default: src/)")
     parser.add_argument("--results", type=Path, help="default: mutations.jsonl in the build folder")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="of builds and of mutants at a time")
     parser.add_argument("--floor", type=float, default=0.85, help="the share that has to be noticed (default: 0.85)")
-    given = parser.parse_args()
-    unknown = set(given.layers.split(",")) - set(layers.PROGRAMS)
-    if unknown:
-        parser.error(f"--layers: unknown: {', '.join(sorted(unknown))}; the layers are {', '.join(layers.PROGRAMS)}")
-    return given
+    return parser.parse_args()
 
 
 def main():
     given = arguments()
     tree, build = given.tree.resolve(), given.build.resolve()
     scratch.restore(tree)
-    originals = sources(tree, given.layers.split(","), layers.not_run(build))
+    originals = sources(tree, given.within.split(","), layers.not_run(build))
+    if not originals:
+        raise SystemExit(f"--within {given.within}: no file of {tree} begins so; give paths such as src/kit/data")
     digest = hashlib.sha256("".join(originals.values()).encode()).hexdigest()[:16]
-    settings = {"seed": given.seed, "count": given.count, "layers": given.layers, "sources": digest}
+    settings = {"seed": given.seed, "count": given.count, "within": given.within, "sources": digest}
     results, commit = Results(given.results or build / "mutations.jsonl", settings), commit_of(tree)
     drawn = draw(originals, given.seed, int(given.count * SPARE))
     tried = [each for each in drawn if results.verdict(each) != "does-not-compile"]
