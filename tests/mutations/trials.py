@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs tests of a build with one mutant in effect. A test is a ctest: a suite of a googletest program, or a whole program."""
+"""Runs tests of a build with one mutant in effect. A test is a suite of a googletest program."""
 
 import contextlib
 import json
@@ -34,8 +34,14 @@ class Outcome(NamedTuple):
     output: str
 
 
+def suites_of(program):
+    """The suites of a googletest program: lines that end with a dot, or have "# TypeParam" after it."""
+    listed = subprocess.run([program, "--gtest_list_tests"], check=True, capture_output=True, text=True)
+    return [found[1] for found in re.finditer(r"^([\w/]+)\.(?: +#.*)?$", listed.stdout, re.M)]
+
+
 def tests_of(build, programs):
-    """The ctests of these programs."""
+    """The suites of these programs. A mutant runs only those that reach it, so ctests of whole programs are split."""
     listed = subprocess.run(["ctest", "--test-dir", str(build), "--show-only=json-v1"], check=True, capture_output=True, text=True)
     found = []
     for test in json.loads(listed.stdout)["tests"]:
@@ -43,10 +49,11 @@ def tests_of(build, programs):
         if not command or test["name"].split(".")[0] not in programs:
             continue
         properties = {each["name"]: each["value"] for each in test["properties"]}
-        if any("--gtest_filter" in part for part in command) or test["name"].endswith(".all"):
-            command = [*command, "--gtest_fail_fast"]
         environment = dict(each.split("=", 1) for each in properties.get("ENVIRONMENT", []))
-        found.append(Test(test["name"], command, properties.get("WORKING_DIRECTORY", str(build)), environment, properties.get("TIMEOUT", 600)))
+        program, suite = test["name"].split(".", 1)
+        for each in suites_of(command[0]) if suite == "all" else [suite]:
+            alone = [command[0], f"--gtest_filter={each}.*", "--gtest_fail_fast"]
+            found.append(Test(f"{program}.{each}", alone, properties.get("WORKING_DIRECTORY", str(build)), environment, properties.get("TIMEOUT", 600)))
     missing = set(programs) - {test.name.split(".")[0] for test in found}
     if missing:
         raise SystemExit(f"{build} has no tests of {', '.join(sorted(missing))}: configure it with -DLOCKSTEP_BUILD_TESTS=ON")
