@@ -51,26 +51,6 @@ namespace ddp {
 class DdpState;
 }
 
-namespace ddp::detail {
-// Whether copies of a state refer to the same one.
-template <typename State>
-inline constexpr bool kRefers = std::is_pointer_v<State>;
-template <typename State>
-inline constexpr bool kRefers<std::shared_ptr<State>> = true;
-template <typename State>
-inline constexpr bool kRefers<std::reference_wrapper<State>> = true;
-template <typename State>
-inline constexpr bool kIsShared = kRefers<std::remove_cvref_t<State>>;
-
-// A communication hook that takes `State`.
-template <typename Hook, typename State>
-concept Takes = std::is_invocable_r_v<BucketWork, Hook&, State, GradBucket&>;
-// The same, or one that takes a reference to what the pointer `State` points to.
-template <typename Hook, typename State>
-concept HookOf = Takes<Hook, std::remove_cvref_t<State>&> ||
-                 (kIsShared<State> && Takes<Hook, decltype(*std::declval<std::remove_cvref_t<State>&>())>);
-}  // namespace ddp::detail
-
 /// While it lives, gradients accumulate on this rank only: the backward passes of forwards made in its scope
 /// are not reduced. The first backward after it reduces the sum. Guards nest. PyTorch:
 /// `DistributedDataParallel.no_sync()`.
