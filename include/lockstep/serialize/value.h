@@ -302,6 +302,20 @@ class Value {
     }
   }
 
+  // LibTorch's names, those of c10::IValue.
+  /// As as_int().
+  std::int64_t toInt() const { return as_int(); }
+  double toDouble() const { return as_double(); }      ///< As as_double().
+  bool toBool() const { return as_bool(); }            ///< As as_bool().
+  at::Tensor toTensor() const { return as_tensor(); }  ///< As as_tensor().
+  /// A number, or the element of a tensor that has one. Throws CheckpointError for other values, and
+  /// LibTorch's error for a tensor of several elements. PyTorch: `Tensor.item()`.
+  template <serialize::Number T>
+  T item() const {
+    if (const auto* tensor = get_if<at::Tensor>()) return tensor->item<T>();
+    return to<T>();
+  }
+
   /// The entry of a dict, or the item of a list or a tuple; -1 is the last item. Throws CheckpointError when
   /// there is no such key or item, or this has neither.
   template <std::convertible_to<Value> Key>  // with a Value, the built-in subscript of a string is as good
