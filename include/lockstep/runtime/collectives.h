@@ -225,12 +225,37 @@ void scatter_object_list(std::vector<std::string>& scatter_object_output_list,
                          const CollectiveOptions& options = {},
                          std::source_location where = std::source_location::current());
 
-/// The functions that reduce, with the operation by name: `all_reduce(tensor, {.op = ReduceOp::AVG, .group = group})`.
+/// Arguments of the functions that reduce, by name: `all_reduce(tensor, {.op = ReduceOp::AVG, .group = group})`.
 struct ReduceOptions {
   ReduceOp op = ReduceOp::SUM;             ///< how the tensors of all ranks become one
   std::optional<ProcessGroup> group = {};  ///< default: the default group
   AsyncOp async_op = false;  ///< true does not compile: call the function with the suffix _async
 };
+/// Arguments of broadcast(), by name: `broadcast(tensor, {.src = 0, .group = group})`.
+struct BroadcastOptions {
+  int src;                                 ///< global rank
+  std::optional<ProcessGroup> group = {};  ///< default: the default group
+  AsyncOp async_op = false;  ///< true does not compile: call the function with the suffix _async
+};
+/// Arguments of monitored_barrier(), by name: `monitored_barrier({.timeout = 30})`.
+struct MonitoredBarrierOptions {
+  std::optional<ProcessGroup> group = {};  ///< default: the default group
+  std::optional<Timeout> timeout = {};     ///< default: that of the group
+  bool wait_all_ranks = false;             ///< names all missing ranks instead of the first
+};
+inline void broadcast(const at::Tensor& tensor, const BroadcastOptions& options,
+                      std::source_location where = std::source_location::current()) {
+  broadcast(tensor, options.src, {options.group}, false, where);
+}
+inline Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options,
+                            std::source_location where = std::source_location::current()) {
+  return broadcast_async(tensor, options.src, {options.group}, where);
+}
+template <typename = void>  // so that `{}` is the group
+void monitored_barrier(const MonitoredBarrierOptions& options,
+                       std::source_location where = std::source_location::current()) {
+  monitored_barrier(options.group, options.timeout, options.wait_all_ranks, where);
+}
 inline void all_reduce(const at::Tensor& tensor, const ReduceOptions& options,
                        std::source_location where = std::source_location::current()) {
   all_reduce(tensor, options.op, {options.group}, false, where);
