@@ -189,7 +189,7 @@ struct ItemOf<std::vector<Item>> {
   using type = Item;  ///< of the items
 };
 
-/// What a Value converts to: a number, a type of the variant, or a vector of one of them.
+/// A type that a Value converts to: a number, one of the variant, or a vector of one of them.
 template <typename T, typename Variant>
 concept Readable = Number<typename ItemOf<T>::type> ||
                    kIndexIn<typename ItemOf<T>::type, Variant> < std::variant_size_v<Variant>;
