@@ -115,7 +115,7 @@ void train(const Flags& flags) {
   const torch::NoGradGuard no_grad;
   for (auto& batch : val_loader) perplexity.update_loss(loss_of(net, batch), batch.target.numel());
   const auto value = perplexity.compute();
-  if (!context.is_main()) return;
+  if (!context.is_main_process()) return;
   if (!flags.run.empty()) save(state_dict(net), flags.run + "/weights.pt");
   const auto sample = net->generate(prompt, {.max_new_tokens = room, .do_sample = true});
   std::cout << fmt::format("step {}: perplexity {:.3f} per character, {:.0f} tokens/s\n{}\n", trainer.step(),

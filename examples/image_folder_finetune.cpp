@@ -114,7 +114,7 @@ void train(const Flags& flags) {
       [&, console = console_logger()](auto& validation) { console.log(trainer.step(), validation); });
   trainer.fit(train_loader,
               [&](auto& batch) { return cross_entropy(ddp->forward(batch.data), batch.target); });
-  const bool saves = context.is_main() && !flags.run.empty() && !trainer.interrupted();
+  const bool saves = context.is_main_process() && !flags.run.empty() && !trainer.interrupted();
   if (saves) save(state_dict(net), flags.run + "/weights.pt");
 }
 

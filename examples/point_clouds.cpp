@@ -87,7 +87,7 @@ void train(const Dataset& train_set, const Dataset& test_set, const Flags& flags
                                                 smooth);
   });
   // The names of net, not of ddp: without "module.", for one device as for several.
-  if (context.is_main() && !flags.weights.empty() && !trainer.interrupted())
+  if (context.is_main_process() && !flags.weights.empty() && !trainer.interrupted())
     save(state_dict(net), flags.weights);
 }
 
@@ -98,7 +98,7 @@ void run(const Dataset& train_set, const Dataset& test_set, const Flags& flags, 
   load_pretrained(net, flags.weights);
   net->to(context.device());
   const auto scores = evaluate(net, test_set, flags, context);
-  if (context.is_main())
+  if (context.is_main_process())
     std::cout << fmt::format("accuracy {:.4f}, class-mean accuracy {:.4f}\n", scores.at("accuracy"),
                              scores.at("class_mean_accuracy"));
 }

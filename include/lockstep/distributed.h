@@ -52,6 +52,7 @@
 #include <lockstep/device/pytree.h>
 #include <lockstep/graphs/graphed_step.h>
 #include <lockstep/optim/fused.h>
+#include <lockstep/optim/libtorch.h>
 #include <lockstep/optim/lr_scheduler.h>
 #include <lockstep/optim/optimizers.h>
 

@@ -79,11 +79,11 @@ bool is_first_start() {
 
 // Rank 0 looks, and the others learn of lost ranks meanwhile.
 void wait_for(const std::filesystem::path& file, const lockstep::Context& context) {
-  if (context.is_main()) std::cout << "waits" << std::endl;
+  if (context.is_main_process()) std::cout << "waits" << std::endl;
   const auto exists = torch::zeros({1});
   while (exists.item<float>() == 0) {
     std::this_thread::sleep_for(1ms);
-    exists.fill_(context.is_main() && std::filesystem::exists(file) ? 1 : 0);
+    exists.fill_(context.is_main_process() && std::filesystem::exists(file) ? 1 : 0);
     context.group().broadcast(exists, 0);
   }
 }

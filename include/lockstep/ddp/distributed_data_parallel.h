@@ -298,6 +298,11 @@ class DistributedDataParallel
   NoSync no_sync() const { return this->ptr()->no_sync(); }
   /// DistributedDataParallelModule::state_dict(), without the arrow of a module holder.
   Dict state_dict() const { return this->ptr()->state_dict(); }
+  /// DistributedDataParallelModule::load_state_dict(), without the arrow of a module holder.
+  LoadReport load_state_dict(const Dict& state_dict, const LoadStateDictOptions& options = {},
+                             std::source_location where = std::source_location::current()) {
+    return this->ptr()->load_state_dict(state_dict, options, where);
+  }
 };
 
 /// Records the next `steps` reduced steps on all ranks: forward, backward, each bucket's reduction and the

@@ -34,7 +34,7 @@ TEST(Init, APlainProcessIsAGroupOfOne) {
   {
     const auto context = rendezvous::init({{}, kEmpty});
     EXPECT_TRUE(is_initialized());
-    EXPECT_TRUE(context.is_main());
+    EXPECT_TRUE(context.is_main_process());
     EXPECT_EQ(context.world_size(), 1);
     EXPECT_EQ(context.local_world_size(), 1);
     EXPECT_TRUE(context.device().is_cpu());
