@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/run_notes.h"
 #include "launch/secret.h"
 #include "machine/host.h"
 
@@ -131,8 +131,8 @@ struct LaunchOptions {
   bool has_host_control = false;
   // A descriptor to which the supervisor of the ranks writes what happens, see account.h; -1: none.
   int account = -1;
-  // In memory that child processes share: the supervisor keeps there how often ranks were restarted. May be null.
-  std::atomic<int>* restarts = nullptr;
+  // In memory that child processes share. May be null.
+  RunNotes* notes = nullptr;
 };
 
 // Throws ArgumentError when a field is out of range or two fields contradict each other.

@@ -153,7 +153,7 @@ void NodeSupervisor::on_stop_signal(int signal) {
 
 void NodeSupervisor::account(AccountEntry entry) const {
   if (workers_) entry.restarts = workers_->assignment().restarts;
-  if (options_.restarts != nullptr) *options_.restarts = entry.restarts;
+  if (options_.notes != nullptr) options_.notes->restarts = entry.restarts;
   write_account(options_.account, std::move(entry));
 }
 
@@ -163,7 +163,9 @@ std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
       logs_.print(fmt::format("a spare, pid {}, {}; it is not started again", child.pid, describe(child)));
     return std::nullopt;
   }
-  const auto exit = workers_ ? workers_->take_exit(child, is_stopping()) : std::nullopt;
+  auto exit = workers_ ? workers_->take_exit(child, is_stopping()) : std::nullopt;
+  if (exit && exit->failed() && options_.notes != nullptr)
+    exit->killed_for = options_.notes->kill_reason(child.pid);
   if (exit) account({.exit = exit, .was_stopped = is_stopping()});
   return exit;
 }
