@@ -126,6 +126,9 @@ struct LaunchOptions {
   std::optional<MetricsOptions> metrics{};
   // From the stop signal to SIGKILL. torchrun: shutdown_timeout.
   std::chrono::milliseconds grace_period{5000};
+  // A rank that makes no progress for so long is killed by a companion of the launcher.
+  std::optional<std::chrono::milliseconds> progress_timeout{};
+  bool shows_limits = false;  // the launcher and rank 0 print tables of their time limits
   // Whether stdin is that of a launcher which `lockstep run --hosts` has started; see host_control.h. Only
   // node 0 then reports a failure that the coordinator has sent to all.
   bool has_host_control = false;

@@ -13,6 +13,7 @@
 #include "base/host.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
+#include "launch/launch_limits.h"
 #include "launch/process_tree.h"
 
 namespace lockstep::launch {
@@ -20,14 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A rank that lost a peer may end before that peer does.
-constexpr milliseconds kConfirmLimit{300};
-constexpr milliseconds kLeftoverLimit{1'000};
 constexpr milliseconds kLogWaitingAfter{10'000};
-// A frozen coordinator keeps its connections, so a node that waits for it gives up after so many silence
-// limits. A limit starts only after the launcher has seen the one before expire, so a launcher that was
-// frozen itself counts one.
-constexpr int kSilences = 4;
 
 std::string in_seconds(milliseconds span) {
   return fmt::format("{:g} s", static_cast<double>(span.count()) / 1000);
