@@ -55,8 +55,8 @@ TEST(TimeLimits, AreThoseOfTheOptions) {
   EXPECT_EQ(launch_limits(options).size(), 6U);
   const auto text = table_text(launch_limits(options));
   EXPECT_THAT(text,
-              AllOf(HasSubstr("\n  from SIGTERM to SIGKILL  "), HasSubstr("  400 ms    --grace-period\n"),
-                    HasSubstr("  a rank without progress  "), HasSubstr("  90 s      --progress-timeout")));
+              AllOf(HasSubstr("\n  from SIGTERM to SIGKILL  "), HasSubstr("  400 ms  --grace-period\n"),
+                    HasSubstr("  a rank without progress  "), HasSubstr("  90 s    --progress-timeout")));
   options.nodes = NodesOptions{.silence_limit = 4s};
   EXPECT_EQ(launch_limits(options).back().limit, "16 s");
 }
