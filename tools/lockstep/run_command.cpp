@@ -157,6 +157,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .output = output_options(arguments, env),
                                 .metrics = metrics_options(arguments, env),
                                 .grace_period = checked_grace(arguments.grace_period),
+                                .shows_limits = arguments.verbose,
                                 .has_host_control = arguments.host_index.has_value()};
   if (arguments.use_env && arguments.pass_local_rank) {
     throw ArgumentError("--use-env and --pass-local-rank contradict each other; give one of them");
@@ -164,7 +165,8 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
   set_command(arguments, env, options);
   set_rendezvous(arguments, env, options);
   launch::validate(options);
-  (void)watch_options(arguments, options);
+  if (const auto watch = watch_options(arguments, options))
+    options.progress_timeout = watch->progress_timeout;
   return options;
 }
 
@@ -308,6 +310,7 @@ void add_own_options(CLI::App& run, RunArguments& parsed) {
       ->envname("PET_SHUTDOWN_TIMEOUT");
   add(run, "signals-to-handle", parsed.signals_to_handle, "NAMES",
       "Signals that end the run and are forwarded to the ranks");
+  add_flag(run, "verbose", parsed.verbose, "Print the time limits of the launcher and of the ranks", "-v");
   add(run, "bind", parsed.bind, "HOW", "Bind each rank to its own cores: none, compact or spread");
   add(run, "memory-allocator", parsed.memory_allocator, "NAME",
       "default, tuned (keeps freed memory for the next step), jemalloc or tcmalloc");

@@ -18,6 +18,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/amp/grad_scaler.h>
+#include <lockstep/base/literal.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
@@ -31,6 +32,9 @@
 namespace lockstep {
 
 class CallerPlace;
+namespace training {
+class LossGuard;
+}
 
 /// Throws NonFiniteError on all ranks if the loss of any rank is infinite or NaN. The message names the step,
 /// the ranks with their losses, and the first parameter of `module` whose gradient is not finite. Call it
@@ -40,6 +44,17 @@ class CallerPlace;
 void finite_or_stop(const at::Tensor& loss, ConstModuleRef module, std::int64_t step,
                     const std::optional<ProcessGroup>& process_group = std::nullopt,
                     std::source_location where = std::source_location::current());
+
+/// The action after a bad step. A step is bad if its loss or a gradient is infinite or NaN on a rank, or if its loss is a
+/// spike, see TrainerOptions::spike_factor.
+enum class OnBadLoss : std::uint8_t {
+  error,   ///< an exception on all ranks
+  skip,    ///< the step is undone, and training continues with the next batch
+  rewind,  ///< earlier steps are undone too
+};
+/// The names of the enumerators, which Literal accepts.
+OneOf<"error", "skip", "rewind"> literals_of(OnBadLoss);
+
 /// Options of Trainer.
 struct TrainerOptions {
   /// Epochs of the whole run, those before a resume included. Default: 1, or with max_steps any number.
@@ -54,6 +69,25 @@ struct TrainerOptions {
   std::optional<double> max_grad_norm = {};
   /// The dtype of autocast for the loss function. float16 also scales the loss, see amp::GradScaler.
   std::optional<at::ScalarType> autocast = {};
+
+  /// The action of all ranks after a bad step, before the optimizer's step. "error" throws NonFiniteError, and Error
+  /// for a spike. "skip" drops the batches of the step: parameters, buffers, optimizer, schedulers, step() and random
+  /// generators are as they were before its first forward. "rewind" lets the run go back further, see rewind_steps. The
+  /// main rank logs each bad step. on_step() is not called for it. Not with autocast in float16, where the scaler
+  /// skips steps; "rewind" not for a module of fully_shard().
+  Literal<OnBadLoss> on_bad_loss = "error";
+  /// A step is a spike if its loss, the mean of all ranks, is more than this factor times the median of the last
+  /// spike_window good steps. There is none before that many steps, and none at a median of 0 or less. 0: no step is a
+  /// spike; else more than 1.
+  double spike_factor = 0;
+  std::int64_t spike_window = 100;  ///< steps, see spike_factor
+  /// As many bad steps in a row are undone; the next one is an error, as with on_bad_loss = "error".
+  std::int64_t max_bad_steps = 5;
+  /// For "rewind": the parts of state() go back by this number of steps, or up to twice as many less one, as each
+  /// rewind_steps steps a copy of them is made in memory, of which the last two are kept. The batches since are not
+  /// repeated: loaders, epoch() and batch() stay. The last checkpoint and the beginning of the epoch limit how far it
+  /// goes back. Callbacks are called again for the steps that are repeated.
+  std::int64_t rewind_steps = 10;
 
   /// The folder of the checkpoints; empty: none. See CheckpointManager.
   std::filesystem::path checkpoints = {};
@@ -84,7 +118,7 @@ struct TrainerOptions {
   std::int64_t log_interval = 50;
   /// Steps between two agreements of the ranks, one small all-reduce that waits for the device: whether all
   /// losses are finite (except with float16) and whether a rank wants to stop. The end of an epoch is one
-  /// too. Before each checkpoint the parameters must be finite.
+  /// too, and each step with on_bad_loss or spike_factor. Before each checkpoint the parameters must be finite.
   std::int64_t agree_interval = 1;
   /// While fit() runs, these signals make all ranks save a checkpoint after a step and leave fit();
   /// interrupted() is then true. A second signal of the same kind, or one that arrives too late, has its original
@@ -254,9 +288,11 @@ class Trainer {
   Trainer& on_metric(const char* part, bool higher_is_better, std::function<void(double)> callback);
   double metric_of(const Scalars& validation) const;
   at::Tensor backward(const std::function<at::Tensor()>& loss_of, bool ends_step);
-  void optimize();
+  // False: the step is undone.
+  bool optimize();
   void clip();
-  void agree(std::int64_t step);
+  // The mean of the ranks' last losses; NaN if one is not finite, which is an error without a guard.
+  double agree(std::int64_t step);
   void resume();
   void load(const Dict& contents);
   void report();
@@ -275,6 +311,7 @@ class Trainer {
   c10::Device device_;
   std::optional<amp::GradScaler> scaler_;
   TrainingState state_;
+  std::unique_ptr<training::LossGuard> guard_;  // nullptr: bad losses are errors, found by agree()
   std::optional<CheckpointManager> manager_;
   std::optional<ProgressBar> bar_;
   std::function<void()> step_function_;

@@ -16,6 +16,7 @@
 
 #include "base/deadline.h"
 #include "base/rank_progress.h"
+#include "base/time_limits.h"
 #include "comm/group_state.h"
 #include "comm/membership.h"
 #include "rendezvous/python_group.h"
@@ -25,7 +26,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLeaveLimit = 2'000ms;
 // To form the group again; each loss of another rank meanwhile needs one or two more.
 constexpr int kUsualAttempts = 5;
 constexpr int kMostAttempts = 50;
@@ -33,6 +33,15 @@ constexpr int kMostAttempts = 50;
 // Calls on a device's stream fail after they have returned.
 void throw_failure_of(const ProcessGroup& group) {
   if (const auto watch = comm::state_of(group).watch()) watch->throw_if_failed();
+}
+
+// Of rank 0.
+void show_limits(const SessionOptions& options, int rank) {
+  const auto limits = LauncherLimits::from(options.env);
+  if (rank != 0) return;
+  if (const auto text = limits.warning(options.timeout); !text.empty()) log(LogLevel::warning, text);
+  log(limits.are_shown ? LogLevel::info : LogLevel::debug,
+      "time limits of the ranks:" + table_text(rank_limits(options.timeout)));
 }
 
 DeviceRequest device_request(const SessionOptions& options, const backends::BackendSpec& backend) {
@@ -151,6 +160,7 @@ void Session::connect_default_group(const SessionOptions& options) {
     log(LogLevel::info,
         fmt::format("backend {} for {} ranks: {}", choice.spec.text(), world.size, choice.reason));
   }
+  show_limits(options, world.rank);
   group_ = connect_group("default", choice.spec, members, config_.nccl,
                          {.name = options.group_name, .timeout = options.timeout});
   recipes_.emplace(&comm::state_of(*group_),

@@ -55,7 +55,7 @@ std::string first_failure(const FailureReport& report) {
   }
   const auto shortage = report.host == host_name() ? address_space_shortage() : std::nullopt;
   if (shortage) line += fmt::format("; {}; raise it: {}", shortage->text, shortage->remedy);
-  if (first.signal == SIGKILL && !first.cpu_limit) {
+  if (first.signal == SIGKILL && !first.cpu_limit && first.killed_for.empty()) {
     const auto limit = report.host == host_name() ? Cgroups().memory_limit() : std::nullopt;
     line += fmt::format("; the launcher did not send that SIGKILL: check whether memory ran out (dmesg{})",
                         limit ? fmt::format("; the cgroup may use {}", bytes_text(*limit)) : "");
@@ -95,7 +95,14 @@ std::string signal_name(int signal) {
 
 std::string describe(const RankExit& exit) {
   if (exit.left_early) return "exited with code 0 before the end of elastic::run()";
-  if (exit.signal == 0) return fmt::format("exited with code {}", exit.code);
+  if (exit.signal == 0) {
+    // A process below it was killed, whose end it passes on.
+    return fmt::format(
+        "exited with code {}{}", exit.code,
+        exit.killed_for.empty() ? "" : fmt::format(" after SIGKILL from the launcher ({})", exit.killed_for));
+  }
+  if (exit.signal == SIGKILL && !exit.killed_for.empty())
+    return fmt::format("was killed by SIGKILL from the launcher ({})", exit.killed_for);
   return fmt::format("was killed by {}{}{}", signal_name(exit.signal), limit_behind(exit),
                      exit.core_dumped ? " (core dumped)" : "");
 }
@@ -189,7 +196,8 @@ void to_json(nlohmann::json& json, const RankExit& exit) {
           {"signal_name", nullptr},
           {"core_dumped", exit.core_dumped},
           {"cpu_limit", exit.cpu_limit},
-          {"left_early", exit.left_early}};
+          {"left_early", exit.left_early},
+          {"killed_for", exit.killed_for}};
   if (exit.signal == 0) {
     json["exit_code"] = exit.code;
   } else {
@@ -206,7 +214,8 @@ void from_json(const nlohmann::json& json, RankExit& exit) {
           .signal = json.at("signal"),
           .core_dumped = json.at("core_dumped"),
           .cpu_limit = json.value("cpu_limit", false),
-          .left_early = json.value("left_early", false)};
+          .left_early = json.value("left_early", false),
+          .killed_for = json.value("killed_for", "")};
 }
 
 void to_json(nlohmann::json& json, const FailureReport& report) {

@@ -22,6 +22,8 @@ struct RankExit {
   bool core_dumped = false;
   bool cpu_limit = false;   // its CPU time had reached the hard limit of `ulimit -t`, at which SIGKILL comes
   bool left_early = false;  // it exited with code 0 while the others are in elastic::run()
+  // Why the launcher itself has killed the rank, as in "no progress for 60.2 s; --progress-timeout 60"; empty: it has not.
+  std::string killed_for{};
 
   bool failed() const { return code != 0 || signal != 0 || left_early; }
 };
@@ -29,7 +31,8 @@ struct RankExit {
 // As in "SIGSEGV".
 std::string signal_name(int signal);
 
-// As in "exited with code 7" and "was killed by SIGSEGV (core dumped)".
+// As in "exited with code 7", "was killed by SIGSEGV (core dumped)" and "was killed by SIGKILL from the launcher (no
+// progress for 60.2 s; --progress-timeout 60)".
 std::string describe(const RankExit& exit);
 
 // As in a shell: the exit code, or 128 + the signal; 1 for a rank that left early.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/run_notes.h"
 #include "launch/secret.h"
 #include "machine/host.h"
 
@@ -126,13 +126,16 @@ struct LaunchOptions {
   std::optional<MetricsOptions> metrics{};
   // From the stop signal to SIGKILL. torchrun: shutdown_timeout.
   std::chrono::milliseconds grace_period{5000};
+  // A rank that makes no progress for so long is killed by a companion of the launcher.
+  std::optional<std::chrono::milliseconds> progress_timeout{};
+  bool shows_limits = false;  // the launcher and rank 0 print tables of their time limits
   // Whether stdin is that of a launcher which `lockstep run --hosts` has started; see host_control.h. Only
   // node 0 then reports a failure that the coordinator has sent to all.
   bool has_host_control = false;
   // A descriptor to which the supervisor of the ranks writes what happens, see account.h; -1: none.
   int account = -1;
-  // In memory that child processes share: the supervisor keeps there how often ranks were restarted. May be null.
-  std::atomic<int>* restarts = nullptr;
+  // In memory that child processes share. May be null.
+  RunNotes* notes = nullptr;
 };
 
 // Throws ArgumentError when a field is out of range or two fields contradict each other.

@@ -13,6 +13,7 @@
 #include "base/host.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
+#include "launch/launch_limits.h"
 #include "launch/process_tree.h"
 
 namespace lockstep::launch {
@@ -20,14 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A rank that lost a peer may end before that peer does.
-constexpr milliseconds kConfirmLimit{300};
-constexpr milliseconds kLeftoverLimit{1'000};
 constexpr milliseconds kLogWaitingAfter{10'000};
-// A frozen coordinator keeps its connections, so a node that waits for it gives up after so many silence
-// limits. A limit starts only after the launcher has seen the one before expire, so a launcher that was
-// frozen itself counts one.
-constexpr int kSilences = 4;
 
 std::string in_seconds(milliseconds span) {
   return fmt::format("{:g} s", static_cast<double>(span.count()) / 1000);
@@ -153,7 +147,7 @@ void NodeSupervisor::on_stop_signal(int signal) {
 
 void NodeSupervisor::account(AccountEntry entry) const {
   if (workers_) entry.restarts = workers_->assignment().restarts;
-  if (options_.restarts != nullptr) *options_.restarts = entry.restarts;
+  if (options_.notes != nullptr) options_.notes->restarts = entry.restarts;
   write_account(options_.account, std::move(entry));
 }
 
@@ -163,7 +157,9 @@ std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
       logs_.print(fmt::format("a spare, pid {}, {}; it is not started again", child.pid, describe(child)));
     return std::nullopt;
   }
-  const auto exit = workers_ ? workers_->take_exit(child, is_stopping()) : std::nullopt;
+  auto exit = workers_ ? workers_->take_exit(child, is_stopping()) : std::nullopt;
+  if (exit && exit->failed() && options_.notes != nullptr)
+    exit->killed_for = options_.notes->kill_reason(child.pid);
   if (exit) account({.exit = exit, .was_stopped = is_stopping()});
   return exit;
 }

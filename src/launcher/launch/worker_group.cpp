@@ -15,11 +15,10 @@
 #include "base/limits.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
+#include "launch/launch_limits.h"
 
 namespace lockstep::launch {
 namespace {
-
-constexpr std::chrono::seconds kExecLimit{60};
 
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
