@@ -144,6 +144,16 @@ TEST_F(LauncherHosts, ForwardSignals) {
   launcher.wait_for_no_family();
 }
 
+TEST_F(LauncherHosts, ForwardWarningsAndEndLikeInterruptedRanks) {
+  auto launcher = run(kTwoHosts, "trap 'exit 75' USR1; sleep 1000 & echo up; while :; do wait; done");
+  launcher.wait_for("up", 3);
+  launcher.send(SIGUSR1);
+  EXPECT_EQ(launcher.finish(), 75) << launcher.err();
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("SIGUSR1: forwarded to the ranks"),
+                                    HasSubstr("was interrupted"), Not(HasSubstr("its launcher exited"))));
+  launcher.wait_for_no_family();
+}
+
 TEST_F(LauncherHosts, LeaveNothingWhenTheStarterIsKilled) {
   auto launcher = run(kTwoHosts, "setsid sleep 1000 & echo up; exec sleep 1000");
   launcher.wait_for("up", 3);

@@ -16,15 +16,15 @@ namespace lockstep {
 /// nears its time limit, or its machine is taken away (preemption). For loops without a Trainer, which does it itself.
 ///
 ///     lockstep::StopSignals signals;
-///     while (step < steps) {
-///       train_step();
+///     bool interrupted = false;
+///     for (auto& batch : loader) {
+///       train(batch.data, batch.target);
 ///       ++step;
-///       if (signals.should_stop()) {
-///         manager.save(step, state.state_dict());
-///         manager.wait();
-///         return lockstep::kExitInterrupted;
-///       }
+///       interrupted = signals.should_stop();
+///       if (interrupted) break;
 ///     }
+///     manager.save(step, training.state_dict());
+///     // main() returns interrupted ? lockstep::kExitInterrupted : 0
 ///
 /// The first signal of a kind is noted. A second one of that kind, from one second later on, has its former effect: by
 /// default it ends the process at once. One that comes earlier is the same signal: SLURM sends it to `lockstep run` and

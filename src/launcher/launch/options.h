@@ -154,7 +154,7 @@ int worker_count(const std::string& nproc_per_node, const Machine& machine);
 
 // SIGUSR1 or SIGUSR2.
 bool is_user_signal(int signal);
-// Whether a signal is only forwarded to the ranks, which go on until they end by themselves: SLURM's warning
+// Whether a signal is only forwarded to the ranks, which continue until they end by themselves: SLURM's warning
 // before the time limit of a job.
 bool is_warning(int signal, const std::set<int>& stop_signals);
 // The stop signals and the warnings.

@@ -139,7 +139,7 @@ void NodeSupervisor::handle_control() {
 void NodeSupervisor::warn_ranks(int signal) {
   const bool have_ranks = has_ranks();
   logs_.print(fmt::format("{}: {}", signal_name(signal),
-                          have_ranks ? "forwarded to the ranks" : "no rank runs; the launcher goes on"));
+                          have_ranks ? "forwarded to the ranks" : "no rank runs; the launcher continues"));
   if (have_ranks) workers_->warn_ranks(signal);
 }
 
@@ -187,7 +187,7 @@ std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
 }
 
 bool NodeSupervisor::replace(const RankExit& exit) {
-  // The others would wait in vain for a rank that was interrupted.
+  // The replacement would wait for a rank that was interrupted.
   if (failures().interrupted()) return false;
   if (!workers_->can_replace() || !kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
   const pid_t pid = workers_->replace(exit.local_rank);

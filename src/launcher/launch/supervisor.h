@@ -120,7 +120,7 @@ class NodeSupervisor : private RankSupervisor {
 //   or 128 + the signal that killed it.
 // - A stop signal: it is sent to every rank's process group, then as above. A second SIGINT or SIGQUIT, or the
 //   same signal from a second later on, kills the ranks immediately. 128 + the signal.
-// - A warning (see is_warning()): it is sent to every rank, and the run goes on.
+// - A warning (see is_warning()): it is sent to every rank, and the run continues.
 // - Ranks end with kExitInterrupted and no rank fails, also after one of these signals: kExitInterrupted. No rank
 //   is restarted or replaced for it.
 // - stdout has no reader any more: as for the signal SIGPIPE.
