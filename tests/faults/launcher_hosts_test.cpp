@@ -145,8 +145,8 @@ TEST_F(LauncherHosts, ForwardSignals) {
 }
 
 TEST_F(LauncherHosts, ForwardWarningsAndEndLikeInterruptedRanks) {
-  auto launcher = run(kTwoHosts, "trap 'exit 75' USR1; sleep 1000 & echo up; while :; do wait; done");
-  launcher.wait_for("up", 3);
+  auto launcher = run(kTwoHosts, fmt::format("exec {} save-on-signal", LAUNCHER_RANK_PROGRAM));
+  launcher.wait_for(" of ", 3);
   launcher.send(SIGUSR1);
   EXPECT_EQ(launcher.finish(), 75) << launcher.err();
   EXPECT_THAT(launcher.err(), AllOf(HasSubstr("SIGUSR1: forwarded to the ranks"),
