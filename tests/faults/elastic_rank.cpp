@@ -32,39 +32,15 @@
 
 #include <lockstep/lockstep.h>
 
+#include "faults/small_training.h"
+
 namespace {
 
 using namespace std::chrono_literals;
-
-class Numbers {
- public:
-  std::size_t size() const { return 240; }
-  lockstep::data::Batch get_batch(const at::Tensor& indices) const {
-    return {(indices.to(at::kFloat).unsqueeze(1) + torch::arange(16)).sin(), indices.remainder(4)};
-  }
-};
-
-torch::nn::Sequential make_net() {
-  using namespace torch::nn;
-  return Sequential(Linear(16, 64), BatchNorm1d(64), ReLU(), Dropout(0.3), Linear(64, 64), ReLU(),
-                    Linear(64, 4));
-}
-
-std::string digest(const std::vector<at::Tensor>& tensors) {
-  std::uint64_t hash = 1469598103934665603U;
-  for (const auto& each : tensors) {
-    const auto tensor = each.contiguous();
-    const auto* const bytes = static_cast<const unsigned char*>(tensor.data_ptr());
-    for (std::size_t i = 0; i < tensor.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211U;
-  }
-  return fmt::format("{:016x}", hash);
-}
-
-std::string digest(const torch::nn::Module& net) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& each : lockstep::state_dict(net)) tensors.push_back(each.value.as_tensor());
-  return digest(tensors);
-}
+using lockstep::testing::digest;
+using lockstep::testing::make_net;
+using lockstep::testing::Numbers;
+using lockstep::testing::wait_for;
 
 std::string digest(const lockstep::FSDPModule& sharded) {
   auto tensors = sharded.parameters();
@@ -75,17 +51,6 @@ std::string digest(const lockstep::FSDPModule& sharded) {
 bool is_first_start() {
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return restarts != nullptr && std::string(restarts) == "0";
-}
-
-// Rank 0 looks, and the others learn of lost ranks meanwhile.
-void wait_for(const std::filesystem::path& file, const lockstep::Context& context) {
-  if (context.is_main_process()) std::cout << "waits" << std::endl;
-  const auto exists = torch::zeros({1});
-  while (exists.item<float>() == 0) {
-    std::this_thread::sleep_for(1ms);
-    exists.fill_(context.is_main_process() && std::filesystem::exists(file) ? 1 : 0);
-    context.group().broadcast(exists, 0);
-  }
 }
 
 // Losses of validations, which decide on the learning rate.

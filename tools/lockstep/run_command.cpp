@@ -309,7 +309,7 @@ void add_own_options(CLI::App& run, RunArguments& parsed) {
       ->type_name("SECONDS")
       ->envname("PET_SHUTDOWN_TIMEOUT");
   add(run, "signals-to-handle", parsed.signals_to_handle, "NAMES",
-      "Signals that end the run and are forwarded to the ranks");
+      "Signals that end the run and are forwarded to the ranks; SIGUSR1 and SIGUSR2 are forwarded in any case");
   add_flag(run, "verbose", parsed.verbose, "Print the time limits of the launcher and of the ranks", "-v");
   add(run, "bind", parsed.bind, "HOW", "Bind each rank to its own cores: none, compact or spread");
   add(run, "memory-allocator", parsed.memory_allocator, "NAME",
@@ -349,7 +349,8 @@ CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
       "Ranks get torchrun's environment variables, and /dev/null as stdin. Their lines begin with\n"
       "[rank N], or [HOST rank N] with several nodes. Python runs a program whose name ends in .py. An\n"
       "option can also be set in the environment, as PET_NPROC_PER_NODE. The exit code is 0 if all ranks\n"
-      "exit with 0, else that of the rank that failed first (128 + signal).");
+      "exit with 0, 75 if ranks exit with 75 and none fails (a signal has interrupted the run), else that of\n"
+      "the rank that failed first (128 + signal).");
   run.prefix_command();
   return run;
 }

@@ -28,6 +28,7 @@
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/training/logging.h>
 #include <lockstep/training/progress.h>
+#include <lockstep/training/stop_signals.h>
 
 namespace lockstep {
 
@@ -121,9 +122,9 @@ struct TrainerOptions {
   /// too, and each step with on_bad_loss or spike_factor. Before each checkpoint the parameters must be finite.
   std::int64_t agree_interval = 1;
   /// While fit() runs, these signals make all ranks save a checkpoint after a step and leave fit();
-  /// interrupted() is then true. A second signal of the same kind, or one that arrives too late, has its original
-  /// effect. Not in threads of spawn_threads().
-  std::vector<int> stop_signals = {SIGTERM};
+  /// interrupted() is then true, and the program ends with kExitInterrupted. A second signal of the same kind, or one
+  /// that arrives too late, has its original effect, see StopSignals. Not in threads of spawn_threads().
+  std::vector<int> stop_signals = {SIGTERM, SIGUSR1};
 };
 
 /// The training loop of one model: batches, accumulation, autocast, clipping, schedules, validation, logs,
@@ -319,6 +320,7 @@ class Trainer {
   std::vector<std::function<Scalars()>> on_validate_;
   std::vector<std::function<void(const Scalars&)>> on_epoch_end_;
   std::vector<std::function<void(std::int64_t, const Scalars&)>> on_log_;
+  std::weak_ptr<StopSignals> signals_;  // of begin_fit()
   const void* loader_ = nullptr;
   const EarlyStopping* stopping_ = nullptr;
   std::optional<std::int64_t> batches_;  // of an epoch, where known

@@ -21,7 +21,6 @@
 #include "runtime/elastic_run.h"
 #include "runtime/run.h"
 #include "training/loss_guard.h"
-#include "training/stop_signals.h"
 #include "training/trainer_checks.h"
 
 namespace lockstep {
@@ -142,7 +141,9 @@ std::shared_ptr<void> Trainer::begin_fit() {
     training::check_no_checkpoints(*manager_, group_);
   }
   if (is_thread_rank()) return nullptr;
-  return std::make_shared<training::StopSignals>(options_.stop_signals);
+  const auto signals = std::make_shared<StopSignals>(options_.stop_signals);
+  signals_ = signals;
+  return signals;
 }
 
 void Trainer::train_epochs(const std::function<void()>& loop) {
@@ -307,7 +308,8 @@ double Trainer::agree(std::int64_t step) {
   const auto loss = loss_.defined() ? loss_.item<double>() : 0;
   const bool is_finite =
       scaler_ || (std::isfinite(loss) && std::isfinite(guard_ ? grad_norm_.value_or(0) : 0));
-  const bool arrived = training::StopSignals::arrived();
+  const auto signals = signals_.lock();
+  const bool arrived = signals && signals->arrived();
   const auto sums = metrics::sum_over_ranks({is_finite ? 0.0 : 1.0, stop_requested_ || arrived ? 1.0 : 0.0,
                                              arrived ? 1.0 : 0.0, is_finite ? loss : 0},
                                             group_);
@@ -315,7 +317,7 @@ double Trainer::agree(std::int64_t step) {
   stopped_ = sums[1] > 0;
   interrupted_ = sums[2] > 0;
   if (stopped_) stop_requested_ = false;
-  if (interrupted_) training::StopSignals::take();
+  if (interrupted_ && signals) signals->stop();
   if (sums[0] > 0) return std::numeric_limits<double>::quiet_NaN();
   return sums[3] / (group_ ? group_->size() : 1);
 }

@@ -165,7 +165,7 @@ int launch(const LaunchOptions& options, std::vector<GuardOptions::Companion> be
       return error.exit_code();
     }
   };
-  GuardOptions guard{.stop_signals = options.stop_signals, .beside = std::move(beside)};
+  GuardOptions guard{.signals = forwarded_signals(options.stop_signals), .beside = std::move(beside)};
   if (server)
     guard.beside.push_back({"the coordinator of the nodes", [&](int stop) { server->serve(stop); }});
   if (metrics) guard.beside.push_back({"the metrics", [&](int stop) { metrics->serve(stop); }});

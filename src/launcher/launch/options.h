@@ -118,7 +118,7 @@ struct LaunchOptions {
   int spares = 0;                   // processes that are started in advance, to replace ranks; see spare.h
   bool virtual_local_rank = false;  // LOCAL_RANK is 0 everywhere; each rank sees one GPU, as CUDA device 0
   bool pass_local_rank = false;     // the program's first argument is --local-rank=K in local rank K
-  // Signals that end the run and are forwarded to the ranks.
+  // Signals that end the run and are forwarded to the ranks. SIGUSR1 and SIGUSR2 are warnings unless they stand here.
   std::set<int> stop_signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};
   machine::Binding bind = machine::Binding::none;  // how ranks are bound to cores
   std::string memory_allocator = "default";        // see allocator_environment()
@@ -154,6 +154,14 @@ Machine this_machine();
 // or "auto" (one per GPU, or one per core without GPUs). Throws ArgumentError for anything else, and for
 // "gpu" if no GPU is visible. PyTorch: torch.distributed.run.determine_local_world_size.
 int worker_count(const std::string& nproc_per_node, const Machine& machine);
+
+// SIGUSR1 or SIGUSR2.
+bool is_user_signal(int signal);
+// Whether a signal is only forwarded to the ranks, which continue until they end by themselves: SLURM's warning
+// before the time limit of a job.
+bool is_warning(int signal, const std::set<int>& stop_signals);
+// The stop signals and the warnings.
+std::set<int> forwarded_signals(std::set<int> stop_signals);
 
 // Parses "SIGTERM,SIGUSR1" for LaunchOptions::stop_signals. Throws ArgumentError for a name that is not a
 // signal or cannot be handled.

@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/base/exit_code.h>
+
 #include "base/host.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
@@ -21,6 +23,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// SLURM signals the launcher and its guard, which also gets what the launcher forwards.
+constexpr milliseconds kSameSignal{1'000};
 constexpr milliseconds kLogWaitingAfter{10'000};
 
 std::string in_seconds(milliseconds span) {
@@ -31,8 +35,8 @@ std::string in_seconds(milliseconds span) {
 
 NodeSupervisor::NodeSupervisor(const LaunchOptions& options, const std::string& file, bool is_host,
                                int parent)
-    : RankSupervisor({.grace_period = options.grace_period, .confirm = kConfirmLimit}, options.stop_signals,
-                     parent),
+    : RankSupervisor({.grace_period = options.grace_period, .confirm = kConfirmLimit},
+                     forwarded_signals(options.stop_signals), parent),
       options_(options),
       file_(file),
       is_host_(is_host),
@@ -122,24 +126,38 @@ void NodeSupervisor::handle_control() {
   if (!control_) return;
   while (const auto signal = control_->next_signal()) {
     if (!control_->lost().empty()) logs_.print(fmt::format("{}: this node ends", control_->lost()));
-    on_stop_signal(*signal);
+    on_signal(*signal);
   }
 }
 
-void NodeSupervisor::on_stop_signal(int signal) {
-  const bool interactive = signal == SIGINT || signal == SIGQUIT;
-  if (phase() == Phase::stopping && interactive && stop_signal_ != 0) {
+void NodeSupervisor::warn_ranks(int signal) {
+  const bool have_ranks = has_ranks();
+  logs_.print(fmt::format("{}: {}", signal_name(signal),
+                          have_ranks ? "forwarded to the ranks" : "no rank runs; the launcher continues"));
+  if (have_ranks) workers_->warn_ranks(signal);
+}
+
+bool NodeSupervisor::is_second(int signal) const {
+  if (stop_signal_ == 0) return false;
+  return signal == SIGINT || signal == SIGQUIT || (signal == stop_signal_ && second_signal_from_->expired());
+}
+
+void NodeSupervisor::on_signal(int signal) {
+  if (is_warning(signal, options_.stop_signals)) return warn_ranks(signal);
+  if (phase() == Phase::stopping && is_second(signal)) {
     logs_.print(fmt::format("{} again: killing all ranks", signal_name(signal)));
     begin_kill();
   }
   if (stop_signal_ != 0) return;
   stop_signal_ = signal;
+  second_signal_from_.emplace(kSameSignal);
   account({.signal = signal});
   if (is_stopping()) {
     logs_.print(fmt::format("{}: the ranks will not be restarted", signal_name(signal)));
   } else {
-    logs_.print(fmt::format("{}: stopping all ranks (SIGKILL after {}{})", signal_name(signal),
-                            in_seconds(options_.grace_period), interactive ? ", or at a second Ctrl-C" : ""));
+    logs_.print(fmt::format("{}: stopping all ranks (SIGKILL after {}, or at a second {})",
+                            signal_name(signal), in_seconds(options_.grace_period),
+                            signal == SIGINT ? "Ctrl-C" : signal_name(signal)));
   }
   client_->send(Leaving{fmt::format("its launcher received {}", signal_name(signal)), signal});
   begin_stop(signal);
@@ -165,6 +183,8 @@ std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
 }
 
 bool NodeSupervisor::replace(const RankExit& exit) {
+  // The replacement would wait for a rank that was interrupted.
+  if (failures().interrupted()) return false;
   if (!workers_->can_replace() || !kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
   const pid_t pid = workers_->replace(exit.local_rank);
   const auto line = fmt::format("rank {} {}; its replacement runs ({} of {} restarts)", exit.rank,
@@ -205,7 +225,7 @@ milliseconds NodeSupervisor::leftover_limit() const {
 void NodeSupervisor::on_grace_period_over() {
   const auto ranks = workers_->alive_ranks();
   logs_.print(fmt::format(
-      "still running after {}; killed: {}", in_seconds(options_.grace_period),
+      "still running after {} (--grace-period); killed: {}", in_seconds(options_.grace_period),
       ranks.empty() ? "processes that the ranks started" : fmt::format("rank {}", fmt::join(ranks, ", "))));
 }
 
@@ -277,6 +297,7 @@ void NodeSupervisor::on(const Reserve& /*reserve*/) {
 
 void NodeSupervisor::on(const Start& start) {
   answer_due_.reset();
+  stopped_by_signal_ = false;
   begin_run();
   workers_.emplace(options_, file_, start.assignment, log_folder_, logs_);
   AccountEntry entry;
@@ -291,6 +312,7 @@ void NodeSupervisor::on(const Stop& stop) {
   const bool others_run = workers_ && !workers_->alive().empty();
   const char* others = !others_run ? "" : ours ? "; stopping the other ranks" : "; stopping all ranks";
   logs_.print(stop.notice + others);
+  stopped_by_signal_ = stop.signal != 0;
   begin_stop(stop.signal != 0 ? stop.signal : SIGTERM);
   if (phase() == Phase::idle) {
     client_->send(Stopped{stop.attempt});
@@ -303,6 +325,7 @@ void NodeSupervisor::on(const Stop& stop) {
 void NodeSupervisor::on(const End& end) {
   answer_due_.reset();
   end_ = end;
+  if (end.signal != 0) stopped_by_signal_ = true;
   begin_stop(end.signal != 0 ? end.signal : SIGTERM);
 }
 
@@ -317,11 +340,24 @@ void NodeSupervisor::log_waiting() {
   logs_.print(fmt::format("still waiting for the other nodes at {}", to_text(options_.nodes->endpoint)));
 }
 
+// Another node that leaves because of a signal is no failure to ranks that have saved their state because of it.
+bool NodeSupervisor::is_interrupted() const {
+  const bool has_failed = end_ && end_->failure && !(stopped_by_signal_ && !end_->failure->reason.empty());
+  return failures().interrupted() && !has_failed;
+}
+
 bool NodeSupervisor::is_reported_here() const {
   return !control_ || !options_.nodes || !end_is_known_to_all_ || options_.nodes->node_rank == 0;
 }
 
 void NodeSupervisor::print_report() {
+  if (is_interrupted()) {
+    logs_.print(
+        fmt::format("the run was interrupted: its ranks exited with code {}; start it again to continue from "
+                    "its last checkpoint",
+                    kExitInterrupted));
+    return;
+  }
   const auto first = failure();
   if (!first) return;
   account({.failure = first});
@@ -342,6 +378,7 @@ void NodeSupervisor::write_error(const FailureReport& failure) {
 }
 
 int NodeSupervisor::result() const {
+  if (is_interrupted()) return kExitInterrupted;
   if (const auto first = failure()) return exit_code(*first);
   return stop_signal_ != 0 ? 128 + stop_signal_ : 0;
 }
