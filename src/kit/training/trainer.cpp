@@ -7,7 +7,6 @@
 
 #include <lockstep/amp/autocast.h>
 #include <lockstep/base/world.h>
-#include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/training/elastic.h>
 #include <lockstep/training/trainer.h>
 
@@ -92,6 +91,9 @@ Trainer::Trainer(const CallerPlace& /*place*/, torch::nn::Module& module, torch:
   }
   state_.add("batches", pending_).add("accumulation_steps", accumulation_steps_);
   if (options_.accumulation_steps > 1 && !sharded_) state_.add_gradients("gradients", module_);
+  if (options_.verify_interval != 0 && group_)
+    state_.add("verifier",
+               verifier_.emplace(module_, training::verifier_options(options_, optimizer_), where_));
 }
 
 Trainer::~Trainer() = default;
@@ -199,6 +201,7 @@ void Trainer::load(const Dict& contents) {
   // A run without accumulation saves no gradients.
   if (options_.accumulation_steps > 1 && !sharded_ && contents.find("gradients") == nullptr)
     complete.set("gradients", state_.state_dict().at("gradients"));
+  if (verifier_ && contents.find("verifier") == nullptr) complete.set("verifier", verifier_->state_dict());
   state_.load_state_dict(complete);
   accumulation_steps_ = options_.accumulation_steps;
 }
@@ -223,10 +226,16 @@ bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
 }
 
 bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
+  if (verifier_) throw ArgumentError("Trainer: with verify_interval call train_batch(batch, loss_of)");
+  return train_by([&](const Backward& backward) { return backward(loss_of); });
+}
+
+bool Trainer::train_by(const std::function<at::Tensor(const Backward&)>& run) {
   ++batch_;
   if (bar_) bar_->update();
   const bool ends_step = ++pending_ == options_.accumulation_steps;
-  losses_.push_back(backward(loss_of, ends_step));
+  losses_.push_back(
+      run([&](const std::function<at::Tensor()>& loss_of) { return backward(loss_of, ends_step); }));
   reported_loss_.update(losses_.back());
   if (!ends_step) return true;
   optimize();

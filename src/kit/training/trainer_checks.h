@@ -17,6 +17,8 @@ TrainerOptions checked(const TrainerOptions& options);
 // nullptr for another module.
 std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* ddp, bool is_sharded);
 
+StepVerifierOptions verifier_options(const TrainerOptions& options, torch::optim::Optimizer& optimizer);
+
 // Throws ArgumentError if the optimizer has a tensor that was a parameter and is none of `parameters` now.
 // Such a tensor is one of `first_parameters`, or has the shape of a parameter and no other owner. An
 // optimizer may have tensors that never were parameters of the module, such as those of a loss.

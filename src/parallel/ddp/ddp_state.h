@@ -49,6 +49,11 @@ class DdpState {
   void require_can_rejoin(bool in_join) const;
   void rejoin(const bool& sync, bool in_join);
 
+  // Throws ArgumentError for what StepVerifier cannot compute again.
+  void require_can_verify() const;
+  // Whether a forward is one of StepVerifier for another rank, which makes no calls.
+  bool is_replaying() const { return reducer_ && reducer_->is_replaying(); }
+
   // Whether every gradient is an average over all ranks.
   bool has_averaged_gradients() const;
 
