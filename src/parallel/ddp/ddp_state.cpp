@@ -183,6 +183,12 @@ void DdpState::sync_buffers() {
   if (buffers_.has_any()) buffers_.broadcast(0);
 }
 
+void DdpState::sync_buffers_if_due() {
+  if (!buffers_.is_due()) return;
+  buffers_.broadcast(0);
+  buffers_.set_may_differ(false);
+}
+
 void DdpState::prepare_for_forward(bool sync, bool in_join) {
   if (!can_train_) {
     throw_error<Error>("{}: rejoin() has failed, so the ranks cannot continue; end the run",

@@ -44,6 +44,8 @@ class DdpState {
   void finish_join(bool is_last_joiner);
 
   void sync_buffers();
+  // As the next forward would, which then does not.
+  void sync_buffers_if_due();
 
   // As WrapperModule's. `sync`: as at construction.
   void require_can_rejoin(bool in_join) const;
