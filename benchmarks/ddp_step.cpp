@@ -109,7 +109,8 @@ nlohmann::json measure_verified(const Flags& flags, const MakeNet& make_net, con
   torch::manual_seed(0);
   lockstep::DistributedDataParallel ddp(make_net());
   torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(kRate));
-  lockstep::StepVerifier verifier(ddp, {.interval = 2, .all_ranks = flags.verify_all_ranks, .optimizer = &optimizer});
+  lockstep::StepVerifier verifier(
+      ddp, {.interval = 2, .all_ranks = flags.verify_all_ranks, .optimizer = &optimizer});
   const Step step = [&] {
     optimizer.zero_grad();
     double loss = 0;
@@ -152,14 +153,17 @@ int main(int argc, char** argv) {
   CLI::App app("Times training steps with and without DistributedDataParallel; prints JSON");
   Flags flags;
   app.add_option("--net", flags.net)->check(CLI::IsMember(net_names()))->capture_default_str();
-  app.add_option("--mode", flags.mode)->check(CLI::IsMember({"both", "bare", "ddp", "verify"}))->capture_default_str();
+  app.add_option("--mode", flags.mode)
+      ->check(CLI::IsMember({"both", "bare", "ddp", "verify"}))
+      ->capture_default_str();
   app.add_option("--backend", flags.backend)->capture_default_str();
   app.add_option("--between-hosts", flags.between_hosts, "the communication hook of what crosses hosts")
       ->check(CLI::IsMember(hooks()))
       ->capture_default_str();
   app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_flag("--optimizer-in-backward", flags.optimizer_in_backward);
-  app.add_flag("--verify-all-ranks", flags.verify_all_ranks, "with --mode verify: each verified step verifies all ranks");
+  app.add_flag("--verify-all-ranks", flags.verify_all_ranks,
+               "with --mode verify: each verified step verifies all ranks");
   CLI11_PARSE(app, argc, argv);
   try {
     const auto result = measure(flags);

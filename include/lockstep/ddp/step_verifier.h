@@ -28,7 +28,7 @@ struct Verdict;
 /// The gradient of a rank differs from the one that other ranks computed from the same batch, or its parameters differ
 /// from theirs. The optimizer has not stepped. All ranks throw it in the same step, or only the wrong ones: see OnMismatch.
 /// Data: ranks() that are wrong or, where no majority decides, all that may be; group(), step(), tensor().
-/// Remedy: replace the host of the rank, and continue from a checkpoint. PyTorch: nothing.
+/// Remedy: replace the host of the rank, and continue from a checkpoint.
 class VerificationError : public Error {
  public:
   VerificationError(const std::string& message, ErrorDetails details, std::int64_t step, std::string tensor)
