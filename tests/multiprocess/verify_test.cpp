@@ -244,7 +244,7 @@ const testing::Scenario of_two("verify two", [] {
   auto batch = batch_of(context.rank(), 0);
   const auto error =
       error_in_step(verifier, ddp, batch,
-                    {.gradient = context.rank() == 0 ? std::optional(Flip{.bit = 22}) : std::nullopt});
+                    {.gradient = context.rank() == 0 ? std::optional(Flip{.bit = 30}) : std::nullopt});
   ASSERT_TRUE(error);
   EXPECT_THAT(error->ranks(), ElementsAre(0, 1));
   EXPECT_THAT(error->what(), HasSubstr("no third rank can decide which of them is wrong"));
@@ -254,7 +254,7 @@ TEST(StepVerifier, NamesBothOfTwoRanks) { testing::expect_all_passed(testing::ru
 
 void flip_on(int rank, const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
-  if (get_rank() == rank) tensor.copy_(flipped(tensor, {.element = 5, .bit = 3}));
+  if (get_rank() == rank) tensor.copy_(flipped(tensor, {.element = 5, .bit = 20}));
 }
 
 const testing::Scenario parameters("verify parameters", [] {
