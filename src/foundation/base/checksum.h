@@ -2,16 +2,18 @@
 #pragma once
 
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 namespace lockstep {
 
-// One step of checksum(). For a given word it is a bijection of the state, and for a given state one of the word.
+// One step of checksum(). For a given word it is a bijection of the state, and for a given state one of the word. The
+// first product spreads a bit to those above it, the shift to the lower half, and the second product from there.
 constexpr std::uint64_t mixed(std::uint64_t state, std::uint64_t word) {
-  return std::rotl((state ^ word) * 0x9E3779B97F4A7C15U, 29);
+  auto value = (state ^ word) * 0x9E3779B97F4A7C15U;
+  value ^= value >> 32U;
+  return value * 0xD6E8FEB86659FD93U;
 }
 
 // A 64-bit checksum of memory, the same on machines of one byte order. It always changes when one aligned group of 8

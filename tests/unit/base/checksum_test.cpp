@@ -30,6 +30,22 @@ TEST(Checksum, ChangesWithEveryBit) {
   }
 }
 
+// Even in one lane, where the second could undo what the first has left.
+TEST(Checksum, ChangesWithEveryTwoBits) {
+  auto data = bytes(64);
+  const auto flip = [&](std::size_t bit) { data[bit / 8] ^= static_cast<unsigned char>(1U << (bit % 8)); };
+  std::set<std::uint64_t> seen{checksum(data.data(), data.size())};
+  for (std::size_t one = 0; one < 8 * data.size(); ++one) {
+    flip(one);
+    for (std::size_t other = one + 1; other < 8 * data.size(); ++other) {
+      flip(other);
+      ASSERT_TRUE(seen.insert(checksum(data.data(), data.size())).second) << one << " and " << other;
+      flip(other);
+    }
+    flip(one);
+  }
+}
+
 TEST(Checksum, ChangesWithTheLengthAndTheOrder) {
   const std::vector<unsigned char> zeros(128);
   std::set<std::uint64_t> seen;
