@@ -187,6 +187,7 @@ StepVerifier::StepVerifier(ModuleRef module, const StepVerifierOptions& options,
     check(options_);
     ddp_.state_->require_can_verify();
     if (group.size() > 1) check_layers(ddp_);
+    compared_tensors(ddp_, options_.optimizer);  // knows the class of the optimizer
   });
   if (group.size() == 1) return;
   modules::check_same_on_all_ranks(
