@@ -27,6 +27,7 @@
 #include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/ddp/join.h>
+#include <lockstep/ddp/step_verifier.h>
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
 #include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/functional.h>

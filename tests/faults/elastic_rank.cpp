@@ -7,6 +7,7 @@
 //   throws, leaves  throws, or exits with code 0, in step 5
 //   hangs           never ends step 5; nor does rank 2, which sleeps
 //   drags           takes 60 ms longer for each step
+//   wrong           computes wrongly from step 50 on, which the ranks verify
 //   works           reports progress in step 5 until <folder>/rested exists, while the others wait
 // and of all ranks:
 //   trainer         the Trainer has the loop: epochs with a validation, early stopping, checkpoints in <folder>
@@ -230,16 +231,30 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
 
   if (mode == "number") state.add("sharded", unsupported);
   if (mode == "unknown") state.add("of shards", of_shards.emplace(shards->parameters(), 0.1));
+  std::optional<lockstep::StepVerifier> verifier;
+  if (mode == "wrong") {
+    const lockstep::StepVerifierOptions verified{.interval = 10,
+                                                 .all_ranks = true,
+                                                 .on_mismatch = lockstep::OnMismatch::replace,
+                                                 .accumulation_steps = 2,
+                                                 .optimizer = optimizer.get()};
+    state.add("verifier", verifier.emplace(ddp, verified));
+  }
+  const auto pass = [&](lockstep::data::Batch& batch) {
+    auto outputs = ddp->forward(batch.data);
+    if (mode == "wrong" && step >= 49 && context.rank() == 1 && is_first) outputs = outputs * 1.001;
+    torch::nn::functional::cross_entropy(outputs, batch.target).backward();
+  };
   exit_if("before");
   lockstep::elastic::run(state, [&](const lockstep::Context& of_run) {
     std::cout << "pid " << ::getpid() << " of " << of_run.rank() << " at step " << step << std::endl;
     for (; step < steps; ++epoch) {
       loader.set_epoch(epoch);
       bool accumulates = true;
-      for (const auto& [inputs, targets] : loader) {
+      for (auto& batch : loader) {
         std::optional<lockstep::NoSync> no_sync;
         if (accumulates) no_sync.emplace(ddp->no_sync());
-        torch::nn::functional::cross_entropy(ddp->forward(inputs), targets).backward();
+        verifier ? verifier->run(batch, pass) : pass(batch);
         if (std::exchange(accumulates, !accumulates)) continue;
         if (step + 1 == steps) wait_for(folder / "enough", of_run);
         optimizer->step();

@@ -246,6 +246,18 @@ TEST(Elastic, ASlowRankIsNamedAndReplaced) {
             HasSubstr("rank 1 was killed by SIGKILL; its replacement runs (1 of 10 restarts)")));
 }
 
+TEST(Elastic, ARankThatComputesWronglyIsReplaced) {
+  ElasticTraining training(kOnce, 60s, "wrong");
+  EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+  expect_survivors(training);
+  EXPECT_THAT(
+      training.launcher().err(),
+      AllOf(ContainsRegex("warning: in step 50 rank 1 computed another gradient of [^\n]* than two other "
+                          "ranks[^\n]*; it is replaced"),
+            HasSubstr("all 4 ranks continued from commit 49:"),
+            HasSubstr("its replacement runs (1 of 1 restarts)")));
+}
+
 TEST(Elastic, RefusesAtTheStartWhatCannotContinueLater) {
   for (const auto& [mode, text] :
        {std::pair{"gloo", "the default group has the backend gloo"},

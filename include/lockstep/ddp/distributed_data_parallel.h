@@ -189,6 +189,8 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   }
 
  private:
+  friend class StepVerifier;
+
   bool sync_ = true;
   at::Tensor prepare(const at::Tensor& argument) const;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <csignal>
 #include <cstdint>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,7 +25,9 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/ddp/step_verifier.h>
 #include <lockstep/device/module_ref.h>
+#include <lockstep/device/pytree.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/training/logging.h>
@@ -55,6 +59,11 @@ enum class OnBadLoss : std::uint8_t {
 };
 /// The names of the enumerators, which Literal accepts.
 OneOf<"error", "skip", "rewind"> literals_of(OnBadLoss);
+
+namespace training {
+// For a type that StepVerifier does not take: throws ArgumentError.
+[[noreturn]] void refuse_batch();
+}  // namespace training
 
 /// Options of Trainer.
 struct TrainerOptions {
@@ -112,6 +121,12 @@ struct TrainerOptions {
   /// the steps that are repeated. Only one fit() of a run can be elastic. Loops of begin_epoch() and train_batch()
   /// throw ArgumentError; they call elastic::run() and state().commit() themselves.
   bool elastic = false;
+
+  /// Steps between two that a StepVerifier verifies; 0: none. A rank that computes wrongly is then a VerificationError
+  /// of fit(), or with `elastic` replaced. The type of the batches must be a PyTree. `loss_of` is also called for
+  /// batches of other ranks.
+  std::int64_t verify_interval = 0;
+  bool verify_all_ranks = false;  ///< StepVerifierOptions::all_ranks
 
   /// A progress bar for each epoch on the main rank, with the numbers of the last report.
   bool progress = false;
@@ -229,7 +244,7 @@ class Trainer {
         if constexpr (requires { loader.set_epoch(epoch()); }) loader.set_epoch(epoch());
         for (std::int64_t trained = seeks ? 0 : batch_; auto&& batch : loader) {
           if (trained-- > 0) continue;
-          if (!train_batch([&] { return loss_of(batch); })) return;
+          if (!train_batch(batch, loss_of)) return;
         }
         end_epoch();
       }
@@ -244,6 +259,25 @@ class Trainer {
   /// Forward and backward of one batch, and after accumulation_steps of them one step. Returns false if the
   /// loop must be left without end_epoch().
   bool train_batch(const std::function<at::Tensor()>& loss_of);
+  /// The same with the loss `loss_of(batch)`, as options.verify_interval needs it.
+  template <typename Batch, typename LossOf>
+  bool train_batch(Batch& batch, LossOf&& loss_of) {
+    using Own = std::remove_const_t<Batch>;
+    if (!verifier_) return train_batch([&] { return loss_of(batch); });
+    return train_by([&](const Backward& backward) -> at::Tensor {
+      if constexpr (PyTree<Own> && std::copy_constructible<Own>) {
+        at::Tensor own;
+        const auto pass = [&](Batch& each) {
+          const auto loss = backward([&] { return loss_of(each); });
+          if (!own.defined()) own = loss;
+        };
+        verifier_->run(batch, pass, where_);
+        return own;
+      } else {
+        training::refuse_batch();
+      }
+    });
+  }
   /// Validates, saves a checkpoint and counts the epoch.
   void end_epoch();
 
@@ -277,6 +311,10 @@ class Trainer {
     }
   }
 
+  // Runs the backward of a loss, and returns the loss.
+  using Backward = std::function<at::Tensor(const std::function<at::Tensor()>& loss_of)>;
+  // train_batch() where `run` calls the function that it gets, and returns the loss of this rank.
+  bool train_by(const std::function<at::Tensor(const Backward&)>& run);
   // Calls `loop`; with options.elastic within elastic::run(), again after each loss of a rank.
   void train_epochs(const std::function<void()>& loop);
   // Drops what is of the steps after the last commit, or differs between a replacement and the others.
@@ -314,6 +352,7 @@ class Trainer {
   TrainingState state_;
   std::unique_ptr<training::LossGuard> guard_;  // nullptr: bad losses are errors, found by agree()
   std::optional<CheckpointManager> manager_;
+  std::optional<StepVerifier> verifier_;
   std::optional<ProgressBar> bar_;
   std::function<void()> step_function_;
   std::vector<std::function<void(const at::Tensor&)>> on_step_;

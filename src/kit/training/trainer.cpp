@@ -8,7 +8,6 @@
 
 #include <lockstep/amp/autocast.h>
 #include <lockstep/base/world.h>
-#include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/training/elastic.h>
 #include <lockstep/training/trainer.h>
 
@@ -85,6 +84,9 @@ Trainer::Trainer(const CallerPlace& /*place*/, torch::nn::Module& module, torch:
                                                 .group = group_});
   // Not in checkpoints that must have all parts of the state, so that one of a run without it can be loaded.
   if (guard_ && (!sharded_ || options_.elastic)) state_.add("loss_guard", *guard_);
+  if (options_.verify_interval != 0 && group_)
+    state_.add("verifier",
+               verifier_.emplace(module_, training::verifier_options(options_, optimizer_), where_));
 }
 
 Trainer::~Trainer() = default;
@@ -198,6 +200,7 @@ void Trainer::load(const Dict& contents) {
     complete.set("gradients", state_.state_dict().at("gradients"));
   if (guard_ && contents.find("loss_guard") == nullptr)
     complete.set("loss_guard", guard_->state_dict(group_));
+  if (verifier_ && contents.find("verifier") == nullptr) complete.set("verifier", verifier_->state_dict());
   state_.load_state_dict(complete);
   accumulation_steps_ = options_.accumulation_steps;
 }
@@ -223,11 +226,17 @@ bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
 }
 
 bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
+  if (verifier_) throw ArgumentError("Trainer: with verify_interval call train_batch(batch, loss_of)");
+  return train_by([&](const Backward& backward) { return backward(loss_of); });
+}
+
+bool Trainer::train_by(const std::function<at::Tensor(const Backward&)>& run) {
   if (guard_ && (pending_ == 0 || guard_->has_no_begin())) guard_->begin_step(step_, pending_ == 0);
   ++batch_;
   if (bar_) bar_->update();
   const bool ends_step = ++pending_ == options_.accumulation_steps;
-  losses_.push_back(backward(loss_of, ends_step));
+  losses_.push_back(
+      run([&](const std::function<at::Tensor()>& loss_of) { return backward(loss_of, ends_step); }));
   reported_loss_.update(losses_.back());
   if (!ends_step) return true;
   const bool has_step = optimize();

@@ -51,12 +51,27 @@ TrainerOptions checked(const TrainerOptions& options) {
   check_at_least(1, options.epochs_per_checkpoint, "epochs_per_checkpoint");
   check_at_least(1, options.log_interval, "log_interval");
   check_at_least(1, options.agree_interval, "agree_interval");
+  check_at_least(0, options.verify_interval, "verify_interval");
   if (options.max_grad_norm && !(*options.max_grad_norm > 0))
     throw_error<ArgumentError>("Trainer: max_grad_norm = {}; give more than 0", *options.max_grad_norm);
   check_bad_loss(options);
   if (options.resume && options.checkpoints.empty())
     throw ArgumentError("Trainer: resume needs a folder of checkpoints");
   return options;
+}
+
+StepVerifierOptions verifier_options(const TrainerOptions& options, torch::optim::Optimizer& optimizer) {
+  return {.interval = options.verify_interval,
+          .all_ranks = options.verify_all_ranks,
+          .on_mismatch = options.elastic ? OnMismatch::replace : OnMismatch::stop,
+          .accumulation_steps = options.accumulation_steps,
+          .optimizer = &optimizer};
+}
+
+void refuse_batch() {
+  throw ArgumentError(
+      "Trainer: verify_interval needs batches that can be copied and whose tensors TensorVisitor finds; give the type "
+      "of the batches a visit_tensors()");
 }
 
 std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* ddp, bool is_sharded) {

@@ -24,6 +24,8 @@ std::vector<modules::NamedTensor> optimizable_parameters(const torch::nn::Module
 std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> weak(
     const std::vector<modules::NamedTensor>& parameters);
 
+StepVerifierOptions verifier_options(const TrainerOptions& options, torch::optim::Optimizer& optimizer);
+
 // Throws ArgumentError if the optimizer has a tensor that was a parameter and is none of `parameters` now.
 // Such a tensor is one of `first_parameters`, or has the shape of a parameter and no other owner. An
 // optimizer may have tensors that never were parameters of the module, such as those of a loss.
