@@ -31,6 +31,9 @@ struct StateDictOptions {
   bool full_state_dict = false;
   /// Tensors on the CPU. With full_state_dict, only rank 0 has entries.
   bool cpu_offload = false;
+  /// For set_model_state_dict(): a parameter or buffer that the dict does not have is an error. False: it keeps its
+  /// values. An entry of another name is no error.
+  bool strict = true;
   /// For set_model_state_dict() and set_optimizer_state_dict(): rank 0 has whole tensors, and other ranks'
   /// dicts are not read. Set by all ranks. They throw ArgumentError for experts on several ranks.
   bool broadcast_from_rank0 = false;
@@ -38,9 +41,6 @@ struct StateDictOptions {
   /// "param_groups.<parameter>.<option>", so that the ranks of a pipeline, which have other parameters, can
   /// save one checkpoint together.
   bool flatten_optimizer_state_dict = false;
-  /// For set_model_state_dict(): a parameter or buffer that the dict does not have is an error. False: it keeps its
-  /// values. An entry of another name is no error.
-  bool strict = true;
   OptionsKeyword options = {};  ///< does not compile
 };
 
