@@ -404,8 +404,10 @@ class Numbers {
   }
 };
 
-std::vector<at::Tensor> trained_by_trainer(Net& net, const TrainerOptions& options) {
+std::vector<at::Tensor> trained_by_trainer(const TrainerOptions& options, const Faults& faults = {}) {
   torch::manual_seed(3U + static_cast<unsigned>(get_rank()));
+  Net net;
+  net->faults = faults;
   DistributedDataParallel ddp(net);
   torch::optim::AdamW optimizer(ddp->parameters(), 1e-2);
   data::DataLoader loader(Numbers(), {.batch_size = 4, .shuffle = true});
@@ -422,15 +424,11 @@ const testing::Scenario by_trainer("verify by trainer", [] {
   const auto context = init({.backend = "shm"});
   for (const int parts : {1, 2}) {
     TrainerOptions options{.epochs = 2, .accumulation_steps = parts, .max_grad_norm = 1};
-    Net without;
-    const auto expected = trained_by_trainer(without, options);
+    const auto expected = trained_by_trainer(options);
     options.verify_interval = 2;
-    Net verified;
-    EXPECT_TRUE(have_equal_bits(trained_by_trainer(verified, options), expected));
-    Net harmed;
-    harmed->faults.product = context.rank() == 1;
+    EXPECT_TRUE(have_equal_bits(trained_by_trainer(options), expected));
     try {
-      trained_by_trainer(harmed, options);
+      trained_by_trainer(options, {.product = context.rank() == 1});
       ADD_FAILURE() << "no error";
     } catch (const VerificationError& error) {
       EXPECT_THAT(error.ranks(), ElementsAre(1));
