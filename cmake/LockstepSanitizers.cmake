@@ -6,7 +6,7 @@ if(LOCKSTEP_SANITIZE)
   add_compile_options(-fsanitize=${LOCKSTEP_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${LOCKSTEP_SANITIZE})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # Of which g++ documents that sanitizers make it report what is none, here in std::function and std::string.
+    # g++ documents that its sanitizers cause false warnings of these kinds: here in std::function and std::string.
     add_compile_options(-Wno-maybe-uninitialized -Wno-stringop-overflow)
   endif()
   # g++ warns of every fence, since its thread sanitizer takes no account of them: it may report what a fence orders.

@@ -60,11 +60,6 @@ enum class OnBadLoss : std::uint8_t {
 /// The names of the enumerators, which Literal accepts.
 OneOf<"error", "skip", "rewind"> literals_of(OnBadLoss);
 
-namespace training {
-// For a type that StepVerifier does not take: throws ArgumentError.
-[[noreturn]] void refuse_batch();
-}  // namespace training
-
 /// Options of Trainer.
 struct TrainerOptions {
   /// Epochs of the whole run, those before a resume included. Default: 1, or with max_steps any number.
@@ -274,7 +269,7 @@ class Trainer {
         verifier_->run(batch, pass, where_);
         return own;
       } else {
-        training::refuse_batch();
+        refuse_batch();
       }
     });
   }
@@ -293,6 +288,8 @@ class Trainer {
   std::int64_t batch() const { return batch_; }  ///< batches of the epoch so far
 
  private:
+  // For a type that StepVerifier does not take: throws ArgumentError.
+  [[noreturn]] static void refuse_batch();
   Trainer(const CallerPlace& place, torch::nn::Module& module, torch::optim::Optimizer& optimizer,
           const TrainerOptions& options, std::source_location where);
 

@@ -68,12 +68,6 @@ StepVerifierOptions verifier_options(const TrainerOptions& options, torch::optim
           .optimizer = &optimizer};
 }
 
-void refuse_batch() {
-  throw ArgumentError(
-      "Trainer: verify_interval needs batches that can be copied and whose tensors TensorVisitor finds; give the type "
-      "of the batches a visit_tensors()");
-}
-
 std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* ddp, bool is_sharded) {
   const auto group = ddp == nullptr ? runtime::group_or_default({}, "Trainer") : ddp->process_group();
   if (ddp == nullptr && !is_sharded && group && group->size() > 1)
@@ -259,6 +253,12 @@ void finite_or_stop(const at::Tensor& loss, ConstModuleRef module, std::int64_t 
   const double is_bad = std::isfinite(number) ? 0 : 1;
   if (metrics::sum_over_ranks({is_bad}, group).front() > 0)
     training::throw_non_finite(number, module, step, group);
+}
+
+void Trainer::refuse_batch() {
+  throw ArgumentError(
+      "Trainer: verify_interval needs batches that can be copied and whose tensors TensorVisitor finds; give the type "
+      "of the batches a visit_tensors()");
 }
 
 }  // namespace lockstep
