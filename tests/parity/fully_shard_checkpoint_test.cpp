@@ -22,6 +22,7 @@ namespace lockstep::testing {
 namespace {
 
 using std::filesystem::path;
+using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr StateDictOptions kFlat{.flatten_optimizer_state_dict = true};
