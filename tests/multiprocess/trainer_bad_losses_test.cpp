@@ -152,7 +152,8 @@ const Scenario sharded("a bad loss of rank 1 with shards", [] {
     auto numbers = is_bad ? std::vector{0, 1, 2, 3} : std::vector{0, 1, 3};
     torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
     trainer.fit(numbers, [&](int number) {
-      const auto loss = net->forward(torch::full({2, 3}, number + context.rank())).square().sum();
+      const auto loss =
+          net->forward(torch::full({2, 3}, static_cast<double>(number + context.rank()))).square().sum();
       return number == 2 && context.rank() == 1 ? loss * kNaN : loss;
     });
     EXPECT_EQ(trainer.step(), 3);

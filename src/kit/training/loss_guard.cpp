@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "checkpoint/training_state_access.h"
+#include "comm/call_site.h"
 #include "training/trainer_checks.h"
 
 namespace lockstep::training {
@@ -102,7 +103,7 @@ void LossGuard::begin_step(std::int64_t step, bool begins) {
     if (buffer.value().defined()) before_->buffers.emplace(buffer.key(), buffer.value().detach().clone());
 }
 
-bool LossGuard::accepts(std::int64_t step, double mean, double own) {
+bool LossGuard::accepts(std::int64_t step, double mean, double own, std::source_location where) {
   if (std::isfinite(mean) && !is_spike(mean)) {
     if (std::ssize(losses_) == options_.spike_window) losses_.pop_front();
     losses_.push_back(mean);
@@ -110,6 +111,7 @@ bool LossGuard::accepts(std::int64_t step, double mean, double own) {
     before_.reset();
     return true;
   }
+  const comm::CallSite site(where, "losses that are not finite");
   auto text = what_is_bad(step, mean, own);
   const bool is_error = options_.on_bad_loss == OnBadLoss::error;
   if (!is_error && bad_steps_ == options_.max_bad_steps)

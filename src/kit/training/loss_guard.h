@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -45,9 +46,10 @@ class LossGuard {
   // Whether begin_step() is due though batches of the step were trained.
   bool has_no_begin() const { return !before_; }
   // Whether to take the optimizer's step number `step`. False: the step is undone on all ranks. `mean`: of the losses
-  // of all ranks, equal on all; NaN if a loss or a gradient is not finite on one. `own`: this rank's loss. Collective
-  // for a bad step. Throws NonFiniteError or Error on all ranks if bad steps are errors, or are too many in a row.
-  bool accepts(std::int64_t step, double mean, double own);
+  // of all ranks, equal on all; NaN if a loss or a gradient is not finite on one. `own`: this rank's loss. `where`: the
+  // program's line, for calls. Collective for a bad step. Throws NonFiniteError or Error on all ranks if bad steps are
+  // errors, or are too many in a row.
+  bool accepts(std::int64_t step, double mean, double own, std::source_location where);
   // No later rewind goes back beyond this moment.
   void limit_rewinds() { copies_.clear(); }
   // The step that was begun has failed, and the state was restored.

@@ -272,7 +272,7 @@ bool Trainer::optimize() {
   const auto last = std::pair(loss_, grad_norm_);
   loss_ = at::stack(std::exchange(losses_, {})).mean();
   clip();
-  if (guard_ && !guard_->accepts(step_ + 1, agree(step_ + 1), loss_.item<double>())) {
+  if (guard_ && !guard_->accepts(step_ + 1, agree(step_ + 1), loss_.item<double>(), where_)) {
     std::tie(loss_, grad_norm_) = last;
     return false;
   }
