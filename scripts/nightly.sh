@@ -58,6 +58,7 @@ run_faults() {
   for test in faults_comm faults_launcher faults_checkpoint faults_named; do
     LOCKSTEP_FAULT_ROUNDS=$rounds "build/release/bin/$test" || status=1
   done
+  LOCKSTEP_FAULT_ROUNDS=$((rounds / 5)) build/release/bin/faults_elastic --gtest_filter='*Preemption*' || status=1
   bash scripts/build.sh release multiprocess_programs || return
   build/release/bin/multiprocess_programs --gtest_repeat=$((rounds / 25)) || status=1
   return "$status"

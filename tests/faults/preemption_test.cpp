@@ -7,11 +7,13 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <random>
 #include <regex>
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -110,7 +112,7 @@ class Round {
       ASSERT_EQ(saved.count(*saved.begin()), std::size_t{kTrainingRanks}) << stage.launcher().out();
       saved_ = *saved.begin();
     }
-    EXPECT_TRUE(std::filesystem::exists(folder_.path() / "checkpoints" / file_of(saved_))) << saved_;
+    EXPECT_EQ(checkpoints(), std::vector<std::string>{saved_});
     Stage next(mode_, folder_);
     EXPECT_EQ(next.train_to_the_end(), undisturbed_weights(mode_ == "trainer")) << next.launcher().err();
     EXPECT_EQ(next.told("pid [0-9]+ of . at (step [0-9]+)").count(saved_), std::size_t{kTrainingRanks})
@@ -120,8 +122,14 @@ class Round {
  private:
   int draw(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
   void pause() { std::this_thread::sleep_for(std::chrono::microseconds(draw(400'000))); }
-  static std::string file_of(const std::string& step) {
-    return fmt::format("step-{}.pt", step.substr(step.find(' ') + 1));
+  // "step 13" for step-0000013.pt.
+  std::vector<std::string> checkpoints() const {
+    std::vector<std::string> steps;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path() / "checkpoints")) {
+      const auto name = entry.path().filename().string();
+      if (name.starts_with("step-")) steps.push_back(fmt::format("step {}", std::stoll(name.substr(5))));
+    }
+    return steps;
   }
 
   void disturb(Stage& stage) {
