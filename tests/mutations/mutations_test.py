@@ -96,7 +96,7 @@ class Scratch(unittest.TestCase):
 
 
 def shell(name, script, seconds=0.1, reached=()):
-    return trials.Test(name, ["sh", "-c", script], "/", {}, 60, seconds, frozenset(reached))
+    return trials.Test(name, ["sh", "-c", script], "/", seconds, frozenset(reached))
 
 
 class Trials(unittest.TestCase):

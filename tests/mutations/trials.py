@@ -2,7 +2,6 @@
 """Runs tests of a build with one mutant in effect. A test is a suite of a googletest program."""
 
 import contextlib
-import json
 import os
 import re
 import selectors
@@ -15,14 +14,13 @@ from typing import NamedTuple
 
 MARK = "LOCKSTEP_MUTATION_TRIAL"
 KEPT = 1 << 16  # bytes of output
+LONGEST = 900  # seconds of a suite without a mutant
 
 
 class Test(NamedTuple):
     name: str
     command: list
     folder: str
-    environment: dict
-    limit: float  # seconds, of ctest
     seconds: float = 0  # without a mutant
     reached: frozenset = frozenset()  # numbers of mutants
 
@@ -34,29 +32,14 @@ class Outcome(NamedTuple):
     output: str
 
 
-def suites_of(program):
-    """The suites of a googletest program: lines that end with a dot, or have "# TypeParam" after it."""
-    listed = subprocess.run([program, "--gtest_list_tests"], check=True, capture_output=True, text=True)
-    return [found[1] for found in re.finditer(r"^([\w/]+)\.(?: +#.*)?$", listed.stdout, re.M)]
-
-
 def tests_of(build, programs):
-    """The suites of these programs. A mutant runs only those that reach it, so ctests of whole programs are split."""
-    listed = subprocess.run(["ctest", "--test-dir", str(build), "--show-only=json-v1"], check=True, capture_output=True, text=True)
+    """The suites of these programs, which are lines that end with a dot, or have "# TypeParam" after it."""
     found = []
-    for test in json.loads(listed.stdout)["tests"]:
-        command = test.get("command")
-        if not command or test["name"].split(".")[0] not in programs:
-            continue
-        properties = {each["name"]: each["value"] for each in test["properties"]}
-        environment = dict(each.split("=", 1) for each in properties.get("ENVIRONMENT", []))
-        program, suite = test["name"].split(".", 1)
-        for each in suites_of(command[0]) if suite == "all" else [suite]:
-            alone = [command[0], f"--gtest_filter={each}.*", "--gtest_fail_fast"]
-            found.append(Test(f"{program}.{each}", alone, properties.get("WORKING_DIRECTORY", str(build)), environment, properties.get("TIMEOUT", 600)))
-    missing = set(programs) - {test.name.split(".")[0] for test in found}
-    if missing:
-        raise SystemExit(f"{build} has no tests of {', '.join(sorted(missing))}: configure it with -DLOCKSTEP_BUILD_TESTS=ON")
+    for name in programs:
+        program = build / "bin" / name
+        listed = subprocess.run([str(program), "--gtest_list_tests"], check=True, capture_output=True, text=True)
+        for suite in re.findall(r"^([\w/]+)\.(?: +#.*)?$", listed.stdout, re.M):
+            found.append(Test(f"{name}.{suite}", [str(program), f"--gtest_filter={suite}.*", "--gtest_fail_fast"], str(build)))
     return found
 
 
@@ -85,7 +68,7 @@ def run(test, limit, **variables):
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant", ignore_cleanup_errors=True) as folder:
         trial = f"{os.getpid()}-{Path(folder).name}"
-        environment = {**os.environ, **test.environment, **variables, MARK: trial, "TMPDIR": folder}
+        environment = {**os.environ, **variables, MARK: trial, "TMPDIR": folder}
         process = subprocess.Popen(test.command, cwd=test.folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, start_new_session=True)
         # A mutant that allocates without end is what the kernel kills first.
@@ -130,7 +113,7 @@ def without_mutant(test):
     """The test with its time and the mutants that it reaches; or the output of a test that fails."""
     with tempfile.TemporaryDirectory(prefix="reached") as folder:
         file = Path(folder) / "numbers"
-        outcome = run(test, test.limit, LOCKSTEP_MUTANTS_REACHED=str(file))
+        outcome = run(test, LONGEST, LOCKSTEP_MUTANTS_REACHED=str(file))
         if not outcome.passed:
             return outcome
         numbers = file.read_text().split() if file.exists() else []
@@ -145,7 +128,7 @@ def failed_case(test, output):
 def judge(number, tests):
     """(verdict, the test that noticed the mutant): runs those that reach it, the shortest first."""
     for test in sorted((test for test in tests if number in test.reached), key=lambda test: test.seconds):
-        outcome = run(test, min(test.limit, 3 * test.seconds + 20), LOCKSTEP_MUTANT=str(number))
+        outcome = run(test, 3 * test.seconds + 20, LOCKSTEP_MUTANT=str(number))
         if not outcome.passed:
             return "timeout" if outcome.timed_out else "killed", failed_case(test, outcome.output)
     return "survived", ""
