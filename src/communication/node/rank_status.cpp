@@ -60,7 +60,7 @@ const std::array<char, 61>& FileName::name_of(const char* path) {
   const auto name = is_file_of_program(path) ? base_name(path) : std::string_view();
   const auto length = std::min(name.size(), name_.size() - 1);
   name_.fill('\0');
-  std::memcpy(name_.data(), name.data(), length);
+  std::copy_n(name.begin(), length, name_.begin());  // the name may be empty
   return name_;
 }
 
