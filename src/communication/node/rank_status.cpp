@@ -2,7 +2,6 @@
 #include "node/rank_status.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
