@@ -390,7 +390,7 @@ const testing::Scenario refusals("verify refusals", [] {
   auto shared = std::make_shared<at::Tensor>(torch::ones({2, kInputs}));
   EXPECT_THAT(error_of<ArgumentError>(
                   [&] { verifier.run(shared, [&](auto& batch) { ddp->forward(*batch).sum().backward(); }); }),
-              HasSubstr("the batch holds tensors that a copy of it shares"));
+              HasSubstr("cannot be replaced in a copy: they are behind a shared pointer"));
 });
 
 TEST(StepVerifier, RefusesWhatItCannotVerify) { testing::expect_all_passed(testing::run_ranks(refusals)); }
