@@ -58,7 +58,7 @@ void time_thread_ranks(const Flags& flags, const MakeNet& make_net, const at::Te
         for (int i = -3; i < flags.steps; ++i) {
           context.barrier();
           const double seconds = seconds_of(step, loss);
-          if (i >= 0 && context.is_main()) times.ranks.push_back(seconds);
+          if (i >= 0 && context.is_main_process()) times.ranks.push_back(seconds);
         }
       },
       {.threads_per_rank = 1});

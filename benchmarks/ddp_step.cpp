@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Training steps of several nets, bare and with DistributedDataParallel, interleaved within one process, to
-// measure the overhead; with --mode only one of the two, to measure its memory. The Python counterpart is
-// pytorch/ddp_step.py.
+// measure the overhead; with --mode only one of the two, to measure its memory. With --mode verify: steps that a
+// StepVerifier verifies and others, in turn. The Python counterpart is pytorch/ddp_step.py.
 #include <algorithm>
 #include <functional>
 #include <iostream>
@@ -28,6 +28,7 @@ struct Flags {
   std::string between_hosts = "none";
   int steps = 20;
   bool optimizer_in_backward = false;
+  bool verify_all_ranks = false;
 };
 
 const std::map<std::string, lockstep::CommHook>& hooks() {
@@ -102,8 +103,46 @@ nlohmann::json measure(const Flags& flags, const MakeNet& make_net, const at::Te
           {"loss", loss}};
 }
 
+template <typename MakeNet>
+nlohmann::json measure_verified(const Flags& flags, const MakeNet& make_net, const at::Tensor& input) {
+  const auto context = lockstep::init({.backend = flags.backend});
+  torch::manual_seed(0);
+  lockstep::DistributedDataParallel ddp(make_net());
+  torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(kRate));
+  lockstep::StepVerifier verifier(
+      ddp, {.interval = 2, .all_ranks = flags.verify_all_ranks, .optimizer = &optimizer});
+  const Step step = [&] {
+    optimizer.zero_grad();
+    double loss = 0;
+    verifier.run(input, [&](const at::Tensor& batch) {
+      const auto error = ddp->forward(batch).pow(2).mean();
+      error.backward();
+      loss = error.template item<double>();
+    });
+    optimizer.step();
+    return loss;
+  };
+  std::vector<double> times;
+  std::vector<double> verified_times;
+  double loss = 0;
+  for (int i = -3; i < flags.steps; ++i) {
+    for (auto* const all : {&times, &verified_times}) {
+      context.barrier();
+      const double seconds = seconds_of(step, loss);
+      if (i >= 0) all->push_back(seconds);
+    }
+  }
+  const double of_step = median(times);
+  const double of_verified = median(verified_times);
+  return {{"rank", context.rank()},
+          {"ddp_seconds", of_step},
+          {"verified_seconds", of_verified},
+          {"share_with_every_50th", (of_verified - of_step) / of_step / 50}};
+}
+
 nlohmann::json measure(const Flags& flags) {
   return with_net(flags.net, 1, [&](const auto& make_net, const at::Tensor& input) {
+    if (flags.mode == "verify") return measure_verified(flags, make_net, input);
     return measure(flags, make_net, input);
   });
 }
@@ -114,13 +153,17 @@ int main(int argc, char** argv) {
   CLI::App app("Times training steps with and without DistributedDataParallel; prints JSON");
   Flags flags;
   app.add_option("--net", flags.net)->check(CLI::IsMember(net_names()))->capture_default_str();
-  app.add_option("--mode", flags.mode)->check(CLI::IsMember({"both", "bare", "ddp"}))->capture_default_str();
+  app.add_option("--mode", flags.mode)
+      ->check(CLI::IsMember({"both", "bare", "ddp", "verify"}))
+      ->capture_default_str();
   app.add_option("--backend", flags.backend)->capture_default_str();
   app.add_option("--between-hosts", flags.between_hosts, "the communication hook of what crosses hosts")
       ->check(CLI::IsMember(hooks()))
       ->capture_default_str();
   app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_flag("--optimizer-in-backward", flags.optimizer_in_backward);
+  app.add_flag("--verify-all-ranks", flags.verify_all_ranks,
+               "with --mode verify: each verified step verifies all ranks");
   CLI11_PARSE(app, argc, argv);
   try {
     const auto result = measure(flags);

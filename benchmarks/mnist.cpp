@@ -100,7 +100,7 @@ EpochResult train_epoch(Model& model, MnistNet net, Loader& loader, torch::optim
     scaler.update();
     totals[0] += value * static_cast<double>(labels.size(0));
     totals[1] += labels.size(0);
-    if (flags.log_interval > 0 && step % flags.log_interval == 0 && context.is_main()) {
+    if (flags.log_interval > 0 && step % flags.log_interval == 0 && context.is_main_process()) {
       std::cerr << fmt::format("epoch {}: step {}/{}, loss {:.4f}", epoch, step, steps, value) << std::endl;
     }
     if (step == steps) break;
@@ -141,7 +141,7 @@ void train(Model& model, MnistNet net, const lockstep::Context& context, const F
   for (int epoch = 1; epoch <= flags.epochs; ++epoch) {
     const auto result = train_epoch(model, net, loader, optimizer, scaler, context, flags, epoch);
     const auto correct = accuracy(net, test_set, context);
-    if (!context.is_main()) continue;
+    if (!context.is_main_process()) continue;
     std::cout << nlohmann::json{{"epoch", epoch},
                                 {"loss", result.loss},
                                 {"accuracy", correct},

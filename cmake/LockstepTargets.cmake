@@ -28,6 +28,7 @@ endfunction()
 # lockstep_do_not_optimize(<target>): -O0 instead of -O3, which halves the time that a test takes to compile.
 function(lockstep_do_not_optimize target)
   target_compile_options(${target} PRIVATE "$<$<CONFIG:Release>:-O0>")
+  lockstep_sanitize_addresses_only(${target})
 endfunction()
 
 # lockstep_optimize_little(<target>): -O1 instead of -O3, which takes up to half the time to compile: for command lines and for
@@ -35,9 +36,10 @@ endfunction()
 function(lockstep_optimize_little target)
   target_compile_options(${target} PRIVATE "$<$<CONFIG:Release>:-O1>")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # Which g++ 12 sees in any std::optional at -O1, and with sanitizers.
+    # Which g++ 12 sees in any std::optional at -O1.
     target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
   endif()
+  lockstep_sanitize_addresses_only(${target})
 endfunction()
 
 # Programs include <torch/torch.h>, which costs every file 4 s even when precompiled, for the templates that it

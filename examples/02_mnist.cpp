@@ -55,7 +55,7 @@ double accuracy(torch::nn::Sequential net, const MNIST& dataset, const lockstep:
 void train(const Flags& flags) {
   const auto context = lockstep::init();  // joins the launcher's run, or makes a run of one process
   const auto print = [&](const std::string& line) {
-    if (context.is_main()) std::cout << line << std::endl;
+    if (context.is_main_process()) std::cout << line << std::endl;
   };
   torch::manual_seed(0);
   auto net = make_net();

@@ -60,12 +60,12 @@ int main(int argc, char** argv) {
       optimizer.step();
       loss = loss.detach();
       context.group().all_reduce(loss, lockstep::ReduceOp::AVG);
-      if (context.is_main() && step % 50 == 0) {
+      if (context.is_main_process() && step % 50 == 0) {
         std::cout << "step " << step << ": loss " << loss.item<float>() << std::endl;
       }
     }
     const auto stats = ddp->stats();
-    if (context.is_main()) {
+    if (context.is_main_process()) {
       std::cout << stats.steps << " steps; on average " << stats.mean.communication_exposed
                 << " ms of communication not hidden behind backward" << std::endl;
     }

@@ -35,7 +35,7 @@ void train(lockstep::Context& context) {
     optimizer.step();
     auto mean = loss.detach().clone();
     context.group().all_reduce(mean, lockstep::ReduceOp::AVG);
-    if (context.is_main() && step % 100 == 0) {
+    if (context.is_main_process() && step % 100 == 0) {
       std::cout << "step " << step << ": loss " << mean.item<float>() << std::endl;
     }
   }

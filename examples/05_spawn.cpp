@@ -37,7 +37,7 @@ void train(int rank, const Settings& settings, const at::Tensor& data, const std
     torch::nn::functional::mse_loss(ddp->forward(own), target_of(own)).backward();
     optimizer.step();
   }
-  if (!context.is_main()) return;
+  if (!context.is_main_process()) return;
   lockstep::save(lockstep::state_dict(net), result);
 }
 

@@ -52,7 +52,7 @@ void train(int epochs, std::int64_t interval) {
         loss.backward();
         optimizer.step();
         ++step;
-        if (step % interval == 0 && run.is_main()) {
+        if (step % interval == 0 && run.is_main_process()) {
           std::cout << fmt::format("step {}: loss {:.6f}\n", step, loss.item<double>()) << std::flush;
         }
         state.commit();  // where all ranks return to when one is lost
@@ -60,7 +60,7 @@ void train(int epochs, std::int64_t interval) {
     }
   });
   const auto norm = torch::nn::utils::parameters_to_vector(net->parameters()).norm().item<double>();
-  if (context.is_main())
+  if (context.is_main_process())
     std::cout << fmt::format("done after {} steps: norm of the weights {:.9f}\n", step, norm);
 }
 

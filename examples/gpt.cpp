@@ -62,7 +62,8 @@ data::TensorDataset windows(const torch::Tensor& tokens, std::int64_t length, st
   return {both.narrow(1, 0, length), both.narrow(1, 1, length)};
 }
 
-void train(const Flags& flags) {
+// Returns the exit code.
+int train(const Flags& flags) {
   const auto context = init();
   manual_seed(static_cast<std::uint64_t>(flags.seed));
   const Characters text(flags.text);
@@ -108,18 +109,19 @@ void train(const Flags& flags) {
   trainer.on_step(
       [&](const torch::Tensor&) { tokens.update(flags.batch_size * flags.accumulate * flags.context); });
   trainer.fit(train_loader, [&](auto& batch) { return loss_of(ddp, batch); });
-  if (trainer.interrupted()) return;
+  if (trainer.interrupted()) return kExitInterrupted;
   const auto rate = tokens.compute();
   metrics::Perplexity perplexity;
   net->eval();
   const torch::NoGradGuard no_grad;
   for (auto& batch : val_loader) perplexity.update_loss(loss_of(net, batch), batch.target.numel());
   const auto value = perplexity.compute();
-  if (!context.is_main()) return;
+  if (!context.is_main_process()) return 0;
   if (!flags.run.empty()) save(state_dict(net), flags.run + "/weights.pt");
   const auto sample = net->generate(prompt, {.max_new_tokens = room, .do_sample = true});
   std::cout << fmt::format("step {}: perplexity {:.3f} per character, {:.0f} tokens/s\n{}\n", trainer.step(),
                            value, rate, text.decode(sample[0].cpu()));
+  return 0;
 }
 
 int main(int argc, char** argv) {
@@ -142,7 +144,7 @@ int main(int argc, char** argv) {
   app.add_flag("--resume", flags.resume, "Continue from the newest checkpoint, if any")->needs(run);
   CLI11_PARSE(app, argc, argv);
   try {
-    train(flags);
+    return train(flags);
   } catch (const std::exception& error) {
     std::cerr << "gpt: " << error.what() << std::endl;
     return 1;

@@ -54,7 +54,8 @@ models::ResNet make_net(const Flags& flags, std::int64_t classes) {
   return net;
 }
 
-void train(const Flags& flags) {
+// Returns the exit code.
+int train(const Flags& flags) {
   const auto context = init();  // under the launcher, under SLURM, or one process alone
   context.main_process_first([&] { draw_pictures(flags.folder, context.local_rank()); });
   context.barrier();
@@ -114,8 +115,9 @@ void train(const Flags& flags) {
       [&, console = console_logger()](auto& validation) { console.log(trainer.step(), validation); });
   trainer.fit(train_loader,
               [&](auto& batch) { return cross_entropy(ddp->forward(batch.data), batch.target); });
-  const bool saves = context.is_main() && !flags.run.empty() && !trainer.interrupted();
-  if (saves) save(state_dict(net), flags.run + "/weights.pt");
+  if (trainer.interrupted()) return kExitInterrupted;
+  if (context.is_main_process() && !flags.run.empty()) save(state_dict(net), flags.run + "/weights.pt");
+  return 0;
 }
 
 int main(int argc, char** argv) {
@@ -142,7 +144,7 @@ int main(int argc, char** argv) {
   app.add_flag("--resume", flags.resume, "Continue from the newest checkpoint, if any")->needs(run);
   CLI11_PARSE(app, argc, argv);
   try {
-    train(flags);
+    return train(flags);
   } catch (const std::exception& error) {
     std::cerr << "image_folder_finetune: " << error.what() << std::endl;
     return 1;

@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
     const int local_stages = argc > 2 ? std::stoi(argv[2]) : 1;
     const auto context = lockstep::init();
     const auto plan = pipelining::make_plan(name, context.world_size(), local_stages, 8);
-    if (argc > 3 && context.is_main())
+    if (argc > 3 && context.is_main_process())
       std::ofstream(argv[3]) << pipelining::draw_svg(pipelining::simulate(plan));
 
     const auto parts = pipelining::split_sequential(make_net(), plan.num_stages);

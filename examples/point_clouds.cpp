@@ -57,7 +57,7 @@ Scalars evaluate(models::DGCNN& net, const Dataset& test_set, const Flags& flags
 }
 
 template <typename Dataset>
-void train(const Dataset& train_set, const Dataset& test_set, const Flags& flags, const Context& context) {
+int train(const Dataset& train_set, const Dataset& test_set, const Flags& flags, const Context& context) {
   data::DataLoader loader(train_set, {.batch_size = flags.batch_size,
                                       .shuffle = true,
                                       .drop_last = true,
@@ -86,24 +86,27 @@ void train(const Dataset& train_set, const Dataset& test_set, const Flags& flags
     return torch::nn::functional::cross_entropy(ddp->forward(batch.data.transpose(1, 2)), batch.target,
                                                 smooth);
   });
+  if (trainer.interrupted()) return kExitInterrupted;
   // The names of net, not of ddp: without "module.", for one device as for several.
-  if (context.is_main() && !flags.weights.empty() && !trainer.interrupted())
-    save(state_dict(net), flags.weights);
+  if (context.is_main_process() && !flags.weights.empty()) save(state_dict(net), flags.weights);
+  return 0;
 }
 
 template <typename Dataset>
-void run(const Dataset& train_set, const Dataset& test_set, const Flags& flags, const Context& context) {
+int run(const Dataset& train_set, const Dataset& test_set, const Flags& flags, const Context& context) {
   if (!flags.test) return train(train_set, test_set, flags, context);
   auto net = make_net(flags);
   load_pretrained(net, flags.weights);
   net->to(context.device());
   const auto scores = evaluate(net, test_set, flags, context);
-  if (context.is_main())
+  if (context.is_main_process())
     std::cout << fmt::format("accuracy {:.4f}, class-mean accuracy {:.4f}\n", scores.at("accuracy"),
                              scores.at("class_mean_accuracy"));
+  return 0;
 }
 
-void run(const Flags& flags) {
+// Returns the exit code.
+int run(const Flags& flags) {
   const auto context = init();
   torch::manual_seed(static_cast<std::uint64_t>(flags.seed));
   const auto augment = [](const torch::Tensor& points, const transforms::OptionalGenerator& generator) {
@@ -113,8 +116,8 @@ void run(const Flags& flags) {
     return run(draw_shapes(96, flags.points, {.transform = augment}), draw_shapes(31, flags.points, {}),
                flags, context);
   const auto points = flags.points;
-  run(data::ModelNet40(flags.root, {.train = true, .num_points = points, .transform = augment}),
-      data::ModelNet40(flags.root, {.train = false, .num_points = points}), flags, context);
+  return run(data::ModelNet40(flags.root, {.train = true, .num_points = points, .transform = augment}),
+             data::ModelNet40(flags.root, {.train = false, .num_points = points}), flags, context);
 }
 
 int main(int argc, char** argv) {
@@ -135,7 +138,7 @@ int main(int argc, char** argv) {
   app.add_flag("--resume", flags.resume, "Continue from the newest checkpoint, if any")->needs(folder);
   CLI11_PARSE(app, argc, argv);
   try {
-    run(flags);
+    return run(flags);
   } catch (const std::exception& error) {
     std::cerr << "point_clouds: " << error.what() << std::endl;
     return 1;

@@ -48,7 +48,7 @@ void train_on(const Dataset& train_set, const Dataset& test_set, const Flags& fl
     return Scalars{{"accuracy", accuracy.compute()}};
   });
   trainer.fit(loader, [&](auto& batch) { return cross_entropy(ddp->forward(batch.data), batch.target); });
-  if (context.is_main()) std::cout << "trained " << trainer.epoch() << " epochs\n";
+  if (context.is_main_process()) std::cout << "trained " << trainer.epoch() << " epochs\n";
 }
 
 data::TensorDataset random_images(std::int64_t count) {

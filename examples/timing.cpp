@@ -69,7 +69,7 @@ void train(int /*rank*/, const Flags& flags, const std::string& file) {
   metrics::Accuracy accuracy;
   for (auto& [pictures, classes] : test_loader) accuracy.update(net->forward(pictures), classes);
   const auto value = accuracy.compute();
-  if (context.is_main())
+  if (context.is_main_process())
     save(Dict{{"seconds", seconds.count() / static_cast<double>(flags.epochs)}, {"accuracy", value}}, file);
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
 # Runs the checks that take too long for every commit: scripts/nightly.sh [part], scripts/nightly.sh versions [commit],
-# scripts/nightly.sh torch <version>
+# scripts/nightly.sh torch <version>, scripts/nightly.sh <asan|tsan> [ctest option...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -10,6 +10,7 @@ usage() {
 Usage: scripts/nightly.sh [part]
        scripts/nightly.sh versions [commit]
        scripts/nightly.sh torch <version>
+       scripts/nightly.sh <asan|tsan> [ctest option...]
 
 Runs one part or all of them (default), and reports every part that failed.
   arguments  20,000 calls with random arguments over shm, gloo and hierarchical at 2 and 3 ranks, other ones every day
@@ -30,10 +31,15 @@ Runs one part or all of them (default), and reports every part that failed.
   sharding fully_shard() beside PyTorch's: 20 steps of every case at 2 and 4 ranks
   compilers  everything compiled without a warning by g++ and clang of this Debian, then by those of Debian 13; needs root
            and clang 16 or newer
+  asan, tsan [ctest option...]  the unit, multiprocess, faults and tools tests with the address and undefined-behaviour
+           sanitizers, and with the thread sanitizer; 90 minutes at most each. Options select tests, such as --rerun-failed
+           and -R <name>. Appends a line for docs/platforms.md to build/sanitizers.md.
   plain    everything compiled file by file: no unity build, no precompiled headers
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
   distributed  a build without the kit, LOCKSTEP_BUILD_KIT=OFF, and its tests; a program that builds it by FetchContent
   fresh bookworm, fresh trixie  scripts/fresh.sh: the two commands of the README in a minimal Debian 12 and 13; needs root
+  mutations  200 random lines of src, broken one at a time (LOCKSTEP_MUTATION_SEED: which; default: other ones every day):
+           the tests of their layers have to notice 85%; lists the rest
   docs     the documentation site, opened by Chromium from files, light and dark, and its search
   report   the page of lockstep run --report with 50,000 steps of 8 ranks, opened by Chromium, light and dark
   versions [commit]  files that a build of this commit writes, loaded by the present build; default: the first commit
@@ -115,6 +121,19 @@ run_compilers() {
   grep -q trixie /etc/os-release || bash scripts/fresh.sh trixie --packages clang-19 scripts/nightly.sh compilers || status=1
   return "$status"
 }
+
+# run_sanitizer <asan|tsan> [ctest option...]
+run_sanitizer() (
+  preset=$1 status=0 seconds=$SECONDS
+  shift
+  bash scripts/setup.sh --tests && configure "$preset" everything && build "$preset" || return
+  timeout $((5400 - (SECONDS - seconds))) ctest --preset "$preset" -L '^(unit|multiprocess|faults|tools)$' "$@" |
+    tee "build/$preset/ctest.txt" || status=$?
+  printf '| `%s` | %s | %s minutes | `%s` | %s |\n' "$preset${*:+ $*}" \
+    "$(sed -n 's/^\([0-9]*% tests passed\), \([0-9]*\) tests failed out of \([0-9]*\)$/\2 of \3 tests failed/p' "build/$preset/ctest.txt")" \
+    "$(((SECONDS - seconds) / 60))" "$(git rev-parse --short HEAD)" "$(date +%F)" | tee -a build/sanitizers.md
+  return "$status"
+)
 
 run_shared() {
   cmake --preset release -B build/shared -DBUILD_SHARED_LIBS=ON -DLOCKSTEP_BUILD_TESTS=ON || return
@@ -225,17 +244,29 @@ run_report() (
 # The first commit that writes the files of run_versions.
 first_writer() { git log --diff-filter=A --format=%H -- tests/versions/version_files.cpp | tail -1; }
 
-# build_earlier <commit> <folder>: its version_files, in a work tree of its own, with the present LibTorch.
-build_earlier() {
-  local commit=$1 tree=$2 torch
-  git cat-file -e "$commit:tests/versions/version_files.cpp" 2>/dev/null ||
-    fail "commit $commit has no tests/versions/version_files.cpp, which writes the files: name a later one"
+# add_work_tree <commit> <folder>: a work tree with the virtual environment of this one.
+add_work_tree() {
   git worktree prune || return
-  [[ -d $tree ]] || git worktree add --quiet --detach "$tree" "$commit" || return
-  ln -sfn "$root/.venv" "$tree/.venv" || return
+  [[ -d $2 ]] || git worktree add --quiet --detach "$2" "$1" || return
+  ln -sfn "$root/.venv" "$2/.venv"
+}
+
+# configure_work_tree <folder> [option...]: tests, with the LibTorch of build/release.
+configure_work_tree() {
+  local tree=$1 torch
+  shift
   torch=$(cached release Torch_DIR)
   cmake --preset release -S "$tree" -B "$tree/build/release" "-DTorch_DIR=${torch/#$root\/.venv/$tree/.venv}" \
-    -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_PYTHON=OFF -DLOCKSTEP_WITH_CUDA=OFF || return
+    -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_PYTHON=OFF -DLOCKSTEP_WITH_CUDA=OFF "$@"
+}
+
+# build_earlier <commit> <folder>: its version_files, in a work tree of its own.
+build_earlier() {
+  local commit=$1 tree=$2
+  git cat-file -e "$commit:tests/versions/version_files.cpp" 2>/dev/null ||
+    fail "commit $commit has no tests/versions/version_files.cpp, which writes the files: name a later one"
+  add_work_tree "$commit" "$tree" || return
+  configure_work_tree "$tree" || return
   cmake --build "$tree/build/release" --parallel "$(jobs_that_fit)" --target version_files
 }
 
@@ -252,6 +283,19 @@ run_versions() (
   trap 'rm -rf "$folder"' EXIT
   "$writer" write "$folder/files" && build/release/bin/version_files read "$folder/files"
 )
+
+# In a work tree of its own, because it changes the sources: those of the present commit. -O1 takes less time to compile, and keeps
+# the lines apart.
+run_mutations() {
+  local tree=$root/build/mutations/tree seed=${LOCKSTEP_MUTATION_SEED:-$(date +%Y%m%d)} commit
+  commit=$(git rev-parse --short HEAD) || return
+  bash scripts/build.sh release lockstep_base || return
+  add_work_tree "$commit" "$tree" || return
+  git -C "$tree" checkout --quiet --force --detach "$commit" && git -C "$tree" clean --quiet -fd src || return
+  configure_work_tree "$tree" -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DLOCKSTEP_WARNINGS_AS_ERRORS=OFF || return
+  .venv/bin/python tests/mutations/mutate.py "$tree" "$tree/build/release" --seed "$seed" --jobs "$(jobs_that_fit)" \
+    --results "build/mutations/$commit-$seed.jsonl"
+}
 
 run_wheel() (
   bash scripts/wheel.sh || return
@@ -300,9 +344,11 @@ run_part() {
     fuzz) run_fuzzers ;;
     sharding) run_sharding ;;
     compilers) run_compilers ;;
+    asan | tsan) run_sanitizer "$part" "${options[@]}" ;;
     plain) bash scripts/build.sh plain all benchmarks/all ;;
     shared) run_shared ;;
     distributed) run_distributed ;;
+    mutations) run_mutations ;;
     docs) run_docs ;;
     report) run_report ;;
     versions) run_versions "$version" ;;
@@ -312,7 +358,8 @@ run_part() {
 }
 
 version=${2:-}
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers plain shared distributed docs report versions wheel
+options=()
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers asan tsan plain shared distributed mutations docs report versions wheel
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;
@@ -322,6 +369,10 @@ case "${*:-all}" in
     parts=(torch)
     ;;
   versions\ *) parts=(versions) ;;
+  asan\ * | tsan\ *)
+    parts=("$1")
+    options=("${@:2}")
+    ;;
   *)
     printf '%s\n' "${parts[@]}" | grep -qxF -- "$*" || { usage >&2 && exit 2; }
     parts=("$*")

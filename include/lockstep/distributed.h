@@ -27,6 +27,7 @@
 #include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/ddp/join.h>
+#include <lockstep/ddp/step_verifier.h>
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
 #include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/functional.h>
@@ -52,6 +53,7 @@
 #include <lockstep/device/pytree.h>
 #include <lockstep/graphs/graphed_step.h>
 #include <lockstep/optim/fused.h>
+#include <lockstep/optim/libtorch.h>
 #include <lockstep/optim/lr_scheduler.h>
 #include <lockstep/optim/optimizers.h>
 

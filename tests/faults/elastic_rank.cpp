@@ -7,6 +7,7 @@
 //   throws, leaves  throws, or exits with code 0, in step 5
 //   hangs           never ends step 5; nor does rank 2, which sleeps
 //   drags           takes 60 ms longer for each step
+//   wrong           computes wrongly from step 50 on, which the ranks verify
 //   works           reports progress in step 5 until <folder>/rested exists, while the others wait
 // and of all ranks:
 //   trainer         the Trainer has the loop: epochs with a validation, early stopping, checkpoints in <folder>
@@ -32,39 +33,15 @@
 
 #include <lockstep/lockstep.h>
 
+#include "faults/small_training.h"
+
 namespace {
 
 using namespace std::chrono_literals;
-
-class Numbers {
- public:
-  std::size_t size() const { return 240; }
-  lockstep::data::Batch get_batch(const at::Tensor& indices) const {
-    return {(indices.to(at::kFloat).unsqueeze(1) + torch::arange(16)).sin(), indices.remainder(4)};
-  }
-};
-
-torch::nn::Sequential make_net() {
-  using namespace torch::nn;
-  return Sequential(Linear(16, 64), BatchNorm1d(64), ReLU(), Dropout(0.3), Linear(64, 64), ReLU(),
-                    Linear(64, 4));
-}
-
-std::string digest(const std::vector<at::Tensor>& tensors) {
-  std::uint64_t hash = 1469598103934665603U;
-  for (const auto& each : tensors) {
-    const auto tensor = each.contiguous();
-    const auto* const bytes = static_cast<const unsigned char*>(tensor.data_ptr());
-    for (std::size_t i = 0; i < tensor.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211U;
-  }
-  return fmt::format("{:016x}", hash);
-}
-
-std::string digest(const torch::nn::Module& net) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& each : lockstep::state_dict(net)) tensors.push_back(each.value.as_tensor());
-  return digest(tensors);
-}
+using lockstep::testing::digest;
+using lockstep::testing::make_net;
+using lockstep::testing::Numbers;
+using lockstep::testing::wait_for;
 
 std::string digest(const lockstep::FSDPModule& sharded) {
   auto tensors = sharded.parameters();
@@ -75,17 +52,6 @@ std::string digest(const lockstep::FSDPModule& sharded) {
 bool is_first_start() {
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return restarts != nullptr && std::string(restarts) == "0";
-}
-
-// Rank 0 looks, and the others learn of lost ranks meanwhile.
-void wait_for(const std::filesystem::path& file, const lockstep::Context& context) {
-  if (context.is_main()) std::cout << "waits" << std::endl;
-  const auto exists = torch::zeros({1});
-  while (exists.item<float>() == 0) {
-    std::this_thread::sleep_for(1ms);
-    exists.fill_(context.is_main() && std::filesystem::exists(file) ? 1 : 0);
-    context.group().broadcast(exists, 0);
-  }
 }
 
 // Losses of validations, which decide on the learning rate.
@@ -265,16 +231,30 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
 
   if (mode == "number") state.add("sharded", unsupported);
   if (mode == "unknown") state.add("of shards", of_shards.emplace(shards->parameters(), 0.1));
+  std::optional<lockstep::StepVerifier> verifier;
+  if (mode == "wrong") {
+    const lockstep::StepVerifierOptions verified{.interval = 10,
+                                                 .all_ranks = true,
+                                                 .on_mismatch = lockstep::OnMismatch::replace,
+                                                 .accumulation_steps = 2,
+                                                 .optimizer = optimizer.get()};
+    state.add("verifier", verifier.emplace(ddp, verified));
+  }
+  const auto pass = [&](lockstep::data::Batch& batch) {
+    auto outputs = ddp->forward(batch.data);
+    if (mode == "wrong" && step >= 49 && context.rank() == 1 && is_first) outputs = outputs * 1.001;
+    torch::nn::functional::cross_entropy(outputs, batch.target).backward();
+  };
   exit_if("before");
   lockstep::elastic::run(state, [&](const lockstep::Context& of_run) {
     std::cout << "pid " << ::getpid() << " of " << of_run.rank() << " at step " << step << std::endl;
     for (; step < steps; ++epoch) {
       loader.set_epoch(epoch);
       bool accumulates = true;
-      for (const auto& [inputs, targets] : loader) {
+      for (auto& batch : loader) {
         std::optional<lockstep::NoSync> no_sync;
         if (accumulates) no_sync.emplace(ddp->no_sync());
-        torch::nn::functional::cross_entropy(ddp->forward(inputs), targets).backward();
+        verifier ? verifier->run(batch, pass) : pass(batch);
         if (std::exchange(accumulates, !accumulates)) continue;
         if (step + 1 == steps) wait_for(folder / "enough", of_run);
         optimizer->step();

@@ -178,7 +178,8 @@ TEST_P(ElasticMode, HasTheSameWeights) {
 INSTANTIATE_TEST_SUITE_P(RankOne, ElasticMode, ::testing::Values("before", "throws", "leaves", "after"));
 
 std::vector<std::string> with_limit(int seconds) {
-  return {"--on-loss", "replace", "--max-restarts", "10", "--progress-timeout", std::to_string(seconds)};
+  return {
+      "-v", "--on-loss", "replace", "--max-restarts", "10", "--progress-timeout", std::to_string(seconds)};
 }
 
 // One in a loop, one asleep, one stopped.
@@ -196,12 +197,17 @@ TEST(Elastic, FrozenRanksAreNamedKilledAndReplaced) {
       "It has made no progress for [0-9.]+ s and is killed \\(--progress-timeout 2\\); its stack:\n";
   EXPECT_THAT(
       launcher.err(),
-      AllOf(ContainsRegex(fmt::format("warning: rank 1 {}{}[^\n]*\n[^\n]*loop_without_end", waits, killed)),
-            ContainsRegex(fmt::format("warning: rank 2 {}{}", waits, killed)),
-            ContainsRegex(
-                fmt::format("warning: rank 3 .pid {}.[^\n]*is stopped by a signal[^\n]*{}", stopped, killed)),
-            HasSubstr("sleep_without_end"),
-            HasSubstr("rank 3 was killed by SIGKILL; its replacement runs (3 of 10 restarts)")));
+      AllOf(
+          ContainsRegex(fmt::format("warning: rank 1 {}{}[^\n]*\n[^\n]*loop_without_end", waits, killed)),
+          ContainsRegex(fmt::format("warning: rank 2 {}{}", waits, killed)),
+          ContainsRegex(
+              fmt::format("warning: rank 3 .pid {}.[^\n]*is stopped by a signal[^\n]*{}", stopped, killed)),
+          HasSubstr("sleep_without_end"),
+          ContainsRegex("lockstep. time limits of the launcher:\n  from SIGTERM to SIGKILL  [^:]*"
+                        "\n  a rank without progress  +2 s  +--progress-timeout"),
+          ContainsRegex("time limits of the ranks:[^\n]*\n[^\n]*  a collective or message, [^\n]*  [0-9]+ "),
+          ContainsRegex("rank 3 was killed by SIGKILL from the launcher .no progress for [0-9.]+ s; "
+                        "--progress-timeout 2.; its replacement runs .3 of 10 restarts.")));
 }
 
 // Rank 2 waits for reductions when rank 1 is lost, and freezes once it has recovered.
@@ -238,6 +244,18 @@ TEST(Elastic, ASlowRankIsNamedAndReplaced) {
       AllOf(ContainsRegex("warning: rank 1 .pid [0-9]*. is slow: in the last 10 steps it computes for"),
             HasSubstr("It is killed and replaced (--on-slow replace)."),
             HasSubstr("rank 1 was killed by SIGKILL; its replacement runs (1 of 10 restarts)")));
+}
+
+TEST(Elastic, ARankThatComputesWronglyIsReplaced) {
+  ElasticTraining training(kOnce, 60s, "wrong");
+  EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+  expect_survivors(training);
+  EXPECT_THAT(
+      training.launcher().err(),
+      AllOf(ContainsRegex("warning: in step 50 rank 1 computed another gradient of [^\n]* than two other "
+                          "ranks[^\n]*; it is replaced"),
+            HasSubstr("all 4 ranks continued from commit 49:"),
+            HasSubstr("its replacement runs (1 of 1 restarts)")));
 }
 
 TEST(Elastic, RefusesAtTheStartWhatCannotContinueLater) {

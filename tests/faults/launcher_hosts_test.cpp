@@ -153,6 +153,16 @@ TEST_F(LauncherHosts, ShowTheirRanksToTheStarter) {
   EXPECT_EQ(count_of(top.out(), ": its ranks publish nothing yet"), 2) << top.out();
 }
 
+TEST_F(LauncherHosts, ForwardWarningsAndEndLikeInterruptedRanks) {
+  auto launcher = run(kTwoHosts, fmt::format("exec {} save-on-signal", LAUNCHER_RANK_PROGRAM));
+  launcher.wait_for(" of ", 3);
+  launcher.send(SIGUSR1);
+  EXPECT_EQ(launcher.finish(), 75) << launcher.err();
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("SIGUSR1: forwarded to the ranks"),
+                                    HasSubstr("was interrupted"), Not(HasSubstr("its launcher exited"))));
+  launcher.wait_for_no_family();
+}
+
 TEST_F(LauncherHosts, LeaveNothingWhenTheStarterIsKilled) {
   auto launcher = run(kTwoHosts, "setsid sleep 1000 & echo up; exec sleep 1000");
   launcher.wait_for("up", 3);

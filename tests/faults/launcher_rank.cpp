@@ -16,6 +16,8 @@
 
 #include <fmt/format.h>
 
+#include <lockstep/base/exit_code.h>
+
 #include "base/run_memory.h"
 
 namespace {
@@ -93,6 +95,20 @@ int tell_signals(bool stay) {
   return 0;
 }
 
+// Ends at a signal as a program that saves a checkpoint does, which takes a while.
+int save_on_signal() {
+  sigset_t awaited;
+  sigemptyset(&awaited);
+  for (const int signal_number : {SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&awaited, signal_number);
+  ::sigprocmask(SIG_BLOCK, &awaited, nullptr);
+  write_all(STDOUT_FILENO, fmt::format("pid {} of {}\n", ::getpid(), number("RANK")));
+  int got = 0;
+  ::sigwait(&awaited, &got);
+  write_all(STDOUT_FILENO, fmt::format("got {}\n", ::sigabbrev_np(got)));
+  ::usleep(150'000);
+  return lockstep::kExitInterrupted;
+}
+
 // Sets the phase of the run, if one is named, and tells it.
 int tell_phase(std::string_view name) {
   constexpr std::array<std::string_view, 3> names{"starting", "running", "finished"};
@@ -153,6 +169,7 @@ int main(int argc, char** argv) {
   if (what == "meet") return meet();
   if (what == "tell-signal") return tell_signals(false);
   if (what == "tell-signals") return tell_signals(true);
+  if (what == "save-on-signal") return save_on_signal();
   if (what == "phase") return tell_phase(argc > 2 ? argv[2] : "");
   if (what == "become") return become(argv + 2);
   if (what == "segv") die_of(SIGSEGV);

@@ -129,6 +129,13 @@ TEST(LauncherReplace, ReplacesSurvivorsThatFailToo) {
                                     HasSubstr("rank 1 exited with code 3; its replacement runs")));
 }
 
+TEST(LauncherReplace, StartsNoRankThatWasInterrupted) {
+  LauncherProcess launcher(shell_ranks(2, script("running", "exit 75"), replacing(5)));
+  EXPECT_EQ(launcher.finish(), 75);
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("the run was interrupted"), Not(HasSubstr("replacement"))));
+  launcher.wait_for_no_family();
+}
+
 TEST(LauncherReplace, ReportsTheFailureWhenNoRestartIsLeft) {
   LauncherProcess launcher(shell_ranks(
       2, script("running", "test $RANK = 0 && exec sleep 1000; echo bad luck >&2; exit 7"), replacing(2)));

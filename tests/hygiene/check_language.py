@@ -75,7 +75,7 @@ RANK = re.compile(r"rank \{\} of \{\}")
 ACRONYMS = set("""
     FSDPModule CPUOffloadPolicy P2POp PowerSGD PostLocalSGD FusedSGD SGD ASGD NAdam RAdam LBFGS RMSprop LRScheduler LambdaLR MultiplicativeLR StepLR MultiStepLR
     ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR SequentialLR CyclicLR OneCycleLR SWALR ReduceLROnPlateau
-    ScheduleGPipe ScheduleLoopedBFS ScheduleZBVZeroBubble MNIST FashionMNIST KMNIST CIFAR CIFAR10 CIFAR100 DGCNN GPT2 GPT2Model LMHead
+    ScheduleGPipe ScheduleLoopedBFS ScheduleZBVZeroBubble MNIST FashionMNIST KMNIST CIFAR CIFAR10 CIFAR100 DGCNN DTensor GPT2 GPT2Config GPT2Model LMHead
 """.split())
 ENUMS = {"ReduceOp", "ComputationType", "ImageReadMode", "InterpolationMode", "AutoAugmentPolicy"}
 TYPE = re.compile(r"^ *(?:enum )?(?:struct|class|concept) (\w+)(?: final)?(?: : \w[^{;]*)? [{=]|^using (\w+) =", re.MULTILINE)

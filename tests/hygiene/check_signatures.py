@@ -98,8 +98,6 @@ class Headers:
             headers.run_doxygen(root, folder)
             for _, compound in headers.compounds(f"{folder}/xml"):
                 self.add(compound)
-        for path in sorted((root / "include").rglob("*.h")):
-            self.add_torch_args(path.read_text())
 
     def add(self, compound):
         owner = re.sub(r"<.*", "", compound.findtext("compoundname")).strip()
@@ -116,19 +114,11 @@ class Headers:
             elif kind == "variable" and compound.get("kind") != "namespace" and member.get("static") != "yes":
                 self.fields.setdefault(owner, {})[name] = (default_of(member, "initializer"), text_of(member, "type"))
 
-    def add_torch_args(self, text):
-        """Options in LibTorch's style, whose defaults Doxygen does not see."""
-        for name, body in re.findall(r"^struct (\w+) : NamedOptionsOf.*?\{(.*?)^\};", text, re.M | re.S):
-            first = re.search(rf"{name}\(double \w+ = ([^)]+)\)", body)
-            fields = {field: cpp_default(default or (first[1] if first else ""))
-                      for _, field, default in re.findall(r"TORCH_ARG\(([\w:]+), (\w+)\)(?: = ([^;]+))?;", body)}
-            fields |= {field: EMPTY for field in re.findall(rf"{name}& (\w+)\(", body)}
-            self.fields[f"lockstep::optim::{name}"] = {field: (default, "") for field, default in fields.items()}
-
     def structure(self, kind, scope):
         """The fields of a structure of options of that type, as it is named in `scope`."""
         last = last_name(kind)
-        last = self.aliases.get(last, last)
+        if not any(name.endswith(f"::{last}") for name in self.fields):
+            last = self.aliases.get(last, last)
         while last.endswith("Options") and scope:
             if f"{scope}::{last}" in self.fields:
                 return self.fields[f"{scope}::{last}"]

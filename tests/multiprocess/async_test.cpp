@@ -53,7 +53,7 @@ const testing::Scenario kinds("async kinds", [] {
   const auto& group = context.group();
   const int size = context.world_size();
   const auto own = rank_data(context.rank(), 7);
-  const bool root = context.is_main();
+  const bool root = context.is_main_process();
   std::vector<Work> works;
   const auto average = own.clone();
   works.push_back(group.all_reduce_async(average, ReduceOp::AVG));

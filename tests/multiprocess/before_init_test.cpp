@@ -187,7 +187,7 @@ const Scenario before_init("before init()", [] {
     EXPECT_EQ(meter.compute(), 0.5);
     layer->forward(torch::rand({4, 2}));
     logger.log(1, {{"a", 1}});
-    EXPECT_EQ(std::filesystem::exists(folder.file("log.csv")), context.is_main());
+    EXPECT_EQ(std::filesystem::exists(folder.file("log.csv")), context.is_main_process());
   }
   // One process again, for example to evaluate.
   EXPECT_EQ(get_rank(), 0);

@@ -96,14 +96,16 @@ const testing::Scenario futures("c10d callers: futures", [] {
   swapped[0] = {at::empty({5})};
   refuses([&] { (void)backend->allgather_coalesced(swapped, own); }, "outputs[0] has 1 tensors, inputs 2");
   // Of three entries, and of one.
-  const auto ones = at::diag(context.is_main() ? at::ones({3}) : at::tensor({1.F, 0.F, 0.F}));
+  const auto ones = at::diag(context.is_main_process() ? at::ones({3}) : at::tensor({1.F, 0.F, 0.F}));
   std::vector<at::Tensor> sparse{ones.to_sparse()};
   backend->allreduce(sparse)->wait();
   EXPECT_TRUE(at::equal(sparse.at(0).to_dense(), at::diag(at::tensor({2.F, 1.F, 1.F}))));
   // Of other sizes, and as many values.
   for (const bool is_hybrid : {false, true}) {
-    const auto other = context.is_main() ? at::ones({2, 6}) : is_hybrid ? at::ones({2, 6}) : at::ones({3, 4});
-    sparse = {is_hybrid && !context.is_main() ? other.to_sparse(1) : other.to_sparse()};
+    const auto other = context.is_main_process() ? at::ones({2, 6})
+                       : is_hybrid               ? at::ones({2, 6})
+                                                 : at::ones({3, 4});
+    sparse = {is_hybrid && !context.is_main_process() ? other.to_sparse(1) : other.to_sparse()};
     EXPECT_THAT(
         [&] { (void)backend->allreduce(sparse); },
         ::testing::ThrowsMessage<DesyncError>(::testing::AllOf(
@@ -120,7 +122,7 @@ TEST(C10dCallers, GetFuturesThatCompleteByThemselves) {
 // Nobody calls wait(), which would look for lost ranks.
 const testing::Scenario abandoned("c10d callers: abandoned", [] {
   const auto context = init({.backend = "shm", .timeout = std::chrono::minutes(10)});
-  if (!context.is_main()) return;
+  if (!context.is_main_process()) return;
   std::vector<at::Tensor> tensors{at::ones({3})};
   const auto future = context.group().backend()->allreduce(tensors)->getFuture();
   try {
@@ -139,7 +141,7 @@ const testing::Scenario late("c10d callers: late", [] {
   const auto context = init({.backend = "shm"});
   for (const bool flat : {true, false}) {
     const auto group = context.new_group({0, 1}, {.timeout = std::chrono::seconds(2)});
-    if (context.is_main()) {
+    if (context.is_main_process()) {
       const auto backend = group.backend();
       std::vector<at::Tensor> parts{at::ones({2}), at::ones({3})};
       std::vector<at::Tensor> joined{at::ones({4}), at::ones({6})};
@@ -206,7 +208,7 @@ const testing::Scenario profiled("c10d callers: profiled", [] {
       at::addGlobalCallback(at::RecordFunctionCallback(note).scopes({at::RecordScope::USER_SCOPE}));
   group.all_reduce(at::ones({4}));
   group.all_reduce_async(large(1)).wait();
-  if (context.is_main()) {
+  if (context.is_main_process()) {
     group.send(at::ones({4}), 1);
   } else {
     group.recv(at::ones({4}), 0);
@@ -214,8 +216,9 @@ const testing::Scenario profiled("c10d callers: profiled", [] {
   group.barrier();
   at::removeCallback(handle);
   const std::lock_guard lock(events_mutex);
-  EXPECT_THAT(events, ::testing::ElementsAre("shm:all_reduce", "shm:all_reduce",
-                                             context.is_main() ? "shm:send" : "shm:recv", "shm:barrier"));
+  EXPECT_THAT(events,
+              ::testing::ElementsAre("shm:all_reduce", "shm:all_reduce",
+                                     context.is_main_process() ? "shm:send" : "shm:recv", "shm:barrier"));
 });
 TEST(C10dCallers, FindEveryCallInTheProfiler) { testing::expect_all_passed(testing::run_ranks(profiled)); }
 

@@ -32,7 +32,7 @@ const Mistake other_calls("DifferentCalls",
                           [] {
                             const auto context = init({.timeout = 20s});
                             const auto x = torch::ones({2});
-                            if (context.is_main())
+                            if (context.is_main_process())
                               context.group().all_reduce(x);
                             else
                               context.group().broadcast(x, 0);
@@ -40,13 +40,14 @@ const Mistake other_calls("DifferentCalls",
 
 const Mistake one_rank_only("CollectiveOnOneRankOnly", {.on_rank0 = {"all_reduce #1", "rank 1"}}, [] {
   const auto context = init({.timeout = 20s});
-  if (context.is_main()) context.group().all_reduce(torch::ones({2}));
+  if (context.is_main_process()) context.group().all_reduce(torch::ones({2}));
 });
 
 const Mistake one_rank_only_gloo("CollectiveOnOneRankOnlyOverGloo", {.on_rank0 = {"all_reduce #1", "rank 1"}},
                                  [] {
                                    const auto context = init({.backend = "gloo", .timeout = 20s});
-                                   if (context.is_main()) context.group().all_reduce(torch::ones({2}));
+                                   if (context.is_main_process())
+                                     context.group().all_reduce(torch::ones({2}));
                                  });
 
 const Mistake too_few_outputs("AllGatherWithTooFewOutputs", {.on_all = {"all_gather", "output", "2"}}, [] {
@@ -69,7 +70,7 @@ const Mistake wrong_root("BroadcastFromARankThatIsNone", {.on_all = {"broadcast"
 
 const Mistake to_self("SendToItself", {.on_rank0 = {"send", "0"}}, [] {
   const auto context = init({.timeout = 20s});
-  if (context.is_main()) context.group().send(torch::ones({2}), 0);
+  if (context.is_main_process()) context.group().send(torch::ones({2}), 0);
 });
 
 const Mistake both_receive("BothRanksReceive",
@@ -123,7 +124,8 @@ const Mistake group_on_one_rank("NewGroupOnOneRankOnly",
                                               "All ranks of the run call new_group()"}},
                                 [] {
                                   const auto context = init({.timeout = 20s});
-                                  if (context.is_main()) (void)context.new_group({0, 1}, {.timeout = 500ms});
+                                  if (context.is_main_process())
+                                    (void)context.new_group({0, 1}, {.timeout = 500ms});
                                 });
 
 const Mistake wrong_members("NewGroupOfARankThatIsNone", {.on_all = {"new_group([0, 2])", "0 to 1"}}, [] {

@@ -500,7 +500,7 @@ const testing::Scenario past_the_wrapper("forwards past the wrapper", [] {
 std::vector<std::string> refusals_of(DistributedDataParallel<Net>& ddp, Net& net) {
   // Anew, so that none knows the parameters' former dtypes.
   optim::FusedSGD fused(net->parameters(), optim::FusedSGDOptions(0));
-  optim::Adamax named(net->parameters(), optim::AdamaxOptions(0));
+  optim::Adamax named(net->parameters(), 0);
   return {error_of([&] { fused.step(); }), error_of([&] { named.step(); }),
           error_of([&] { state_dict(*net); }), error_of([&] { get_model_state_dict(*net); }),
           error_of([&] { clip_grad_norm_(ddp, 1.0); })};
@@ -532,7 +532,7 @@ const testing::Scenario past_a_changed_wrapper("forwards past the wrapper after 
     EXPECT_FALSE(ddp->has_averaged_gradients()) << "of a layer that is new";
     const auto weight = net->last->weight;
     optim::FusedSGD fused({weight}, optim::FusedSGDOptions(0));
-    optim::Adamax named({weight}, optim::AdamaxOptions(0));
+    optim::Adamax named({weight}, 0);
     ZeroRedundancyOptimizer<torch::optim::SGD> shared({weight}, torch::optim::SGDOptions(0));
     const auto errors = [&] {
       return std::vector{error_of([&] { fused.step(); }), error_of([&] { named.step(); }),

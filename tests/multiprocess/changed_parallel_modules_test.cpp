@@ -698,7 +698,7 @@ TEST(ChangedParallelModules, ATrainersOptimizerMayHoldParametersOfTheLoss) {
 
 TEST(ChangedParallelModules, AnOptimizerRefusesAParameterOfAnotherKind) {
   torch::nn::Linear net(2, 2);
-  optim::NAdam optimizer(net->parameters(), optim::NAdamOptions(0.1));
+  optim::NAdam optimizer(net->parameters(), 0.1);
   const auto step = [&] {
     for (const auto& each : net->parameters()) each.mutable_grad() = torch::ones_like(each);
     return error_of<ArgumentError>([&] { optimizer.step(); });

@@ -85,8 +85,8 @@ TEST_P(Checkpoints, AreWrittenByOneAndReadByAll) { run_here(saves_and_loads); }
 const testing::Scenario fails_together("a failure on one rank fails all ranks", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const fs::path folder = variable("FOLDER");
-  if (context.is_main()) fs::create_directories(folder);
-  if (context.is_main()) std::ofstream(folder / "file") << "x";
+  if (context.is_main_process()) fs::create_directories(folder);
+  if (context.is_main_process()) std::ofstream(folder / "file") << "x";
   context.group().barrier();
   EXPECT_THAT(error_of([&] { CheckpointManager(folder / "file"); }), HasSubstr("file"));
 
@@ -94,19 +94,19 @@ const testing::Scenario fails_together("a failure on one rank fails all ranks", 
   manager.save(1, contents(0));
   manager.wait();
   context.group().barrier();
-  if (context.is_main()) fs::remove_all(folder / "runs");
+  if (context.is_main_process()) fs::remove_all(folder / "runs");
   context.group().barrier();
   EXPECT_THAT(error_of([&] { manager.save(2, contents(0)); }),
               HasSubstr("the checkpoint folder and its checkpoints have disappeared"));
   context.group().barrier();
-  if (context.is_main()) std::ofstream(folder / "runs") << "x";
+  if (context.is_main_process()) std::ofstream(folder / "runs") << "x";
   context.group().barrier();
   EXPECT_THAT(error_of([&] { manager.save(2, contents(0)); }), HasSubstr("runs"));
   EXPECT_THAT(error_of([&] { load_on_all(folder / "nothing.pt"); }), HasSubstr("nothing.pt"));
   EXPECT_THAT(error_of([&] { load_on_all(folder / "nothing.pt", {}, CheckpointReading::every_rank); }),
               HasSubstr(context.world_size() > 1 ? "rank 0: " : "nothing.pt"));
   // An entry that only some ranks have.
-  if (context.is_main()) save(contents(0), folder / "of-rank-0.pt");
+  if (context.is_main_process()) save(contents(0), folder / "of-rank-0.pt");
   const auto file = folder / fmt::format("of-rank-{}.pt", context.rank());
   const auto error = error_of([&] { load_on_all(file, {}, CheckpointReading::every_rank); });
   EXPECT_THAT(error, HasSubstr(context.world_size() > 1 ? "rank 1: " : ""));

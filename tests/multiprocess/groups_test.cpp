@@ -226,7 +226,7 @@ TEST_P(Groups, NoRankPassesABarrierBeforeAllHaveArrived) { run_in_folder(barrier
 const testing::Scenario main_first("groups main first", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const int answer = context.main_process_first([&] {
-    if (context.is_main()) {
+    if (context.is_main_process()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));  // time for ranks that do not wait
       EXPECT_FALSE(std::filesystem::exists(mark("other")));
       std::ofstream(mark("main"));
@@ -244,10 +244,10 @@ TEST_P(MainProcessFirst, TheOthersFindItsFiles) { run_in_folder(main_first); }
 const testing::Scenario main_throws("groups main throws", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const auto action = [&] {
-    if (!context.is_main()) ADD_FAILURE() << "called after rank 0 failed";
+    if (!context.is_main_process()) ADD_FAILURE() << "called after rank 0 failed";
     throw std::runtime_error("the disk is full");
   };
-  if (context.is_main()) {
+  if (context.is_main_process()) {
     EXPECT_THAT([&] { context.main_process_first(action); },
                 ThrowsMessage<std::runtime_error>("the disk is full"));
     EXPECT_THROW(context.main_process_first([] { throw 5; }), int);

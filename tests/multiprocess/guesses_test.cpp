@@ -20,8 +20,6 @@
 namespace lockstep {
 namespace {
 
-using data::BatchSampler, data::DataLoader, data::DistributedSampler, data::RandomSampler,
-    data::SequentialSampler, data::WeightedRandomSampler;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -55,6 +53,15 @@ const testing::Scenario reductions("guesses: reductions", [] {
   EXPECT_EQ(part.item<double>(), 3 * (rank + 1));
   reduce_scatter_tensor(part, torch::ones({3}));
   EXPECT_EQ(part.item<double>(), 3);
+  t = number(rank);
+  all_reduce(t, {.op = ReduceOp::MAX, .async_op = false});
+  EXPECT_EQ(t.item<double>(), 2);
+  all_reduce_async(t, {.op = ReduceOp::AVG}).wait();
+  broadcast(t, {.src = 1});
+  EXPECT_EQ(t.item<double>(), 2);
+  reduce_scatter_tensor(part, torch::full({3}, 1.0 * rank), {.op = ReduceOp::MAX});
+  EXPECT_EQ(part.item<double>(), 2);
+  monitored_barrier({.timeout = 30});
   EXPECT_EQ(reduce_value(number(rank), true).item<double>(), 1);
   EXPECT_EQ(reduce_value(1.0 * rank, false), 3);
   EXPECT_EQ(is_main_process(), rank == 0);
@@ -143,6 +150,16 @@ const testing::Scenario groups_of_guesses("guesses: groups", [] {
     EXPECT_EQ(t.item<double>(), 2);
     all_reduce(t, ReduceOp::SUM, group);
     EXPECT_EQ(t.item<double>(), 4);
+    all_reduce(t, ReduceOp::SUM, {.group = group});
+    all_reduce(t, {.group = group});
+    all_reduce(t, ReduceOp::SUM, group, /*async_op=*/false);
+    EXPECT_EQ(t.item<double>(), 32);
+    broadcast(t, {.src = 1, .group = group});
+    broadcast(t, 1, {.group = group});
+    std::vector<std::string> names;
+    all_gather_object(names, "a", {.group = group});
+    EXPECT_EQ(names.size(), 2);
+    barrier({.group = group});
     if (get_rank() == 1) send(number(7), 2, group);
     if (get_rank() == 2) {
       EXPECT_EQ(recv(t, std::nullopt, group), 1);
@@ -155,6 +172,7 @@ const testing::Scenario groups_of_guesses("guesses: groups", [] {
   }
   EXPECT_EQ(get_rank(group), get_rank() - 1);
   EXPECT_EQ(get_world_size(group), get_rank() == 0 ? -1 : 2);
+  barrier(GroupMember::WORLD);
   auto t = number(get_rank());
   all_reduce(t, ReduceOp::SUM, group);
   EXPECT_EQ(t.item<double>(), get_rank() == 0 ? 0 : 3);
@@ -238,7 +256,7 @@ const testing::Scenario training("guesses: training", [] {
   }
   ddp(torch::ones({1, 4})).sum().backward();
   ddp->to(torch::kCPU);
-  ddp->load_state_dict(ddp->state_dict());
+  ddp.load_state_dict(ddp->state_dict());
   EXPECT_TRUE(ddp.state_dict().contains("module.weight"));
   int buckets = 0;
   DistributedDataParallel counting(torch::nn::Linear(4, 1));
@@ -274,6 +292,7 @@ const testing::Scenario spawned("guesses: spawn", [] {
   };
   spawn(train, std::tuple(2), {.nprocs = 2});
   spawn([&](int rank) { train(rank, 2); }, {.nprocs = 2});
+  mp::spawn(train, std::tuple(2), 2);
 });
 TEST(Guesses, SpawnWithoutDestroyProcessGroup) {
   testing::expect_all_passed(
@@ -302,109 +321,6 @@ const testing::Scenario contexts("guesses: contexts", [] {
 });
 TEST(Guesses, InitProcessGroupBesideInit) {
   testing::expect_all_passed(testing::run_ranks(contexts, {.world_size = 1}));
-}
-
-// As LibTorch's tutorials write a dataset.
-struct Squares : torch::data::Dataset<Squares> {
-  torch::data::Example<> get(std::size_t index) override {
-    const auto value = static_cast<std::int64_t>(index);
-    return {torch::full({2}, static_cast<double>(value)), torch::tensor(value * value)};
-  }
-  std::optional<std::size_t> size() const override { return 10; }
-};
-
-struct Pairs {
-  std::tuple<at::Tensor, int> get(std::size_t index) const {
-    return {torch::full({2}, static_cast<double>(index)), static_cast<int>(index)};
-  }
-  std::int64_t size() const { return 10; }
-};
-
-struct Padded : Pairs {
-  at::Tensor collate(const std::vector<std::tuple<at::Tensor, int>>& samples) const {
-    return torch::full({1}, static_cast<std::int64_t>(samples.size()), torch::kLong);
-  }
-};
-
-TEST(Guesses, DatasetsWithGetAndSize) {
-  for (const int workers : {0, 2}) {
-    std::vector<std::int64_t> squares;
-    for (auto& [x, y] : DataLoader(Squares(), {.batch_size = 4, .num_workers = workers})) {
-      EXPECT_TRUE(x.select(1, 0).square().equal(y.to(torch::kFloat)));
-      for (std::int64_t i = 0; i < y.size(0); ++i) squares.push_back(y[i].item<std::int64_t>());
-    }
-    EXPECT_THAT(squares, ElementsAre(0, 1, 4, 9, 16, 25, 36, 49, 64, 81));
-  }
-  DataLoader pairs(Pairs(), {.batch_size = 4, .drop_last = true});
-  EXPECT_EQ(pairs.size(), 2);
-  for (auto& [x, y] : pairs) EXPECT_TRUE(x.select(1, 1).to(torch::kLong).equal(y));
-  for (auto& sizes : DataLoader(Padded(), {.batch_size = 5})) EXPECT_EQ(sizes.item<std::int64_t>(), 5);
-}
-
-TEST(Guesses, SamplersByValueAndWithPositions) {
-  const Pairs dataset;
-  DistributedSampler sampler(dataset, 2, 0);
-  DataLoader loader(dataset, {.batch_size = 5, .sampler = sampler});
-  for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
-    sampler.set_epoch(epoch);
-    for (auto& [x, y] : loader)
-      EXPECT_TRUE(y.equal(sampler.indices())) << "set_epoch() did not reach the loader";
-  }
-  BatchSampler batches(SequentialSampler(dataset), 4, true);
-  EXPECT_EQ(DataLoader(dataset, {.batch_sampler = batches}).size(), 2);
-  EXPECT_EQ(BatchSampler(RandomSampler(dataset, true, 7), 4, false).size(), 2);
-  EXPECT_EQ(WeightedRandomSampler({0.1, 0.9}, 4, true).size(), 4);
-  EXPECT_EQ(WeightedRandomSampler(torch::ones({3}), 2, false).size(), 2);
-}
-
-// Options take PyTorch's arguments in PyTorch's order.
-TEST(Guesses, OrderOfDesignators) {
-  const InitOptions init_options{.backend = "gloo",
-                                 .init_method = "env://",
-                                 .timeout = 30,
-                                 .world_size = 2,
-                                 .rank = 0,
-                                 .store = {},
-                                 .group_name = "train"};
-  EXPECT_EQ(init_options.world_size, 2);
-  const data::DataLoaderOptions loader{.batch_size = 4,
-                                       .shuffle = true,
-                                       .sampler = nullptr,
-                                       .batch_sampler = nullptr,
-                                       .num_workers = 2,
-                                       .collate_fn = nullptr,
-                                       .pin_memory = true,
-                                       .drop_last = true,
-                                       .timeout = 30,
-                                       .worker_init_fn = {},
-                                       .generator = {},
-                                       .prefetch_factor = 2,
-                                       .persistent_workers = true,
-                                       .in_order = true};
-  EXPECT_EQ(loader.num_workers, 2);
-  const DistributedDataParallelOptions ddp{.device_ids = {0},
-                                           .output_device = 0,
-                                           .broadcast_buffers = true,
-                                           .init_sync = true,
-                                           .process_group = {},
-                                           .bucket_cap_mb = 25,
-                                           .find_unused_parameters = true,
-                                           .gradient_as_bucket_view = true,
-                                           .static_graph = true,
-                                           .delay_all_reduce_named_params = {},
-                                           .param_to_hook_all_reduce = {},
-                                           .mixed_precision = {},
-                                           .skip_all_reduce_unused_params = true,
-                                           .bucket_cap_mb_list = {},
-                                           .batched_grad_copy = true,
-                                           .forward_sync_buffers = true,
-                                           .lazy_bucket_allocation = true};
-  EXPECT_EQ(ddp.device_ids.size(), 1U);
-  const data::MNISTOptions mnist{.train = true, .transform = {}, .target_transform = {}, .download = true};
-  EXPECT_TRUE(mnist.download);
-  const data::DistributedSamplerOptions sampler{
-      .num_replicas = 2, .rank = 0, .shuffle = true, .seed = 1, .drop_last = true};
-  EXPECT_EQ(sampler.seed, 1);
 }
 
 }  // namespace

@@ -88,7 +88,8 @@ const Scenario uneven("sums over uneven hosts", [] {
   expect_sums(context, {{0, 1, 2}, {3, 4}});
   expect_parts(context, {{0, 1, 2}, {3, 4}});
   // Of three entries, and of one.
-  const auto ones = torch::diag(context.is_main() ? torch::ones({3}) : torch::tensor({1.F, 0.F, 0.F}));
+  const auto ones =
+      torch::diag(context.is_main_process() ? torch::ones({3}) : torch::tensor({1.F, 0.F, 0.F}));
   std::vector<at::Tensor> sparse{ones.to_sparse()};
   context.group().backend()->allreduce(sparse)->wait();
   EXPECT_TRUE(torch::equal(sparse[0].to_dense(), torch::diag(torch::tensor({5.F, 1.F, 1.F}))));
@@ -159,7 +160,7 @@ const Scenario has_a_limit("a call has a limit of its own", [] {
   EXPECT_THROW(work->wait(), Error);
   EXPECT_THAT([&] { group.barrier(); }, ::testing::ThrowsMessage<PeerLost>(HasSubstr("an earlier call")));
   EXPECT_NO_THROW(group.backend()->shutdown());
-  if (context.is_main()) group.send(word, 3);
+  if (context.is_main_process()) group.send(word, 3);
 });
 
 struct Interrupt {};
@@ -173,7 +174,7 @@ const Scenario waits_end("waits of callers of c10d end", [] {
   if (context.rank() == 1) group.recv(word, 0);
   const auto work = group.backend()->allreduce(first);
   const auto queued = group.backend()->allreduce(second, {.timeout = 1s});
-  if (context.is_main()) {
+  if (context.is_main_process()) {
     wait_check = [] { throw Interrupt(); };
     EXPECT_THROW(work->wait(), Interrupt);
     wait_check = nullptr;

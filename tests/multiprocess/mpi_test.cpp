@@ -61,7 +61,7 @@ const testing::Scenario comes_late("mpi: comes late", [] {
   const auto& group = context.group();
   const auto word = torch::zeros({1});
   const auto expect_nobody = [&] {
-    if (!context.is_main()) {
+    if (!context.is_main_process()) {
       EXPECT_THROW(group.monitored_barrier(300ms), TimeoutError);
       return;
     }
@@ -78,7 +78,7 @@ const testing::Scenario comes_late("mpi: comes late", [] {
     EXPECT_THROW(group.monitored_barrier(1ms), TimeoutError);
   } else {
     expect_nobody();
-    if (context.is_main()) {
+    if (context.is_main_process()) {
       group.send(word, 2);
       group.recv(word, 2);
       group.send(word, 1);
@@ -86,7 +86,7 @@ const testing::Scenario comes_late("mpi: comes late", [] {
       group.recv(word, 0);
     }
     expect_nobody();
-    if (context.is_main()) group.send(word, 2);
+    if (context.is_main_process()) group.send(word, 2);
   }
   group.monitored_barrier(20s);
   const auto other = context.new_group({2, 0, 1});

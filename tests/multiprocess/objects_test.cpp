@@ -53,8 +53,10 @@ const testing::Scenario objects("objects between all ranks", [] {
     EXPECT_EQ(group.scatter_object(here ? all : Strings{}, root), object_of(context.rank()));
   }
   EXPECT_EQ(group.all_gather_object(""), Strings(static_cast<std::size_t>(size)));
-  EXPECT_EQ(group.gather_object("", 0), Strings(context.is_main() ? static_cast<std::size_t>(size) : 0));
-  EXPECT_EQ(group.scatter_object(context.is_main() ? Strings(static_cast<std::size_t>(size)) : Strings{}, 0),
+  EXPECT_EQ(group.gather_object("", 0),
+            Strings(context.is_main_process() ? static_cast<std::size_t>(size) : 0));
+  EXPECT_EQ(group.scatter_object(
+                context.is_main_process() ? Strings(static_cast<std::size_t>(size)) : Strings{}, 0),
             "");
 });
 TEST_P(Objects, EmptyBinaryAndOfDifferentLengths) { run(objects); }

@@ -199,7 +199,7 @@ const Scenario two_ranks("the profile of two ranks", [] {
   options.on_trace_ready = [&](const Profiler& ready) { table = ready.table(); };
   Profiler profiler(options);
   train_profiled(ddp, profiler, 2 + kActive + 1);
-  if (!context.is_main()) {
+  if (!context.is_main_process()) {
     EXPECT_THAT(profiler.key_averages(), IsEmpty());
     EXPECT_EQ(table, "");
     return;
@@ -253,7 +253,7 @@ const Scenario refused("profilers that fail on all ranks", [] {
   train_profiled(net, profiler, 2);
   EXPECT_THAT(error_of([&] { profiler.stop(); }),
               HasSubstr("no/such/trace.json (No such file or directory)"));
-  EXPECT_EQ(profiler.key_averages().empty(), !context.is_main());
+  EXPECT_EQ(profiler.key_averages().empty(), !context.is_main_process());
 });
 
 nanoseconds steady_time() { return std::chrono::steady_clock::now().time_since_epoch(); }
@@ -266,7 +266,7 @@ const Scenario common_clock("a trace with the times of all ranks on one clock", 
   const auto file = profile_file("clock.json");
   tracing::write_chrome_trace(file, {{"track"}, {{0, "a \"slice\"", begin, begin + nanoseconds(1500)}}},
                               steady_time, context.group(), std::source_location::current());
-  if (!context.is_main()) return;
+  if (!context.is_main_process()) return;
   const ReadTrace trace(file);
   EXPECT_DOUBLE_EQ(trace.named(0, "a \"slice\"").at(0).begin, 5000);
   EXPECT_DOUBLE_EQ(trace.named(1, "a \"slice\"").at(0).begin, 0);
@@ -290,7 +290,7 @@ const Scenario two_clocks("a trace of two hosts", [] {
   const std::string call = "barrier #2 of group \"default\"";
   tracing::write_chrome_trace(file, {{"track"}, {{0, "barrier", begin, now(), call}}}, now, context.group(),
                               std::source_location::current());
-  if (!context.is_main()) return;
+  if (!context.is_main_process()) return;
   const ReadTrace trace(file);
   expect_flows(trace, 3);
   ASSERT_EQ(trace.flows.size(), 1U);

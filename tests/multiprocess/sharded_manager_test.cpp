@@ -127,7 +127,7 @@ const Scenario falls_back("damage is skipped on all ranks", [] {
   CheckpointManager manager(folder_of_run(), by_every_rank(true));
   for (const std::int64_t step : {1, 2}) manager.save(step, contents_at(step, context));
   manager.wait();
-  if (context.is_main()) damage(folder_of_run() / "step-00000002");
+  if (context.is_main_process()) damage(folder_of_run() / "step-00000002");
   context.group().barrier();
   auto there = place_for(context);
   EXPECT_EQ(manager.load_latest(there)->step, 1);
@@ -136,7 +136,7 @@ const Scenario falls_back("damage is skipped on all ranks", [] {
   EXPECT_THAT(error_of([&] { manager.load(2, there); }), HasSubstr("step-00000002"));
   context.group().barrier();
   // Metadata with inverted bits.
-  if (context.is_main()) {
+  if (context.is_main_process()) {
     std::ofstream(folder_of_run() / "step-00000001" / ".metadata", std::ios::app) << "x";
     fs::resize_file(folder_of_run() / "step-00000001" / ".metadata", 200);
   }
@@ -239,7 +239,7 @@ TEST_P(ShardedManager, AFullDiskOnOneRankFailsAllRanks) { run_here(fails_togethe
 const Scenario refuses("values that cannot be saved in parts", [] {
   const auto context = init({.backend = backend_under_test()});
   CheckpointManager manager(folder_of_run(), by_every_rank(false));
-  EXPECT_THAT(error_of([&] { manager.save(1, context.is_main() ? Value(3) : Value(Dict())); }),
+  EXPECT_THAT(error_of([&] { manager.save(1, context.is_main_process() ? Value(3) : Value(Dict())); }),
               HasSubstr("expected a dict"));
   manager.save(1, contents_at(1, context));
   EXPECT_THAT(error_of([&] { manager.load_latest({.mmap = true}); }), HasSubstr("without mmap"));

@@ -75,7 +75,7 @@ at::Tensor trained_by_threads(const std::string& backend) {
   spawn_threads(kRanks,
                 [&](Context& context) {
                   const auto trained = train(context);
-                  if (context.is_main()) result = trained;
+                  if (context.is_main_process()) result = trained;
                 },
                 {.backend = backend, .threads_per_rank = kThreads});
   return result;

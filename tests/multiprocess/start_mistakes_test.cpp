@@ -64,7 +64,7 @@ const Mistake no_threads_on_rank_zero("NoThreadsForGlooOnRankZero",
                                        .world_size = 4},
                                       [] {
                                         const auto context = init({.backend = "shm", .timeout = 20s});
-                                        if (context.is_main()) leave_no_address_space(4 << 20);
+                                        if (context.is_main_process()) leave_no_address_space(4 << 20);
                                         (void)context.new_group({0, 1, 2, 3}, {.backend = "gloo"});
                                       });
 

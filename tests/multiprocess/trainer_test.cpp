@@ -264,7 +264,7 @@ const Scenario validates("what a validation sees", [] {
   EXPECT_THAT(error_of<DesyncError>([&] { other.fit(batches, loss_of); }),
               HasSubstr("validations differ in accuracy"));
   Trainer on_main(ddp, optimizer, {});
-  on_main.on_validate([&] { return context.is_main() ? Scalars{{"accuracy", 1.0}} : Scalars{}; });
+  on_main.on_validate([&] { return context.is_main_process() ? Scalars{{"accuracy", 1.0}} : Scalars{}; });
   EXPECT_THAT(error_of<DesyncError>([&] { on_main.fit(batches, loss_of); }),
               HasSubstr("return different numbers; rank 0: accuracy; rank 1: none"));
 });

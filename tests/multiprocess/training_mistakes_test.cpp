@@ -200,7 +200,7 @@ const Mistake metric_on_one_rank("MetricComputedOnOneRank",
                                    const auto context = init({.timeout = 20s});
                                    metrics::Accuracy accuracy;
                                    accuracy.update(torch::eye(2), torch::arange(2));
-                                   if (context.is_main()) accuracy.compute();
+                                   if (context.is_main_process()) accuracy.compute();
                                  });
 
 const Mistake checkpoint_on_one_rank("CheckpointOnOneRank",
@@ -208,7 +208,7 @@ const Mistake checkpoint_on_one_rank("CheckpointOnOneRank",
                                        const auto context = init({.timeout = 20s});
                                        const TempFolder folder;
                                        Linear net(2, 2);
-                                       if (context.is_main())
+                                       if (context.is_main_process())
                                          CheckpointManager(folder.path()).save(1, state_dict(net));
                                      });
 
@@ -228,7 +228,7 @@ const Mistake no_set_epoch("NoSetEpoch",
 const Mistake batch_of_one("SyncBatchNormOfOneValue", {.on_all = {"SyncBatchNorm", "one value"}}, [] {
   const auto context = init({.timeout = 20s});
   const auto group = context.new_group({0}), other = context.new_group({1});
-  SyncBatchNorm layer(2, context.is_main() ? group : other);
+  SyncBatchNorm layer(2, context.is_main_process() ? group : other);
   layer->forward(torch::ones({1, 2}));
 });
 
@@ -239,7 +239,7 @@ const Mistake statistics_on_one_rank("SyncBatchNormBackwardOnOneRank",
                                        SyncBatchNorm layer(2);
                                        const auto x = torch::rand({4, 2}, torch::requires_grad());
                                        const auto loss = layer->forward(x).sum();
-                                       if (context.is_main()) loss.backward();
+                                       if (context.is_main_process()) loss.backward();
                                      });
 
 const Mistake converted_on_one_rank("ConvertedBatchNormOnOneRank",
@@ -248,7 +248,7 @@ const Mistake converted_on_one_rank("ConvertedBatchNormOnOneRank",
                                       const auto context = init({.timeout = 20s});
                                       torch::nn::BatchNorm1d layer(2);
                                       convert_sync_batchnorm(layer);
-                                      if (context.is_main()) layer->forward(torch::rand({4, 2}));
+                                      if (context.is_main_process()) layer->forward(torch::rand({4, 2}));
                                     });
 
 const Mistake no_step_size("SchedulerWithoutAStepSize", {.on_all = {"StepLR", "'step_size' is 0"}}, [] {
@@ -294,7 +294,7 @@ const Mistake parallel_on_one_rank(
     {.on_rank0 = {"(parts of a tensor-parallel module)", "rank 1", "finished"}}, [] {
       const auto context = init({.timeout = 20s});
       tp::RowParallelLinear net(torch::nn::LinearOptions(4, 2), init_device_mesh({2}));
-      if (context.is_main()) net->forward(torch::ones({1, 2}));
+      if (context.is_main_process()) net->forward(torch::ones({1, 2}));
     });
 
 const Mistake parallel_backward_on_one_rank(
@@ -303,7 +303,7 @@ const Mistake parallel_backward_on_one_rank(
       const auto context = init({.timeout = 20s});
       tp::ColumnParallelLinear net(torch::nn::LinearOptions(2, 4), init_device_mesh({2}));
       const auto loss = net->forward(torch::ones({1, 2}, torch::requires_grad())).sum();
-      if (context.is_main()) loss.backward();
+      if (context.is_main_process()) loss.backward();
     });
 
 MixtureOfExpertsOptions two_experts() {
@@ -321,7 +321,7 @@ const Mistake experts_on_one_rank("ExpertsBackwardOnOneRank",
                                     const auto context = init({.timeout = 20s});
                                     MixtureOfExperts experts(two_experts(), [] { return Linear(2, 2); });
                                     const auto loss = experts->forward(torch::ones({1, 2})).output.sum();
-                                    if (context.is_main()) loss.backward();
+                                    if (context.is_main_process()) loss.backward();
                                   });
 
 const Mistake wrong_input("InputOfAnotherWidth",
@@ -354,7 +354,7 @@ const Mistake changed_leaf("ParameterChangedInPlace",
 const Mistake other_options("OptionsDiffer", {.on_all = {"find_unused_parameters"}}, [] {
   const auto context = init({.timeout = 20s});
   Linear net(2, 2);
-  DistributedDataParallel ddp(net, {.find_unused_parameters = context.is_main()});
+  DistributedDataParallel ddp(net, {.find_unused_parameters = context.is_main_process()});
 });
 
 const Mistake negative_norm("NegativeMaxNorm", {.on_all = {"max_norm", "-1"}}, [] {

@@ -31,7 +31,7 @@ using torch::optim::SGDOptions;
 bool is_in_one_memory(const Context& context, const Tensor& parameter) {
   const torch::NoGradGuard no_grad;
   context.barrier();
-  if (context.is_main()) parameter.fill_(42);
+  if (context.is_main_process()) parameter.fill_(42);
   context.barrier();
   return parameter.eq(42).all().item<bool>();
 }
@@ -41,7 +41,7 @@ const Scenario zero_one_memory("zero one memory", [] {
   const auto first = torch::full({3, 2}, 1.0 + context.rank()).t().contiguous().t().requires_grad_();
   const auto second = torch::full({5}, 1.0 + context.rank()).requires_grad_();
   ZeroRedundancyOptimizer<SGD> optimizer({first, second}, SGDOptions(0.5));
-  EXPECT_FALSE(is_in_one_memory(context, second) && !context.is_main());
+  EXPECT_FALSE(is_in_one_memory(context, second) && !context.is_main_process());
   optimizer.share_parameters();
   EXPECT_EQ(first.stride(0), 1);
   EXPECT_TRUE(first.eq(1 + optimizer.owners()[0]).all().item<bool>()) << first;
@@ -62,7 +62,7 @@ const Scenario zero_one_memory("zero one memory", [] {
   EXPECT_TRUE(added.eq(0.5).all().item<bool>());
   EXPECT_TRUE(is_in_one_memory(context, added));
   // The memory of a parameter is replaced on one rank.
-  if (context.is_main()) second.set_data(torch::full({5}, 8.0));
+  if (context.is_main_process()) second.set_data(torch::full({5}, 8.0));
   EXPECT_THAT(error_of<Error>([&] { optimizer.step(); }), HasSubstr("call share_parameters() again"));
   optimizer.share_parameters();
   EXPECT_TRUE(is_in_one_memory(context, second));
@@ -85,7 +85,7 @@ const Scenario zero_lost("zero lost rank", [] {
   for (const auto& each : {first, second}) each.mutable_grad() = torch::ones_like(each);
   optimizer.step();
   const auto dies = [&]() -> Tensor {
-    if (!context.is_main()) ::raise(SIGKILL);
+    if (!context.is_main_process()) ::raise(SIGKILL);
     return {};
   };
   EXPECT_THAT(error_of<PeerLost>([&] { optimizer.step(dies); }), HasSubstr("rank 1 (pid "));

@@ -117,7 +117,7 @@ const Scenario kRunAll("ddp errors", [] {
   const auto context = init({.backend = "gloo"});
   std::ostringstream lines;
   for (const auto& [name, run] : kCases) lines << name << ' ' << point_of(run) << '\n';
-  if (context.is_main()) std::ofstream(record_folder() + "/points") << lines.str();
+  if (context.is_main_process()) std::ofstream(record_folder() + "/points") << lines.str();
 });
 
 std::string text_of(const std::filesystem::path& file) {

@@ -139,6 +139,20 @@ const Scenario load_it("fully_shard checkpoint: load", [] {
     short_one.set("norm.weight", torch::ones({5}));
     EXPECT_THAT(error_of<CheckpointError>([&] { set_model_state_dict(wrong.module, short_one); }),
                 StartsWith("norm.weight has the shape torch.Size([5]), but the module's is torch.Size([6])"));
+    short_one.erase("norm.weight");
+    for (const bool from_rank_0 : {false, true}) {
+      Sharded part(true);
+      const auto before = full_tensor(*part.net, "norm.weight");
+      const auto model = from_rank_0 && context.rank() != 0 ? Dict() : short_one;
+      EXPECT_THAT(error_of<CheckpointError>([&] {
+                    set_model_state_dict(part.module, model, {.broadcast_from_rank0 = from_rank_0});
+                  }),
+                  HasSubstr("norm.weight"));
+      set_model_state_dict(part.module, model, {.strict = false, .broadcast_from_rank0 = from_rank_0});
+      EXPECT_TRUE(full_tensor(*part.net, "norm.weight").equal(before));
+      EXPECT_TRUE(
+          full_tensor(*part.net, "head.weight").equal(expected.at("model")["head.weight"].as_tensor()));
+    }
   });
 });
 

@@ -166,13 +166,13 @@ const Scenario outputs_in_use("nn functional outputs in use", [] {
   expect_noticed(part, [&] { F::all_to_all({part, part.clone()}, {part.clone(), part.clone()}); });
   expect_noticed(whole, [&] { F::all_to_all_single(whole, whole.clone()); });
   expect_noticed(part, [&] {
-    if (context.is_main()) F::send(part.clone(), peer);
+    if (context.is_main_process()) F::send(part.clone(), peer);
     F::recv(part, peer);
-    if (!context.is_main()) F::send(part.clone(), peer);
+    if (!context.is_main_process()) F::send(part.clone(), peer);
   });
   // A complex message has a gradient, too.
   const auto number = torch::full({1}, 2, torch::kComplexFloat);
-  if (context.is_main()) {
+  if (context.is_main_process()) {
     auto sent = number.clone().requires_grad_();
     torch::real(F::send(sent * 3, peer)).backward();
     EXPECT_TRUE(sent.grad().equal(number * 3));

@@ -27,9 +27,9 @@ constexpr std::size_t kWhole = 20;
 
 template <typename Options>
 std::unique_ptr<torch::optim::Optimizer> make(const Tensors& parameters, const Value& one) {
-  Options defaults;
+  optim::GroupOptionsOf<Options> defaults;
   defaults.from_dict(one["options"].as_dict(), "options", /*complete=*/false);
-  Options of_group;
+  optim::GroupOptionsOf<Options> of_group;
   of_group.from_dict(one["of_group"].as_dict(), "of_group", /*complete=*/false);
   std::vector<OptimizerParamGroup> groups{OptimizerParamGroup(Tensors()),
                                           OptimizerParamGroup(Tensors(), of_group.clone())};
@@ -210,8 +210,8 @@ TEST(Optimizers, MatchPythonAndContinueInTheOtherLanguage) {
 
 at::Tensor parameter_of(at::IntArrayRef sizes) { return torch::zeros(sizes).set_requires_grad(true); }
 
-template <typename Optimizer, typename Options>
-void expect_same_after_archive(const Options& options) {
+template <typename Optimizer>
+void expect_same_after_archive(const typename Optimizer::Arguments& options) {
   const auto parameter = parameter_of({2, 2});
   parameter.mutable_grad() = torch::ones({2, 2});
   Optimizer saved({parameter}, options);
@@ -225,25 +225,27 @@ void expect_same_after_archive(const Options& options) {
 }
 
 TEST(Optimizers, GoThroughArchives) {
-  expect_same_after_archive<optim::NAdam>(optim::NAdamOptions(0.25).betas({0.5, 0.5}).maximize(true));
-  expect_same_after_archive<optim::Adafactor>(optim::AdafactorOptions(0.25).eps({0.5, 0.5}));
-  expect_same_after_archive<optim::Lamb>(optim::LambOptions(0.25).max_grad_norm(std::nullopt));
-  expect_same_after_archive<optim::Muon>(optim::MuonOptions(0.25).adjust_lr_fn("original"));
+  expect_same_after_archive<optim::NAdam>({.lr = 0.25, .betas = {0.5, 0.5}, .maximize = true});
+  expect_same_after_archive<optim::Adafactor>({.lr = 0.25, .eps = {0.5, 0.5}});
+  expect_same_after_archive<optim::Lamb>({.lr = 0.25, .max_grad_norm = std::nullopt});
+  expect_same_after_archive<optim::Muon>({.lr = 0.25, .adjust_lr_fn = "original"});
 }
 
 TEST(Optimizers, GiveOptionsOfGroupsTheDefaults) {
-  optim::NAdam optimizer({parameter_of({2})}, optim::NAdamOptions(0.1).momentum_decay(0.3).maximize(true));
-  optimizer.add_param_group(
-      {{parameter_of({2})}, std::make_unique<optim::NAdamOptions>(optim::NAdamOptions().eps(0.5))});
-  const auto& options = dynamic_cast<optim::NAdamOptions&>(optimizer.param_groups()[1].options());
-  EXPECT_TRUE(options == optim::NAdamOptions(0.1).momentum_decay(0.3).maximize(true).eps(0.5));
-  EXPECT_FALSE(options == optim::NAdamOptions(0.1).momentum_decay(0.3).eps(0.5));
+  using Group = optim::NAdam::GroupOptions;
+  optim::NAdam optimizer({parameter_of({2})}, {.lr = 0.1, .momentum_decay = 0.3, .maximize = true});
+  optimizer.add_param_group({{parameter_of({2})}, std::make_unique<Group>(optim::NAdamOptions{.eps = 0.5})});
+  const auto& options = dynamic_cast<Group&>(optimizer.param_groups()[1].options());
+  optim::NAdamOptions expected{.lr = 0.1, .eps = 0.5, .momentum_decay = 0.3, .maximize = true};
+  EXPECT_TRUE(options == Group(expected));
+  expected.maximize = false;
+  EXPECT_FALSE(options == Group(expected));
   EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), 0.1);
 }
 
 TEST(Optimizers, StepWithAClosureAndCountSharedParametersOnce) {
   const auto parameter = torch::ones({2}).set_requires_grad(true);
-  optim::Lion optimizer({parameter, parameter}, optim::LionOptions(0.5));
+  optim::Lion optimizer({parameter, parameter}, 0.5);
   const auto loss = optimizer.step([&] {
     optimizer.zero_grad();
     auto sum = parameter.sum();
@@ -281,22 +283,22 @@ TEST(Optimizers, RefuseWhatDoesNotFit) {
                       OptimizerParamGroup({parameter_of({1}), parameter}), OptimizerParamGroup({parameter})});
       },
       "NAdam: parameter 0 of group 2 is in group 1 already");
-  refuses([&] { optim::Lion({parameter}, optim::LionOptions(0).decoupled_weight_decay(true)); },
+  refuses([&] { optim::Lion({parameter}, {.lr = 0, .decoupled_weight_decay = true}); },
           "above 0 with decoupled_weight_decay");
   optim::RAdam replaced({parameter});
-  replaced.param_groups()[0].set_options(std::make_unique<optim::NAdamOptions>());
-  refuses([&] { replaced.step(); }, "give it RAdamOptions");
+  replaced.param_groups()[0].set_options(std::make_unique<optim::NAdam::GroupOptions>());
+  refuses([&] { replaced.step(); }, "give it RAdam::GroupOptions");
   refuses([&] { optim::NAdam({parameter}, -1); }, "NAdam: lr must be 0 or more, not -1");
-  refuses([&] { optim::RAdam({parameter}, optim::RAdamOptions().betas({0.5, 1})); }, "second of betas");
-  refuses([&] { optim::Rprop({parameter}, optim::RpropOptions().etas({0.5, 1})); }, "second of etas");
-  refuses([&] { optim::Lars({parameter}, optim::LarsOptions().nesterov(true)); }, "nesterov");
+  refuses([&] { optim::RAdam({parameter}, {.betas = {0.5, 1}}); }, "second of betas");
+  refuses([&] { optim::Rprop({parameter}, {.etas = {0.5, 1}}); }, "second of etas");
+  refuses([&] { optim::Lars({parameter}, {.nesterov = true}); }, "nesterov");
   refuses([&] { optim::Muon({parameter}); }, "1 dimensions, not 2");
   refuses([&] { optim::Adamax({torch::zeros({2}, torch::kLong)}); }, "not a dense floating-point tensor");
   refuses(
       [&] {
         optim::Adamax({OptimizerParamGroup({parameter}, std::make_unique<torch::optim::AdamOptions>())});
       },
-      "give it AdamaxOptions");
+      "give it Adamax::GroupOptions");
 
   optim::SparseAdam sparse({parameter});
   parameter.mutable_grad() = torch::ones({2});

@@ -25,9 +25,9 @@ template <typename Optimizer, typename Options>
 std::unique_ptr<TorchOptimizer> make_optimizer(const Value& rates, const Options& defaults) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const auto& rate : rates.as_items()) {
-    auto options = defaults;
-    groups.emplace_back(std::vector<at::Tensor>{torch::zeros({1, 1})},
-                        std::make_unique<Options>(options.lr(rate.as_double())));
+    auto options = std::make_unique<Options>(defaults);
+    options->set_lr(rate.as_double());
+    groups.emplace_back(std::vector<at::Tensor>{torch::zeros({1, 1})}, std::move(options));
   }
   return std::make_unique<Optimizer>(std::move(groups), defaults);
 }
@@ -43,8 +43,8 @@ std::unique_ptr<TorchOptimizer> make_optimizer(const std::string& kind, const Va
   if (kind == "Adam") return make_optimizer<Adam>(rates, AdamOptions(0.1));
   if (kind == "AdamW") return make_optimizer<AdamW>(rates, AdamWOptions(0.1));
   if (kind == "RMSprop") return make_optimizer<RMSprop>(rates, RMSpropOptions(0.1).momentum(0.5));
-  if (kind == "NAdam") return make_optimizer<optim::NAdam>(rates, optim::NAdamOptions(0.1));
-  if (kind == "Muon") return make_optimizer<optim::Muon>(rates, optim::MuonOptions(0.1));
+  if (kind == "NAdam") return make_optimizer<optim::NAdam>(rates, optim::NAdam::GroupOptions(0.1));
+  if (kind == "Muon") return make_optimizer<optim::Muon>(rates, optim::Muon::GroupOptions(0.1));
   return make_optimizer<Adagrad>(rates, AdagradOptions(0.1));
 }
 

@@ -190,7 +190,7 @@ const Scenario zero_bits("zero bits", [] {
   compare<SGD>(context, "SGD", SGDOptions(0.05).momentum(0.9));
   compare<AdamW>(context, "AdamW", torch::optim::AdamWOptions(0.01).weight_decay(0.1));
   compare<optim::FusedAdamW>(context, "FusedAdamW", optim::FusedAdamWOptions(0.01));
-  compare<optim::NAdam>(context, "NAdam", optim::NAdamOptions().lr(0.01));
+  compare<optim::NAdam>(context, "NAdam", optim::NAdamOptions{.lr = 0.01});
 });
 
 TEST(ZeroRedundancy, TheBitsOfTheSameOptimizerOnEveryRank) {
@@ -282,7 +282,7 @@ void compare_odd(const Context& context, const Options& options) {
     }
   }
   zero.consolidate_state_dict();
-  if (context.is_main()) {
+  if (context.is_main_process()) {
     EXPECT_TRUE(equal(state_dict(zero), state_dict(plain)));
   }
 }

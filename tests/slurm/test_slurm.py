@@ -6,7 +6,7 @@ import re
 import sys
 import unittest
 
-from cluster import Cluster
+from cluster import Cluster, wait_until
 
 RANK, LOCKSTEP = sys.argv[1:3]
 cluster = None
@@ -162,6 +162,77 @@ class Ends(SlurmTest):
         launch = (LOCKSTEP, "run", "--nproc-per-node", "2", RANK, "wait")
         srun = ("srun", "--job-name=cancelled", "--nodes=2", "--ntasks-per-node=1")
         self.cancel_when_ranks_wait(4, *srun, *launch)
+
+
+class Requeue(SlurmTest):
+    """A signal reaches a job, which saves a checkpoint, goes back into the queue, and ends as one without a signal."""
+
+    REQUEUE = 'if [ $code -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi\nexit $code\n'
+
+    def script(self, launch, folder):
+        return f"{launch} {RANK.replace('slurm_rank', 'preempted_rank')} loop 60 {folder}"
+
+    def new_folder(self, name):
+        folder = cluster.folder / name
+        folder.mkdir()
+        return folder
+
+    def trained(self, text):
+        return sorted(re.findall(r"trained (\d+: \w+)", text))
+
+    def undisturbed(self):
+        folder = self.new_folder("undisturbed")
+        (folder / "enough").touch()
+        weights = self.trained(self.run_well("srun", "--nodes=2", "--ntasks=4", *self.script("", folder).split()))
+        self.assertEqual(len(weights), 4)
+        return weights
+
+    def train_with_a_signal(self, name, script, *scancel):
+        folder = self.new_folder(name)
+        output = folder / "out"
+        options = ("--parsable", "--requeue", "--open-mode=append", f"--output={output}", "--nodes=2")
+        text = f"#!/bin/bash\n{script(folder)}\n{self.REQUEUE}"
+        job = cluster.run("sbatch", *options, text=text).out.strip()
+
+        def told(pattern, times):
+            return output.exists() and len(re.findall(pattern, output.read_text())) >= times
+
+        try:
+            wait_until("the ranks train", lambda: told(r"pid \d+ of \d at step 0", 4))
+            self.run_well("scancel", *scancel, job)
+            wait_until("the ranks have saved a checkpoint", lambda: told(r"saved \d: step \d+", 4))
+            state = ("squeue", "--noheader", f"--job={job}", "--format=%T")
+            wait_until("the job waits again", lambda: cluster.run(*state).out.strip() == "PENDING")
+            (folder / "enough").touch()
+            self.run_well("scontrol", "update", f"JobId={job}", "StartTime=now")
+            wait_until("the job has ended", lambda: told(r"trained \d: \w+", 4))
+        except TimeoutError as error:
+            self.fail(f"{error}\n{output.read_text() if output.exists() else ''}\n{cluster.logs()}")
+        cluster.wait_until_nothing_is_left()
+        steps = set(re.findall(r"saved \d: step (\d+)", output.read_text()))
+        self.assertEqual(len(steps), 1)
+        self.assertTrue(told(rf"at step {steps.pop()}\n", 4))
+        return self.trained(output.read_text())
+
+    def test_tasks_and_launchers_get_the_signal(self):
+        weights = self.undisturbed()
+        for name, launch in (("tasks", "srun --ntasks=4"),
+                             ("launchers", f"srun --ntasks-per-node=1 {LOCKSTEP} run --nproc-per-node 2")):
+            with self.subTest(name):
+                script = lambda folder: f"{self.script(launch, folder)}\ncode=$?"
+                self.assertEqual(self.train_with_a_signal(name, script, "--signal=USR1"), weights)
+
+    def test_script_gets_the_signal(self):
+        def script(folder):
+            launch = self.script(f"{LOCKSTEP} run --nproc-per-node 4", folder)
+            return (f"trap 'kill -USR1 $launcher; interrupted=yes' USR1\n{launch} &\nlauncher=$!\nwait $launcher\n"
+                    'code=$?\nif [ "$interrupted" ]; then wait $launcher; code=$?; fi')
+
+        weights = self.train_with_a_signal("script", script, "--batch", "--signal=USR1")
+        folder = self.new_folder("no-signal")
+        (folder / "enough").touch()
+        self.assertEqual(weights, self.trained(self.run_script(self.script(
+            f"{LOCKSTEP} run --nproc-per-node 4", folder), "--nodes=2")))
 
 
 if __name__ == "__main__":

@@ -105,11 +105,8 @@ std::optional<WatchOptions> watch_options(const RunArguments& arguments,
   return watch;
 }
 
-RankWatch::RankWatch(const WatchOptions& options, int ranks, const std::atomic<int>& restarts)
-    : options_(options),
-      count_(static_cast<std::size_t>(ranks)),
-      period_(kLongestPeriod),
-      restarts_(restarts) {
+RankWatch::RankWatch(const WatchOptions& options, int ranks, launch::RunNotes& notes)
+    : options_(options), count_(static_cast<std::size_t>(ranks)), period_(kLongestPeriod), notes_(notes) {
   if (!options.progress_timeout) return;
   period_ =
       std::clamp<std::chrono::milliseconds>(*options.progress_timeout / 10, kShortestPeriod, kLongestPeriod);
@@ -201,11 +198,12 @@ void RankWatch::end_frozen(const observe::Run& run) {
   for (const auto& [rank, silent_for] : frozen_->look(now, view)) {
     const auto stack = stacks.extract(rank->pid);
     if (!stack || !can_kill(*rank)) continue;
-    log(LogLevel::warning,
-        fmt::format("{} It has made no progress for {} and is killed (--progress-timeout {:g}); {}",
-                    observe::stall_text(now, *rank), observe::seconds_text(silent_for),
-                    std::chrono::duration<double>(*options_.progress_timeout).count(), stack.mapped()));
-    signal(*rank, SIGKILL);
+    const auto silence = observe::seconds_text(silent_for);
+    const auto option = fmt::format("--progress-timeout {:g}",
+                                    std::chrono::duration<double>(*options_.progress_timeout).count());
+    log(LogLevel::warning, fmt::format("{} It has made no progress for {} and is killed ({}); {}",
+                                       observe::stall_text(now, *rank), silence, option, stack.mapped()));
+    kill(*rank, fmt::format("no progress for {}; {}", silence, option));
   }
   for (const auto& [pid, stack] : stacks)
     log(LogLevel::debug,
@@ -222,14 +220,16 @@ void RankWatch::name_slow(const observe::Run& run) {
   const auto steps = rank.progress->steps;
   if (named_at != 0 && steps < named_at + slow.steps) return;
   named_at = steps;
-  const bool has_restart = restarts_ < slow.max_restarts;
+  const bool has_restart = notes_.restarts < slow.max_restarts;
   const bool is_replaced = slow.are_replaced && has_restart && can_kill(rank);
   const auto* const end = is_replaced ? " It is killed and replaced (--on-slow replace)."
                           : slow.are_replaced && !has_restart
                               ? " It is not replaced, because no restart is left."
                               : "";
   log(LogLevel::warning, last->text + end);
-  if (is_replaced) signal(rank, SIGKILL);
+  if (is_replaced)
+    kill(rank, fmt::format("last in {} steps, by a factor of {:g} or more; --on-slow replace", slow.steps,
+                           slow.factor));
 }
 
 // The system may forbid it.
@@ -239,6 +239,13 @@ bool RankWatch::can_kill(const observe::Rank& rank) {
   if (code != ESRCH && immortal_.insert(rank.pid).second)
     log(LogLevel::warning, fmt::format("{} cannot be killed: {}", rank.describe(), errno_text(code)));
   return false;
+}
+
+// The rank is the leader of its session, and the process may be one below it.
+void RankWatch::kill(const observe::Rank& rank, const std::string& reason) {
+  const pid_t leader = ::getsid(visible_pid(rank));
+  notes_.note_kill(leader, reason);
+  if (signal(rank, SIGKILL) != 0) notes_.withdraw_kill(leader);
 }
 
 // The process may run another program by now.

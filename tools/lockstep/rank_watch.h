@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,7 @@
 
 #include "base/unique_fd.h"
 #include "launch/options.h"
+#include "launch/run_notes.h"
 #include "observe/find_runs.h"
 #include "observe/frozen_ranks.h"
 #include "run_arguments.h"
@@ -41,8 +41,8 @@ std::optional<WatchOptions> watch_options(const RunArguments& arguments,
 // what it does when a rank dies.
 class RankWatch {
  public:
-  // `ranks`: that the launcher starts. `restarts`: how often ranks were restarted until now.
-  RankWatch(const WatchOptions& options, int ranks, const std::atomic<int>& restarts);
+  // `ranks`: that the launcher starts. `notes`: of the run; kills are noted there.
+  RankWatch(const WatchOptions& options, int ranks, launch::RunNotes& notes);
 
   // Until `stop` becomes readable.
   void watch(int stop);
@@ -60,6 +60,7 @@ class RankWatch {
   std::string stack_of(const observe::Rank& rank) const;
   // False, with a warning for each process, if not. Also if it has ended.
   bool can_kill(const observe::Rank& rank);
+  void kill(const observe::Rank& rank, const std::string& reason);
   // Returns 0 or errno's code.
   int signal(const observe::Rank& rank, int number) const;
 
@@ -73,7 +74,7 @@ class RankWatch {
   bool has_failed_ = false;
   std::set<std::int64_t> immortal_{};  // pids of ranks that cannot be killed
   std::optional<observe::FrozenRanks> frozen_{};
-  const std::atomic<int>& restarts_;
+  launch::RunNotes& notes_;
   std::map<std::int64_t, std::uint64_t> named_at_{};  // [pid of a slow rank] its steps when it was named last
 };
 

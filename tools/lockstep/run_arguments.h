@@ -67,6 +67,7 @@ struct RunArguments {
   std::string bind = "none";
   std::string memory_allocator = "default";
   bool plain_lines = false;
+  bool verbose = false;
   double grace_period = 5;
   std::vector<std::string> command{};
 };

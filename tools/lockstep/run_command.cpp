@@ -157,6 +157,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .output = output_options(arguments, env),
                                 .metrics = metrics_options(arguments, env),
                                 .grace_period = checked_grace(arguments.grace_period),
+                                .shows_limits = arguments.verbose,
                                 .has_host_control = arguments.host_index.has_value()};
   if (arguments.use_env && arguments.pass_local_rank) {
     throw ArgumentError("--use-env and --pass-local-rank contradict each other; give one of them");
@@ -164,7 +165,8 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
   set_command(arguments, env, options);
   set_rendezvous(arguments, env, options);
   launch::validate(options);
-  (void)watch_options(arguments, options);
+  if (const auto watch = watch_options(arguments, options))
+    options.progress_timeout = watch->progress_timeout;
   return options;
 }
 
@@ -307,7 +309,8 @@ void add_own_options(CLI::App& run, RunArguments& parsed) {
       ->type_name("SECONDS")
       ->envname("PET_SHUTDOWN_TIMEOUT");
   add(run, "signals-to-handle", parsed.signals_to_handle, "NAMES",
-      "Signals that end the run and are forwarded to the ranks");
+      "Signals that end the run and are forwarded to the ranks; SIGUSR1 and SIGUSR2 are forwarded in any case");
+  add_flag(run, "verbose", parsed.verbose, "Print the time limits of the launcher and of the ranks", "-v");
   add(run, "bind", parsed.bind, "HOW", "Bind each rank to its own cores: none, compact or spread");
   add(run, "memory-allocator", parsed.memory_allocator, "NAME",
       "default, tuned (keeps freed memory for the next step), jemalloc or tcmalloc");
@@ -346,7 +349,8 @@ CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
       "Ranks get torchrun's environment variables, and /dev/null as stdin. Their lines begin with\n"
       "[rank N], or [HOST rank N] with several nodes. Python runs a program whose name ends in .py. An\n"
       "option can also be set in the environment, as PET_NPROC_PER_NODE. The exit code is 0 if all ranks\n"
-      "exit with 0, else that of the rank that failed first (128 + signal).");
+      "exit with 0, 75 if ranks exit with 75 and none fails (a signal has interrupted the run), else that of\n"
+      "the rank that failed first (128 + signal).");
   run.prefix_command();
   return run;
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <new>
@@ -64,18 +63,19 @@ int launch_here(const RunArguments& arguments, const std::vector<std::string>& w
   SharedMemory shared;  // with the supervisor of the ranks
   std::optional<observe::LaunchedRanks> ranks;
   if (options.metrics || watched) {
-    shared = SharedMemory::create("restarts", sizeof(std::atomic<int>));
-    shared.commit(0, shared.size(), "the number of restarts");
-    options.restarts = new (shared.data()) std::atomic<int>(0);
+    shared = SharedMemory::create("notes", sizeof(launch::RunNotes));
+    shared.commit(0, shared.size(), "the notes of the launcher's processes");
+    options.notes = new (shared.data()) launch::RunNotes;
   }
   if (options.metrics) {
-    ranks.emplace(options.nproc_per_node, options.run_id == "none" ? "" : options.run_id, *options.restarts);
+    ranks.emplace(options.nproc_per_node, options.run_id == "none" ? "" : options.run_id,
+                  options.notes->restarts);
     options.metrics->text = [&ranks] { return ranks->metrics(); };
   }
   std::vector<launch::GuardOptions::Companion> beside;
   std::optional<RankWatch> watch;
   if (watched) {
-    watch.emplace(*watched, options.nproc_per_node, *options.restarts);
+    watch.emplace(*watched, options.nproc_per_node, *options.notes);
     beside.push_back({"the watch of the ranks' progress", [&](int stop) { watch->watch(stop); }});
   }
   if (arguments.report.empty()) return launch::launch(options, std::move(beside));

@@ -14,6 +14,7 @@
 
 #include <fmt/format.h>
 
+#include <lockstep/base/exit_code.h>
 #include <lockstep/base/log.h>
 #include <lockstep/version.h>
 
@@ -194,6 +195,8 @@ std::string RunReport::outcome(int exit_code, double seconds) const {
     return fmt::format("{} {}; the run failed with exit code {}.",
                        capitalized(observe::redacted(launch::headline(*failure_))), after, exit_code);
   }
+  if (exit_code == kExitInterrupted)
+    return fmt::format("The run was interrupted {}; it continues when it is started again.", after);
   if (signal_ != 0) return fmt::format("{} ended the run {}.", launch::signal_name(signal_), after);
   return fmt::format("The run failed with exit code {} {}.", exit_code, after);
 }

@@ -70,7 +70,7 @@ Bench::Bench(const Options& options, const Context& context, int cores)
     : options_(options),
       context_(context),
       sync_{context.group(), can_start_together(context.world_size(), context.local_world_size(), cores)},
-      report_(options.format, context.is_main() ? &std::cout : nullptr, options.nodes) {
+      report_(options.format, context.is_main_process() ? &std::cout : nullptr, options.nodes) {
   if (options.nodes) cluster_ = cluster_of(context);
   std::vector<int> ranks(static_cast<std::size_t>(context.world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -165,7 +165,7 @@ void Bench::add(const Row& row) {
 }
 
 void Bench::log_on_main(const std::string& text) const {
-  if (context_.is_main()) log(LogLevel::info, text);
+  if (context_.is_main_process()) log(LogLevel::info, text);
 }
 
 void run(const Options& options) {

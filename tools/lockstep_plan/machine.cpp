@@ -106,7 +106,7 @@ Machine measure_machine(int ranks) {
         Machine machine{.ranks_per_host = ranks, .memory = static_cast<std::int64_t>(available_memory())};
         measure_block(machine);
         machine.host = measure_link(ranks);
-        if (context.is_main()) *measured = machine;
+        if (context.is_main_process()) *measured = machine;
       },
       {.nprocs = ranks});
   return *measured;

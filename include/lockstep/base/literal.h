@@ -61,6 +61,16 @@ class Literal {
   Enum value_;
 };
 
+/// A Literal, or PyTorch's None: std::nullopt.
+template <typename Enum>
+class OptionalLiteral : public std::optional<Enum> {
+ public:
+  constexpr OptionalLiteral(std::nullopt_t /*none*/ = std::nullopt) {}   // NOLINT: implicit
+  constexpr OptionalLiteral(Enum value) : std::optional<Enum>(value) {}  // NOLINT: implicit
+  consteval OptionalLiteral(const char* literal)
+      : std::optional<Enum>(Literal<Enum>(literal)) {}  // NOLINT: implicit
+};
+
 /// The enumerator with PyTorch's literal `text`, or nullopt.
 template <typename Enum>
 constexpr std::optional<Enum> parse_literal(std::string_view text) {

@@ -76,9 +76,9 @@ class TrainingState {
                            part.seek(position);
                            position = part.position();
                          }) {
-      return add_part(name,
-                      {.save = [&part] { return Value(position_dict(part.position())); },
-                       .load = [&part](const Value& value) { part.seek(position_of(value.as_dict())); }});
+      return add_position(name,
+                          {.save = [&part] { return Value(position_dict(part.position())); },
+                           .load = [&part](const Value& value) { part.seek(position_of(value.as_dict())); }});
     } else if constexpr (requires(const Dict& dict) { part.load_state_dict(dict, group_); }) {
       return add_part(name,
                       {.save = [&part, group = group_] { return Value(Dict(part.state_dict(group))); },
@@ -141,8 +141,9 @@ class TrainingState {
   };
   struct Entry {
     std::string name;
-    Functions all;  // for checkpoints; may make calls to the other ranks
-    Functions own;  // for commits: makes none
+    Functions all;             // for checkpoints; may make calls to the other ranks
+    Functions own;             // for commits: makes none
+    bool is_position = false;  // of a loader
   };
 
   TrainingState& add_module(const std::string& name, std::function<torch::nn::Module&()> module);
@@ -154,6 +155,7 @@ class TrainingState {
   TrainingState& add_part(std::string name, Functions all, Functions own);
   // `functions` make no calls.
   TrainingState& add_part(std::string name, Functions functions);
+  TrainingState& add_position(std::string name, Functions functions);
   TrainingState& add_entry(Entry entry);
   static Functions without_own_state(std::string name);
 

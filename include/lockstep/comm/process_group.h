@@ -23,6 +23,7 @@
 namespace lockstep {
 
 class ProcessGroup;
+struct CollectiveOptions;
 namespace comm {
 class GroupState;
 class Membership;
@@ -205,7 +206,8 @@ class ProcessGroup {
   /// Whether this rank is in the group; false, too, after the group has been moved from. PyTorch:
   /// `group != GroupMember.NON_GROUP_MEMBER`.
   explicit operator bool() const { return state_ != nullptr; }
-  int rank() const;  ///< of this process within this group
+  operator CollectiveOptions() const;  ///< as the argument of a free collective (runtime/collectives.h)
+  int rank() const;                    ///< of this process within this group
   /// The number of ranks of the group.
   int size() const;
   /// The name of the group.

@@ -17,6 +17,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/dataset.h>
+#include <lockstep/data/sampler.h>
 #include <lockstep/device/pytree.h>
 
 // How single samples become a batch, and the batches of any dataset with random access.
@@ -121,18 +122,6 @@ auto collate(const Dataset& dataset, std::vector<Sample> samples) {
         !requires(Dataset& changing) { changing.collate(std::move(samples)); },
         "The dataset's collate() must be const and take a vector of samples.");
     return default_collate(std::move(samples));
-  }
-}
-
-/// The number of samples. Throws ArgumentError for a dataset of LibTorch that does not know it.
-template <MapDataset Dataset>
-std::int64_t size_of_dataset(const Dataset& dataset) {
-  if constexpr (requires { static_cast<std::int64_t>(dataset.size()); }) {
-    return static_cast<std::int64_t>(dataset.size());
-  } else {
-    const auto size = dataset.size();
-    if (!size) throw ArgumentError("size() of the dataset is nullopt; return the number of samples");
-    return static_cast<std::int64_t>(*size);
   }
 }
 

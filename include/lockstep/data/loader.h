@@ -36,6 +36,18 @@ class LoaderBase {
   /// Number of batches per pass, on this rank. Throws ArgumentError for an iterable dataset. PyTorch:
   /// `len(loader)`.
   std::int64_t size() const { return batch_sampler_->size(); }
+  /// Samples of a batch on this rank, of the options or of a BatchSampler. Throws ArgumentError if batch_sampler
+  /// is another source of batches. PyTorch: the attribute of this name, as the following ones.
+  std::int64_t batch_size() const;
+  /// Whether a smaller last batch is dropped. Throws ArgumentError as batch_size().
+  bool drop_last() const;
+  /// The order of the samples: `loader.sampler().set_epoch(epoch)`, or set_epoch() of the loader. Throws
+  /// ArgumentError as batch_size(), and for an iterable dataset.
+  Sampler& sampler() const;
+  /// The threads that load batches.
+  int num_workers() const { return options_.num_workers; }
+  /// Whether batches are copied to pinned memory.
+  bool pin_memory() const { return pin_memory_; }
   /// Sets the epoch, which determines the order of a shuffle across ranks. Call it before each epoch. After
   /// seek(), an epoch other than the position's starts at its beginning. PyTorch:
   /// `loader.sampler.set_epoch(epoch)`.
@@ -63,6 +75,7 @@ class LoaderBase {
                                          const std::type_info& type);
 
  private:
+  const BatchSampler& own_batches(const char* call) const;
   LoaderBase(const CallerPlace& place, std::optional<std::int64_t> dataset_size,
              const DataLoaderOptions& options, const std::type_info& batch_type, bool is_pytree);
 

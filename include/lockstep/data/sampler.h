@@ -15,11 +15,28 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/error.h>
+
 namespace lockstep {
 class CallerPlace;
 }
 
 namespace lockstep::data {
+
+/// The number of samples of a dataset with `size() const`. Throws ArgumentError if it is the nullopt of a dataset of
+/// LibTorch.
+template <typename Dataset>
+std::int64_t size_of_dataset(const Dataset& dataset) {
+  if constexpr (requires { static_cast<std::int64_t>(dataset.size()); }) {
+    return static_cast<std::int64_t>(dataset.size());
+  } else if constexpr (requires { static_cast<std::int64_t>(*dataset.size()); }) {
+    const auto size = dataset.size();
+    if (!size) throw ArgumentError("size() of the dataset is nullopt; return the number of samples");
+    return static_cast<std::int64_t>(*size);
+  } else {
+    static_assert(sizeof(Dataset) == 0, "a number of samples or a dataset with size() const is needed here");
+  }
+}
 
 /// A number of samples, or an object with size(): samplers accept a dataset, as in PyTorch:
 /// `RandomSampler sampler(dataset);`.
@@ -27,10 +44,8 @@ struct SampleCount {
   template <std::integral I>
   SampleCount(I count) : value(static_cast<std::int64_t>(count)) {}  // NOLINT: implicit by design
   template <typename Sized>
-    requires requires(const Sized& s) {
-      { s.size() } -> std::convertible_to<std::int64_t>;
-    }
-  SampleCount(const Sized& sized) : value(static_cast<std::int64_t>(sized.size())) {}  // NOLINT
+    requires std::is_class_v<Sized>
+  SampleCount(const Sized& sized) : value(size_of_dataset(sized)) {}  // NOLINT: implicit by design
 
   std::int64_t value;  ///< number of samples
 };
@@ -245,6 +260,12 @@ class BatchSampler : public BatchSource {
   bool uses_default_generator() const override { return sampler_->uses_default_generator(); }
   std::int64_t size() const override;
   void set_epoch(std::int64_t epoch) override { sampler_->set_epoch(epoch); }
+  /// The sampler of the indices.
+  Sampler& sampler() const { return *sampler_; }
+  /// Samples of a batch.
+  std::int64_t batch_size() const { return batch_size_; }
+  /// Whether a smaller last batch is dropped.
+  bool drop_last() const { return drop_last_; }
 
  private:
   std::shared_ptr<Sampler> sampler_;

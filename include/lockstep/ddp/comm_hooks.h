@@ -8,6 +8,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -128,6 +129,26 @@ class GradBucket {
 /// result, which has the bucket's number of elements and any floating dtype. The callable owns its state. All
 /// ranks must make the same calls. PyTorch: `register_comm_hook(state, hook)`.
 using CommHook = std::function<BucketWork(GradBucket&)>;
+
+namespace ddp::detail {
+// Whether copies of a state refer to the same one.
+template <typename State>
+inline constexpr bool kRefers = std::is_pointer_v<State>;
+template <typename State>
+inline constexpr bool kRefers<std::shared_ptr<State>> = true;
+template <typename State>
+inline constexpr bool kRefers<std::reference_wrapper<State>> = true;
+template <typename State>
+inline constexpr bool kIsShared = kRefers<std::remove_cvref_t<State>>;
+
+// A communication hook that takes `State`.
+template <typename Hook, typename State>
+concept Takes = std::is_invocable_r_v<BucketWork, Hook&, State, GradBucket&>;
+// The same, or one that takes a reference to what the pointer `State` points to.
+template <typename Hook, typename State>
+concept HookOf = Takes<Hook, std::remove_cvref_t<State>&> ||
+                 (kIsShared<State> && Takes<Hook, decltype(*std::declval<std::remove_cvref_t<State>&>())>);
+}  // namespace ddp::detail
 
 /// Divides the gradients by the number of ranks and all-reduces them, as without a hook. PyTorch:
 /// `allreduce_hook`.

@@ -51,26 +51,6 @@ namespace ddp {
 class DdpState;
 }
 
-namespace ddp::detail {
-// Whether copies of a state refer to the same one.
-template <typename State>
-inline constexpr bool kRefers = std::is_pointer_v<State>;
-template <typename State>
-inline constexpr bool kRefers<std::shared_ptr<State>> = true;
-template <typename State>
-inline constexpr bool kRefers<std::reference_wrapper<State>> = true;
-template <typename State>
-inline constexpr bool kIsShared = kRefers<std::remove_cvref_t<State>>;
-
-// A communication hook that takes `State`.
-template <typename Hook, typename State>
-concept Takes = std::is_invocable_r_v<BucketWork, Hook&, State, GradBucket&>;
-// The same, or one that takes a reference to what the pointer `State` points to.
-template <typename Hook, typename State>
-concept HookOf = Takes<Hook, std::remove_cvref_t<State>&> ||
-                 (kIsShared<State> && Takes<Hook, decltype(*std::declval<std::remove_cvref_t<State>&>())>);
-}  // namespace ddp::detail
-
 /// While it lives, gradients accumulate on this rank only: the backward passes of forwards made in its scope
 /// are not reduced. The first backward after it reduces the sum. Guards nest. PyTorch:
 /// `DistributedDataParallel.no_sync()`.
@@ -209,6 +189,8 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   }
 
  private:
+  friend class StepVerifier;
+
   bool sync_ = true;
   at::Tensor prepare(const at::Tensor& argument) const;
 
@@ -318,6 +300,11 @@ class DistributedDataParallel
   NoSync no_sync() const { return this->ptr()->no_sync(); }
   /// DistributedDataParallelModule::state_dict(), without the arrow of a module holder.
   Dict state_dict() const { return this->ptr()->state_dict(); }
+  /// DistributedDataParallelModule::load_state_dict(), without the arrow of a module holder.
+  LoadReport load_state_dict(const Dict& state_dict, const LoadStateDictOptions& options = {},
+                             std::source_location where = std::source_location::current()) {
+    return this->ptr()->load_state_dict(state_dict, options, where);
+  }
 };
 
 /// Records the next `steps` reduced steps on all ranks: forward, backward, each bucket's reduction and the

@@ -111,6 +111,20 @@ class ZeroShards {
   bool is_complete_ = false;
 };
 
+/// The type of braces as the options of ZeroRedundancyOptimizer: the arguments of `Base` by name, if it has them.
+template <typename Base>
+struct ArgumentsByName {
+  using type = double;  ///< the learning rate
+};
+template <typename Base>
+  requires requires { typename Base::Arguments; }
+struct ArgumentsByName<Base> {
+  using type = typename Base::Arguments;  ///< by name
+};
+/// The `type` of ArgumentsByName.
+template <typename Base>
+using ArgumentsOf = typename ArgumentsByName<Base>::type;
+
 }  // namespace ddp
 
 /// An optimizer whose states are distributed over the ranks of a group: each parameter belongs to one rank,
@@ -119,7 +133,7 @@ class ZeroShards {
 /// PyTorch: `torch.distributed.optim.ZeroRedundancyOptimizer`.
 ///
 ///     DistributedDataParallel ddp(net);
-///     ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(ddp->parameters(), 1e-3);
+///     ZeroRedundancyOptimizer<optim::AdamW> optimizer(ddp->parameters(), {.lr = 1e-3});
 ///
 /// `Base`, PyTorch's `optimizer_class`, is an optimizer of LibTorch but LBFGS, a fused one, or one of
 /// optim/optimizers.h. It has all parameter groups, so schedulers, GradScaler and load_state_dict() take it
@@ -141,12 +155,12 @@ class ZeroRedundancyOptimizer : public Base, public optim::DistributedStates, pu
   /// `process_group`: default: the default group. Throws ArgumentError for a parameter that an optimizer must
   /// not own: one that is not a leaf of autograd, such as a part or copy of a parameter, or not dense. Throws
   /// DesyncError on all ranks if their parameters differ. Both name the caller's line.
-  template <typename Options>
+  template <typename Options = ddp::ArgumentsOf<Base>>
   ZeroRedundancyOptimizer(std::vector<at::Tensor> params, const Options& defaults,
                           const std::optional<ProcessGroup>& process_group = std::nullopt,
                           Where where = Where::current())
       : ZeroRedundancyOptimizer(ddp::ZeroStart(process_group, where), std::move(params), defaults) {}
-  template <typename Options>
+  template <typename Options = ddp::ArgumentsOf<Base>>
   ZeroRedundancyOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& params,
                           const Options& defaults,
                           const std::optional<ProcessGroup>& process_group = std::nullopt,

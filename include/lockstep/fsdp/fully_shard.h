@@ -161,6 +161,13 @@ class FSDPModule {
     return output;
   }
 
+  /// Does not compile: this object does not know the type of the module.
+  template <typename... Arguments>
+  void operator()(const Arguments&... /*arguments*/) const {
+    static_assert(sizeof...(Arguments) > 1000,
+                  "call the module, net->forward(x), or with a MixedPrecisionPolicy sharded.forward(net, x)");
+  }
+
   /// This rank's rows of all parameters of the module and its children, for optimizers: `[rows, ...]`, where
   /// rank r has rows r * ceil(n / size) and on, so that the last ranks may have fewer rows or none. With
   /// shard_placement_fn the rows are those of another dimension; the tensors are contiguous. After a

@@ -15,12 +15,25 @@
 
 namespace lockstep {
 
+/// PyTorch's keyword `options` of the functions below. Giving it does not compile: its fields are written at once.
+struct OptionsKeyword {
+  OptionsKeyword() = default;
+  template <typename Options>
+  OptionsKeyword(const Options& /*options*/) {  // NOLINT: implicit by design
+    static_assert(sizeof(Options) == 0,
+                  "leave `.options =` out: get_model_state_dict(net, {.full_state_dict = true})");
+  }
+};
+
 /// PyTorch: `torch.distributed.checkpoint.state_dict.StateDictOptions`.
 struct StateDictOptions {
   /// Whole tensors instead of this rank's rows; experts on several ranks stay on their ranks.
   bool full_state_dict = false;
   /// Tensors on the CPU. With full_state_dict, only rank 0 has entries.
   bool cpu_offload = false;
+  /// For set_model_state_dict(): a parameter or buffer that the dict does not have is an error. False: it keeps its
+  /// values. An entry of another name is no error.
+  bool strict = true;
   /// For set_model_state_dict() and set_optimizer_state_dict(): rank 0 has whole tensors, and other ranks'
   /// dicts are not read. Set by all ranks. They throw ArgumentError for experts on several ranks.
   bool broadcast_from_rank0 = false;
@@ -28,6 +41,7 @@ struct StateDictOptions {
   /// "param_groups.<parameter>.<option>", so that the ranks of a pipeline, which have other parameters, can
   /// save one checkpoint together.
   bool flatten_optimizer_state_dict = false;
+  OptionsKeyword options = {};  ///< does not compile
 };
 
 /// The parameters and buffers of a module by name, detached; tied ones under each of their names. A parameter
@@ -45,8 +59,8 @@ Dict get_model_state_dict(ConstModuleRef module, const StateDictOptions& options
 Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options = {},
                           std::source_location where = std::source_location::current());
 /// Copies whole tensors, or ShardedTensors with this rank's parts, into the parameters and buffers. Tied ones
-/// may have any of their names. Throws CheckpointError, naming the entry, for a missing one, another shape or
-/// other parts.
+/// may have any of their names. Throws CheckpointError, naming the entry, for a missing one (unless
+/// `{.strict = false}`), another shape or other parts.
 void set_model_state_dict(ModuleRef module, const Dict& model_state_dict,
                           const StateDictOptions& options = {},
                           std::source_location where = std::source_location::current());

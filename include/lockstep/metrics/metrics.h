@@ -163,9 +163,20 @@ class Throughput {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+/// torchmetrics' argument `num_classes` of Accuracy. Giving it does not compile.
+struct NoNumClasses {
+  NoNumClasses() = default;
+  template <typename Number>
+  NoNumClasses(const Number& /*number*/) {  // NOLINT: implicit by design
+    static_assert(sizeof(Number) == 0,
+                  "Accuracy takes no number of classes: write Accuracy(), or Accuracy({.top_k = 5})");
+  }
+};
+
 /// Options of Accuracy.
 struct AccuracyOptions {
-  std::int64_t top_k = 1;  ///< the number of classes with the highest scores that may hold the target
+  NoNumClasses num_classes = {};  ///< does not compile
+  std::int64_t top_k = 1;         ///< the number of classes with the highest scores that may hold the target
 };
 
 /// The share of samples whose target is among the `top_k` classes with the highest scores. Of equal scores,
@@ -178,10 +189,8 @@ class Accuracy : public Sums {
                     std::source_location where = std::source_location::current());
   /// Does not compile: an integer could be the number of classes, as in torchmetrics, or top_k.
   template <std::integral Number, typename... Rest>
-  explicit Accuracy(Number /*number*/, const Rest&... /*rest*/) : Accuracy() {
-    static_assert(sizeof(Number) == 0,
-                  "Accuracy takes no number of classes: write Accuracy(), or Accuracy({.top_k = 5})");
-  }
+  explicit Accuracy(Number number, const Rest&... /*rest*/)
+      : Accuracy(AccuracyOptions{.num_classes = number}) {}
   /// `scores`: [..., classes] floating point, or with top_k = 1 predicted classes [...]. `targets`: [...]
   /// int64. Throws ArgumentError for other shapes and for fewer than top_k classes.
   void update(const at::Tensor& scores, const at::Tensor& targets,
@@ -197,6 +206,14 @@ class Accuracy : public Sums {
 /// The number of samples by target (row) and prediction (column). scikit-learn: `confusion_matrix`.
 class ConfusionMatrix : public Sums {
  public:
+  /// The arguments by name.
+  struct Arguments {
+    std::int64_t num_classes;  ///< targets are 0 .. num_classes-1
+  };
+  template <typename = void>
+  explicit ConfusionMatrix(const Arguments& arguments,
+                           std::source_location where = std::source_location::current())
+      : ConfusionMatrix(arguments.num_classes, where) {}
   explicit ConfusionMatrix(std::int64_t num_classes,
                            std::source_location where = std::source_location::current());
   /// Shapes as for Accuracy, with num_classes scores per sample. Samples whose target is `ignore_index` do

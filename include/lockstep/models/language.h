@@ -73,6 +73,7 @@ struct GPT2Options {
   /// Default: LibTorch's. Another has no dropout: attn_pdrop is 0.
   Attention attn_implementation = {};
 };
+using GPT2Config = GPT2Options;  ///< transformers' name
 
 class GPT2ModelImpl;
 class LMHeadImpl;
@@ -143,6 +144,7 @@ struct LlamaOptions {
   /// Default: LibTorch's. Another has no dropout: attention_dropout is 0.
   Attention attn_implementation = {};
 };
+using LlamaConfig = LlamaOptions;  ///< transformers' name
 
 class LlamaModelImpl;
 

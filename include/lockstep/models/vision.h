@@ -307,4 +307,39 @@ class DGCNNImpl : public torch::nn::Cloneable<DGCNNImpl> {
 /// The classifier of Wang et al., "Dynamic Graph CNN for Learning on Point Clouds", 2019.
 TORCH_MODULE(DGCNN);
 
+// With torchvision's `weights` in front: compiles for nullptr and std::nullopt only. Templates, so that `{}` is the
+// options.
+template <typename = void>
+ResNet resnet18(const PretrainedWeights& weights) {
+  return resnet18(ResNetOptions{.weights = weights});
+}
+template <typename = void>
+ResNet resnet34(const PretrainedWeights& weights) {
+  return resnet34(ResNetOptions{.weights = weights});
+}
+template <typename = void>
+ResNet resnet50(const PretrainedWeights& weights) {
+  return resnet50(ResNetOptions{.weights = weights});
+}
+template <typename = void>
+ResNet resnet101(const PretrainedWeights& weights) {
+  return resnet101(ResNetOptions{.weights = weights});
+}
+template <typename = void>
+ResNet resnext50_32x4d(const PretrainedWeights& weights) {
+  return resnext50_32x4d(ResNetOptions{.weights = weights});
+}
+template <typename = void>
+MobileNetV2 mobilenet_v2(const PretrainedWeights& weights) {
+  return mobilenet_v2(MobileNetV2Options{.weights = weights});
+}
+template <typename = void>
+VisionTransformer vit_b_16(const PretrainedWeights& weights) {
+  return vit_b_16(VisionTransformerOptions{.weights = weights});
+}
+template <typename = void>
+VisionTransformer vit_tiny_16(const PretrainedWeights& weights) {
+  return vit_tiny_16(VisionTransformerOptions{.weights = weights});
+}
+
 }  // namespace lockstep::models

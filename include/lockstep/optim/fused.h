@@ -9,12 +9,9 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
-#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 namespace lockstep::optim {
@@ -259,16 +256,18 @@ struct SGDArguments {
 template <typename Options>
 class FusedOptimizerOf : public FusedOptimizer {
  public:
+  /// The arguments by name.
+  using Arguments = typename Options::Arguments;
   explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                             const Options& defaults = {});
   explicit FusedOptimizerOf(std::vector<at::Tensor> params, const Options& defaults = {})
       : FusedOptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
   template <typename = void>  // so that `{}` is the options
   FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                   const typename Options::Arguments& arguments)
+                   const Arguments& arguments)
       : FusedOptimizerOf(param_groups, Options(arguments)) {}
   template <typename = void>
-  FusedOptimizerOf(std::vector<at::Tensor> params, const typename Options::Arguments& arguments)
+  FusedOptimizerOf(std::vector<at::Tensor> params, const Arguments& arguments)
       : FusedOptimizerOf(std::move(params), Options(arguments)) {}
 
   void save(torch::serialize::OutputArchive& archive) const override;
@@ -391,10 +390,5 @@ using Adam = FusedAdam;
 using AdamW = FusedAdamW;
 /// PyTorch's name: the fused optimizer. For sparse gradients use torch::optim::SGD.
 using SGD = FusedSGD;
-
-using Adagrad = torch::optim::Adagrad;      ///< LibTorch's class
-using LBFGS = torch::optim::LBFGS;          ///< LibTorch's class
-using Optimizer = torch::optim::Optimizer;  ///< LibTorch's class
-using RMSprop = torch::optim::RMSprop;      ///< LibTorch's class
 
 }  // namespace lockstep::optim

@@ -7,11 +7,11 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/base/literal.h>
@@ -37,9 +37,7 @@ struct NamedParamState : torch::optim::OptimizerCloneableParamState<NamedParamSt
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// The base of the options below. They have Python's names and defaults and are set as in LibTorch:
-/// `NAdamOptions(1e-3).weight_decay(0.01)`. Options that never change results on the CPU are not there:
-/// foreach, capturable and differentiable. The state dict has them with Python's defaults.
+/// The base of GroupOptionsOf.
 class NamedOptions : public torch::optim::OptimizerOptions {
  public:
   /// The options by name, as in a group of the optimizer's state dict.
@@ -56,15 +54,23 @@ class NamedOptions : public torch::optim::OptimizerOptions {
   virtual void visit_fields(Fields& fields) = 0;
 };
 
-/// Learning rate and copies of options.
-template <typename Derived>
-class NamedOptionsOf : public NamedOptions {
+/// The options of a group of parameters, as LibTorch keeps them, with the fields of `Options`:
+///
+///     auto& options = static_cast<optim::NAdam::GroupOptions&>(optimizer.param_groups()[0].options());
+///     options.weight_decay = 0;
+template <typename Options>
+class GroupOptionsOf : public NamedOptions, public Options {
  public:
-  double get_lr() const override { return static_cast<const Derived&>(*this).lr(); }
-  void set_lr(double lr) override { static_cast<Derived&>(*this).lr(lr); }
+  GroupOptionsOf(const Options& options = {}) : Options(options) {}  // NOLINT: implicit by design
+  explicit GroupOptionsOf(double rate) { this->lr = rate; }
+  double get_lr() const override { return this->lr; }
+  void set_lr(double rate) override { this->lr = rate; }
   std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
-    return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+    return std::make_unique<GroupOptionsOf>(*this);
   }
+
+ private:
+  void visit_fields(Fields& fields) override;
 };
 
 /// The base of the optimizers below. Parameters are real and dense and, except in SparseAdam, so are
@@ -113,14 +119,28 @@ class NamedOptimizer : public torch::optim::Optimizer {
 };
 
 /// An optimizer with Python's algorithm and the options `Options`; the aliases at the end of this header name
-/// them.
+/// them. Options have Python's names and defaults:
+///
+///     optim::NAdam optimizer(net->parameters(), {.lr = 1e-3, .weight_decay = 0.01});
+///
+/// Options that never change results on the CPU are not there: foreach, capturable and differentiable. The state
+/// dict has them with Python's defaults.
 template <typename Options>
 class OptimizerOf : public NamedOptimizer {
  public:
+  /// The arguments by name.
+  using Arguments = Options;
+  /// The options of a group.
+  using GroupOptions = GroupOptionsOf<Options>;
+
   explicit OptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                        const Options& defaults = {});
   explicit OptimizerOf(std::vector<at::Tensor> params, const Options& defaults = {})
       : OptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
+  /// With the learning rate alone, as in Python.
+  template <typename Number>
+    requires std::is_arithmetic_v<Number>
+  OptimizerOf(std::vector<at::Tensor> params, Number lr) : OptimizerOf(std::move(params), with_rate(lr)) {}
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -133,147 +153,138 @@ class OptimizerOf : public NamedOptimizer {
   void check_parameter(const at::Tensor& parameter) const override;
   void begin_state(const Member& member, const torch::optim::OptimizerOptions& options) const override;
   void step_groups(std::vector<std::vector<Member>>& groups) override;
+
+ private:
+  static Options with_rate(auto lr) {
+    Options options;
+    options.lr = static_cast<double>(lr);
+    return options;
+  }
 };
 
 /// Two decay rates, of the gradients and of their squares.
 using Betas = std::tuple<double, double>;
 
 /// Options of NAdam, with PyTorch's names and defaults.
-struct NAdamOptions : NamedOptionsOf<NAdamOptions> {
-  NAdamOptions(double lr = 2e-3) : lr_(lr) {}  // NOLINT: implicit as in LibTorch, here and below
+struct NAdamOptions {
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 2e-3;
   /// Decay rates of the averages of gradients and of their squares.
-  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  Betas betas = {0.9, 0.999};
   /// Added to the denominator.
-  TORCH_ARG(double, eps) = 1e-8;
+  double eps = 1e-8;
   /// Factor of the L2 penalty, or of the decoupled decay.
-  TORCH_ARG(double, weight_decay) = 0;
+  double weight_decay = 0;
   /// How fast the momentum grows to its full value.
-  TORCH_ARG(double, momentum_decay) = 4e-3;
+  double momentum_decay = 4e-3;
   /// Shrinks parameters apart from the gradient, as AdamW does, instead of an L2 penalty.
-  TORCH_ARG(bool, decoupled_weight_decay) = false;
+  bool decoupled_weight_decay = false;
   /// Maximize the objective instead of minimizing it.
-  TORCH_ARG(bool, maximize) = false;
-  void visit_fields(Fields& fields) override;
+  bool maximize = false;
 };
 
 /// Options of RAdam, with PyTorch's names and defaults.
-struct RAdamOptions : NamedOptionsOf<RAdamOptions> {
-  RAdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT
+struct RAdamOptions {
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 1e-3;
   /// Decay rates of the averages of gradients and of their squares.
-  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  Betas betas = {0.9, 0.999};
   /// Added to the denominator.
-  TORCH_ARG(double, eps) = 1e-8;
+  double eps = 1e-8;
   /// Factor of the L2 penalty, or of the decoupled decay.
-  TORCH_ARG(double, weight_decay) = 0;
+  double weight_decay = 0;
   /// Shrinks parameters apart from the gradient, as AdamW does, instead of an L2 penalty.
-  TORCH_ARG(bool, decoupled_weight_decay) = false;
+  bool decoupled_weight_decay = false;
   /// Maximize the objective instead of minimizing it.
-  TORCH_ARG(bool, maximize) = false;
-  void visit_fields(Fields& fields) override;
+  bool maximize = false;
 };
 
 /// Options of Adamax, with PyTorch's names and defaults.
-struct AdamaxOptions : NamedOptionsOf<AdamaxOptions> {
-  AdamaxOptions(double lr = 2e-3) : lr_(lr) {}  // NOLINT
+struct AdamaxOptions {
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 2e-3;
   /// Decay rates of the averages of gradients and of their squares.
-  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  Betas betas = {0.9, 0.999};
   /// Added to the denominator.
-  TORCH_ARG(double, eps) = 1e-8;
+  double eps = 1e-8;
   /// Factor of the L2 penalty.
-  TORCH_ARG(double, weight_decay) = 0;
+  double weight_decay = 0;
   /// Maximize the objective instead of minimizing it.
-  TORCH_ARG(bool, maximize) = false;
-  void visit_fields(Fields& fields) override;
+  bool maximize = false;
 };
 
 /// Options of Adadelta, with PyTorch's names and defaults.
-struct AdadeltaOptions : NamedOptionsOf<AdadeltaOptions> {
-  AdadeltaOptions(double lr = 1.0) : lr_(lr) {}  // NOLINT
+struct AdadeltaOptions {
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 1.0;
   /// Decay rate of the averages of squares.
-  TORCH_ARG(double, rho) = 0.9;
+  double rho = 0.9;
   /// Added to the denominator.
-  TORCH_ARG(double, eps) = 1e-6;
+  double eps = 1e-6;
   /// Factor of the L2 penalty.
-  TORCH_ARG(double, weight_decay) = 0;
+  double weight_decay = 0;
   /// Maximize the objective instead of minimizing it.
-  TORCH_ARG(bool, maximize) = false;
-  void visit_fields(Fields& fields) override;
+  bool maximize = false;
 };
 
 /// Options of ASGD, with PyTorch's names and defaults.
-struct ASGDOptions : NamedOptionsOf<ASGDOptions> {
-  ASGDOptions(double lr = 1e-2) : lr_(lr) {}  // NOLINT
+struct ASGDOptions {
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 1e-2;
   /// Factor of the decay of parameters and of the rate.
-  TORCH_ARG(double, lambd) = 1e-4;
+  double lambd = 1e-4;
   /// Power with which the rate falls.
-  TORCH_ARG(double, alpha) = 0.75;
+  double alpha = 0.75;
   /// Step at which the averaging begins.
-  TORCH_ARG(double, t0) = 1e6;
+  double t0 = 1e6;
   /// Factor of the L2 penalty.
-  TORCH_ARG(double, weight_decay) = 0;
+  double weight_decay = 0;
   /// Maximize the objective instead of minimizing it.
-  TORCH_ARG(bool, maximize) = false;
-  void visit_fields(Fields& fields) override;
+  bool maximize = false;
 };
 
 /// Options of Rprop, with PyTorch's names and defaults.
-struct RpropOptions : NamedOptionsOf<RpropOptions> {
-  RpropOptions(double lr = 1e-2) : lr_(lr) {}  // NOLINT
+struct RpropOptions {
   /// Two numbers.
   using Pair = std::tuple<double, double>;
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 1e-2;
   /// PyTorch's etaminus and etaplus: the factors of a step size after the gradient changed its sign and otherwise.
-  TORCH_ARG(Pair, etas) = {0.5, 1.2};
+  Pair etas = {0.5, 1.2};
   /// The least and the largest step size.
-  TORCH_ARG(Pair, step_sizes) = {1e-6, 50.0};
+  Pair step_sizes = {1e-6, 50.0};
   /// Maximize the objective instead of minimizing it.
-  TORCH_ARG(bool, maximize) = false;
-  void visit_fields(Fields& fields) override;
+  bool maximize = false;
 };
 
 /// Options of SparseAdam, with PyTorch's names and defaults.
-struct SparseAdamOptions : NamedOptionsOf<SparseAdamOptions> {
-  SparseAdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT
+struct SparseAdamOptions {
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 1e-3;
   /// Decay rates of the averages of gradients and of their squares.
-  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  Betas betas = {0.9, 0.999};
   /// Added to the denominator.
-  TORCH_ARG(double, eps) = 1e-8;
+  double eps = 1e-8;
   /// Maximize the objective instead of minimizing it.
-  TORCH_ARG(bool, maximize) = false;
-  void visit_fields(Fields& fields) override;
+  bool maximize = false;
 };
 
 /// Options of Adafactor, with PyTorch's names and defaults.
-struct AdafactorOptions : NamedOptionsOf<AdafactorOptions> {
-  AdafactorOptions(double lr = 1e-2) : lr_(lr) {}  // NOLINT
+struct AdafactorOptions {
   /// An epsilon of the squared gradients, and one of the parameter's size.
   using Eps = std::tuple<std::optional<double>, double>;
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 1e-2;
   /// Power with which the decay rate of the averages of squares nears 1.
-  TORCH_ARG(double, beta2_decay) = -0.8;
+  double beta2_decay = -0.8;
   /// Of squared gradients, by default the epsilon of the dtype, and of the size of the parameter.
-  TORCH_ARG(Eps, eps) = {std::nullopt, 1e-3};
+  Eps eps = {std::nullopt, 1e-3};
   /// Greatest root mean square of an update, above which it is scaled down.
-  TORCH_ARG(double, d) = 1.0;
+  double d = 1.0;
   /// Factor of the decoupled decay.
-  TORCH_ARG(double, weight_decay) = 0;
+  double weight_decay = 0;
   /// Maximize the objective instead of minimizing it.
-  TORCH_ARG(bool, maximize) = false;
-  void visit_fields(Fields& fields) override;
+  bool maximize = false;
 };
 
 /// How Muon scales the rate by a matrix's shape: by sqrt(max(1, rows / columns)), or so that updates are as large
@@ -285,111 +296,106 @@ enum class MuonAdjustment : std::uint8_t {
 OneOf<"original", "match_rms_adamw"> literals_of(MuonAdjustment);
 
 /// Options of Muon, with PyTorch's names and defaults.
-struct MuonOptions : NamedOptionsOf<MuonOptions> {
-  MuonOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT
+struct MuonOptions {
   /// The three coefficients of a Newton-Schulz iteration.
   using Coefficients = std::tuple<double, double, double>;
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 1e-3;
   /// Factor of the decoupled decay.
-  TORCH_ARG(double, weight_decay) = 0.1;
+  double weight_decay = 0.1;
   /// Factor of the earlier steps' gradients.
-  TORCH_ARG(double, momentum) = 0.95;
+  double momentum = 0.95;
   /// Nesterov momentum.
-  TORCH_ARG(bool, nesterov) = true;
+  bool nesterov = true;
   /// Coefficients of the Newton-Schulz iteration.
-  TORCH_ARG(Coefficients, ns_coefficients) = {3.4445, -4.775, 2.0315};
+  Coefficients ns_coefficients = {3.4445, -4.775, 2.0315};
   /// The least norm by which a matrix is divided.
-  TORCH_ARG(double, eps) = 1e-7;
+  double eps = 1e-7;
   /// Newton-Schulz iterations in a step.
-  TORCH_ARG(std::int64_t, ns_steps) = 5;
-
- public:
+  std::int64_t ns_steps = 5;
   /// Default, as in PyTorch: nullopt, which is "original".
-  MuonOptions& adjust_lr_fn(Literal<MuonAdjustment> name) {
-    adjust_lr_fn_ = std::string(name.text());
-    return *this;
-  }
-  const std::optional<std::string>& adjust_lr_fn() const { return adjust_lr_fn_; }
-  void visit_fields(Fields& fields) override;
-
- private:
-  std::optional<std::string> adjust_lr_fn_;
+  OptionalLiteral<MuonAdjustment> adjust_lr_fn = std::nullopt;
 };
 
 /// Options of Lamb, with timm's names and defaults.
-struct LambOptions : NamedOptionsOf<LambOptions> {
-  LambOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT
+struct LambOptions {
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 1e-3;
   /// Divide the averages by what they lack in the first steps.
-  TORCH_ARG(bool, bias_correction) = true;
+  bool bias_correction = true;
   /// Decay rates of the averages of gradients and of their squares.
-  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  Betas betas = {0.9, 0.999};
   /// Added to the denominator.
-  TORCH_ARG(double, eps) = 1e-6;
+  double eps = 1e-6;
   /// Factor of the decay, before the trust ratio or decoupled.
-  TORCH_ARG(double, weight_decay) = 0.01;
+  double weight_decay = 0.01;
   /// Weight a new gradient with 1 - beta1 instead of 1.
-  TORCH_ARG(bool, grad_averaging) = true;
+  bool grad_averaging = true;
   /// Greatest norm of the gradients of all groups, to which they are scaled; the value of the defaults
   /// counts.
-  TORCH_ARG(std::optional<double>, max_grad_norm) = 1.0;
+  std::optional<double> max_grad_norm = 1.0;
   /// Limit the trust ratio to 1.
-  TORCH_ARG(bool, trust_clip) = false;
+  bool trust_clip = false;
   /// Use the trust ratio without weight decay too.
-  TORCH_ARG(bool, always_adapt) = false;
+  bool always_adapt = false;
   /// Leave out updates whose sign differs from the gradient's.
-  TORCH_ARG(bool, caution) = false;
+  bool caution = false;
   /// Shrink parameters apart from the update.
-  TORCH_ARG(bool, decoupled_decay) = false;
+  bool decoupled_decay = false;
   /// Decoupled decay by lr^2 / max_lr_snapshot instead of lr.
-  TORCH_ARG(bool, corrected_weight_decay) = false;
+  bool corrected_weight_decay = false;
   /// Highest rate of the run; default: the rate of the defaults.
-  TORCH_ARG(std::optional<double>, max_lr_snapshot) = std::nullopt;
+  std::optional<double> max_lr_snapshot = std::nullopt;
   /// Steps made, counted per group.
-  TORCH_ARG(std::int64_t, step) = 0;
-  void visit_fields(Fields& fields) override;
+  std::int64_t step = 0;
 };
 
 /// Options of Lars, with timm's names and defaults.
-struct LarsOptions : NamedOptionsOf<LarsOptions> {
-  LarsOptions(double lr = 1.0) : lr_(lr) {}  // NOLINT
+struct LarsOptions {
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 1.0;
   /// Factor of the earlier steps' gradients.
-  TORCH_ARG(double, momentum) = 0;
+  double momentum = 0;
   /// The share of the gradient that does not enter the momentum.
-  TORCH_ARG(double, dampening) = 0;
+  double dampening = 0;
   /// Factor of the L2 penalty.
-  TORCH_ARG(double, weight_decay) = 0;
+  double weight_decay = 0;
   /// Nesterov momentum.
-  TORCH_ARG(bool, nesterov) = false;
+  bool nesterov = false;
   /// Factor of the trust ratio.
-  TORCH_ARG(double, trust_coeff) = 1e-3;
+  double trust_coeff = 1e-3;
   /// Added to the denominator.
-  TORCH_ARG(double, eps) = 1e-8;
+  double eps = 1e-8;
   /// Limit the trust ratio to the rate, the step to that of SGD.
-  TORCH_ARG(bool, trust_clip) = false;
+  bool trust_clip = false;
   /// Use the trust ratio without weight decay too.
-  TORCH_ARG(bool, always_adapt) = false;
-  void visit_fields(Fields& fields) override;
+  bool always_adapt = false;
 };
 
 /// Options of Lion, with lion_pytorch's names and defaults.
-struct LionOptions : NamedOptionsOf<LionOptions> {
-  LionOptions(double lr = 1e-4) : lr_(lr) {}  // NOLINT
+struct LionOptions {
   /// Learning rate.
-  TORCH_ARG(double, lr);
+  double lr = 1e-4;
   /// Weight of the average in the update, and decay rate of the average.
-  TORCH_ARG(Betas, betas) = {0.9, 0.99};
+  Betas betas = {0.9, 0.99};
   /// Factor of the decoupled decay.
-  TORCH_ARG(double, weight_decay) = 0;
+  double weight_decay = 0;
   /// Divides weight_decay by the first rate. The value of the defaults counts, not that of a group.
-  TORCH_ARG(bool, decoupled_weight_decay) = false;
-  void visit_fields(Fields& fields) override;
+  bool decoupled_weight_decay = false;
 };
 
+extern template class GroupOptionsOf<AdadeltaOptions>;
+extern template class GroupOptionsOf<AdafactorOptions>;
+extern template class GroupOptionsOf<AdamaxOptions>;
+extern template class GroupOptionsOf<ASGDOptions>;
+extern template class GroupOptionsOf<LambOptions>;
+extern template class GroupOptionsOf<LarsOptions>;
+extern template class GroupOptionsOf<LionOptions>;
+extern template class GroupOptionsOf<MuonOptions>;
+extern template class GroupOptionsOf<NAdamOptions>;
+extern template class GroupOptionsOf<RAdamOptions>;
+extern template class GroupOptionsOf<RpropOptions>;
+extern template class GroupOptionsOf<SparseAdamOptions>;
 extern template class OptimizerOf<AdadeltaOptions>;
 extern template class OptimizerOf<AdafactorOptions>;
 extern template class OptimizerOf<AdamaxOptions>;

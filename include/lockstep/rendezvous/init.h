@@ -121,7 +121,7 @@ class [[nodiscard]] Context {
   int local_rank() const;        ///< among the ranks on this host
   int local_world_size() const;  ///< number of ranks on this host
   /// Whether this is rank 0.
-  bool is_main() const { return rank() == 0; }
+  bool is_main_process() const { return rank() == 0; }
   /// The device of this rank, which is current in the thread that called init().
   c10::Device device() const;
 
@@ -234,7 +234,7 @@ ProcessGroup split_group(const ProcessGroup& parent_pg, const std::vector<std::v
 
 template <typename Action>
 auto Context::main_process_first(Action&& action, std::source_location where) const {
-  if (!is_main()) {
+  if (!is_main_process()) {
     await_main(where);
     return action();
   }

@@ -11,17 +11,18 @@
 
 #include <lockstep/base/timeout.h>
 #include <lockstep/comm/process_group.h>
-#include <lockstep/runtime/async_op.h>
+#include <lockstep/runtime/collective_options.h>
 
 // The collectives as free functions with the names and the order of arguments of `torch.distributed`. They are
 // the functions of ProcessGroup, whose rules and errors apply, with two differences:
 //
-// - `group` is by default the default group, of init() or init_process_group(). Without one they throw
-//   ArgumentError. On a rank that is not in `group`, as new_group() returns it there, they log a warning once and
+// - `options` is a group, or `{.group = group}`; by default the default group, of init() or init_process_group().
+//   Without one they throw ArgumentError. On a rank that is not in the group, as new_group() returns it there, they log a warning once and
 //   do nothing: results stay as they are, a Work is complete, and recv() returns -1, as in Python.
 // - `src` and `dst` are global ranks, as in Python; ProcessGroup takes ranks within the group. A rank outside of
 //   the group is an ArgumentError.
 //
+// The functions that reduce also take the operation by name: `all_reduce(tensor, {.op = ReduceOp::AVG})`.
 // PyTorch's `async_op=True` is the function with the suffix `_async`, or isend() and irecv().
 namespace lockstep {
 
@@ -34,105 +35,99 @@ int get_global_rank(const ProcessGroup& group, int group_rank);
 
 /// ProcessGroup::all_reduce(): every rank's `tensor` becomes the reduction of all, in place. PyTorch:
 /// `torch.distributed.all_reduce`.
-void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::SUM,
-                const std::optional<ProcessGroup>& group = std::nullopt,
-                std::source_location where = std::source_location::current());
+void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::SUM, const CollectiveOptions& options = {},
+                AsyncOp async_op = false, std::source_location where = std::source_location::current());
 /// ProcessGroup::all_reduce_async(): all_reduce() without waiting. PyTorch: `all_reduce(async_op=True)`.
 Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::SUM,
-                      const std::optional<ProcessGroup>& group = std::nullopt,
+                      const CollectiveOptions& options = {},
                       std::source_location where = std::source_location::current());
 
 /// ProcessGroup::broadcast(): every rank's `tensor` becomes that of global rank `src`. PyTorch:
 /// `torch.distributed.broadcast`.
-void broadcast(const at::Tensor& tensor, int src, const std::optional<ProcessGroup>& group = std::nullopt,
-               std::source_location where = std::source_location::current());
+void broadcast(const at::Tensor& tensor, int src, const CollectiveOptions& options = {},
+               AsyncOp async_op = false, std::source_location where = std::source_location::current());
 /// ProcessGroup::broadcast_async(): broadcast() without waiting. PyTorch: `broadcast(async_op=True)`.
-Work broadcast_async(const at::Tensor& tensor, int src,
-                     const std::optional<ProcessGroup>& group = std::nullopt,
+Work broadcast_async(const at::Tensor& tensor, int src, const CollectiveOptions& options = {},
                      std::source_location where = std::source_location::current());
 
 /// ProcessGroup::reduce(): `tensor` of global rank `dst` becomes the reduction; on other ranks its contents are
 /// unspecified afterwards. PyTorch: `torch.distributed.reduce`.
 void reduce(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM,
-            const std::optional<ProcessGroup>& group = std::nullopt,
+            const CollectiveOptions& options = {}, AsyncOp async_op = false,
             std::source_location where = std::source_location::current());
 /// ProcessGroup::reduce_async(): reduce() without waiting. PyTorch: `reduce(async_op=True)`.
 Work reduce_async(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM,
-                  const std::optional<ProcessGroup>& group = std::nullopt,
+                  const CollectiveOptions& options = {},
                   std::source_location where = std::source_location::current());
 
 /// ProcessGroup::all_gather(): tensor_list[i] becomes `tensor` of rank i of the group; one tensor for each rank,
 /// of the shape and dtype of `tensor`. PyTorch: `torch.distributed.all_gather`.
 void all_gather(const std::vector<at::Tensor>& tensor_list, const at::Tensor& tensor,
-                const std::optional<ProcessGroup>& group = std::nullopt,
+                const CollectiveOptions& options = {}, AsyncOp async_op = false,
                 std::source_location where = std::source_location::current());
 /// ProcessGroup::all_gather_async(): all_gather() without waiting. PyTorch: `all_gather(async_op=True)`.
 Work all_gather_async(const std::vector<at::Tensor>& tensor_list, const at::Tensor& tensor,
-                      const std::optional<ProcessGroup>& group = std::nullopt,
+                      const CollectiveOptions& options = {},
                       std::source_location where = std::source_location::current());
 
 /// ProcessGroup::all_gather_into_tensor(): `output_tensor` holds the inputs of all ranks, one behind the other.
 /// PyTorch: `torch.distributed.all_gather_into_tensor`.
 void all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
-                            const std::optional<ProcessGroup>& group = std::nullopt,
+                            const CollectiveOptions& options = {}, AsyncOp async_op = false,
                             std::source_location where = std::source_location::current());
 /// all_gather_into_tensor() without waiting. PyTorch: `all_gather_into_tensor(async_op=True)`.
 Work all_gather_into_tensor_async(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
-                                  const std::optional<ProcessGroup>& group = std::nullopt,
+                                  const CollectiveOptions& options = {},
                                   std::source_location where = std::source_location::current());
 
 /// ProcessGroup::gather(): on global rank `dst`, gather_list[i] becomes `tensor` of rank i of the group; on
 /// other ranks the list is empty. PyTorch: `torch.distributed.gather`.
 void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {}, int dst = 0,
-            const std::optional<ProcessGroup>& group = std::nullopt,
+            const CollectiveOptions& options = {}, AsyncOp async_op = false,
             std::source_location where = std::source_location::current());
 /// ProcessGroup::gather_async(): gather() without waiting. PyTorch: `gather(async_op=True)`.
 Work gather_async(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {}, int dst = 0,
-                  const std::optional<ProcessGroup>& group = std::nullopt,
+                  const CollectiveOptions& options = {},
                   std::source_location where = std::source_location::current());
 
 /// ProcessGroup::scatter(): `tensor` becomes the tensor that scatter_list of global rank `src` has for this
 /// rank; on other ranks the list is empty. PyTorch: `torch.distributed.scatter`.
 void scatter(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list = {}, int src = 0,
-             const std::optional<ProcessGroup>& group = std::nullopt,
+             const CollectiveOptions& options = {}, AsyncOp async_op = false,
              std::source_location where = std::source_location::current());
 /// ProcessGroup::scatter_async(): scatter() without waiting. PyTorch: `scatter(async_op=True)`.
 Work scatter_async(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list = {}, int src = 0,
-                   const std::optional<ProcessGroup>& group = std::nullopt,
+                   const CollectiveOptions& options = {},
                    std::source_location where = std::source_location::current());
 
 /// ProcessGroup::reduce_scatter(): `output` becomes the reduction of what all ranks have in `input_list` for
 /// this rank. PyTorch: `torch.distributed.reduce_scatter`.
 void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
-                    ReduceOp op = ReduceOp::SUM, const std::optional<ProcessGroup>& group = std::nullopt,
-                    std::source_location where = std::source_location::current());
+                    ReduceOp op = ReduceOp::SUM, const CollectiveOptions& options = {},
+                    AsyncOp async_op = false, std::source_location where = std::source_location::current());
 /// reduce_scatter() without waiting. PyTorch: `reduce_scatter(async_op=True)`.
 Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
-                          ReduceOp op = ReduceOp::SUM,
-                          const std::optional<ProcessGroup>& group = std::nullopt,
+                          ReduceOp op = ReduceOp::SUM, const CollectiveOptions& options = {},
                           std::source_location where = std::source_location::current());
 
 /// ProcessGroup::reduce_scatter_tensor(): reduce_scatter() with one `input` for all ranks. PyTorch:
 /// `torch.distributed.reduce_scatter_tensor`.
 void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::SUM,
-                           const std::optional<ProcessGroup>& group = std::nullopt,
+                           const CollectiveOptions& options = {}, AsyncOp async_op = false,
                            std::source_location where = std::source_location::current());
 /// reduce_scatter_tensor() without waiting. PyTorch: `reduce_scatter_tensor(async_op=True)`.
 Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                 ReduceOp op = ReduceOp::SUM,
-                                 const std::optional<ProcessGroup>& group = std::nullopt,
+                                 ReduceOp op = ReduceOp::SUM, const CollectiveOptions& options = {},
                                  std::source_location where = std::source_location::current());
 
 /// ProcessGroup::all_to_all(): output_tensor_list[i] becomes what rank i of the group has in input_tensor_list
 /// for this rank. PyTorch: `torch.distributed.all_to_all`.
 void all_to_all(const std::vector<at::Tensor>& output_tensor_list,
-                const std::vector<at::Tensor>& input_tensor_list,
-                const std::optional<ProcessGroup>& group = std::nullopt,
-                std::source_location where = std::source_location::current());
+                const std::vector<at::Tensor>& input_tensor_list, const CollectiveOptions& options = {},
+                AsyncOp async_op = false, std::source_location where = std::source_location::current());
 /// all_to_all() without waiting. PyTorch: `all_to_all(async_op=True)`.
 Work all_to_all_async(const std::vector<at::Tensor>& output_tensor_list,
-                      const std::vector<at::Tensor>& input_tensor_list,
-                      const std::optional<ProcessGroup>& group = std::nullopt,
+                      const std::vector<at::Tensor>& input_tensor_list, const CollectiveOptions& options = {},
                       std::source_location where = std::source_location::current());
 
 /// ProcessGroup::all_to_all_single(): all_to_all() with one tensor that is split along dimension 0. PyTorch:
@@ -140,30 +135,30 @@ Work all_to_all_async(const std::vector<at::Tensor>& output_tensor_list,
 void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                        const std::vector<std::int64_t>& output_split_sizes = {},
                        const std::vector<std::int64_t>& input_split_sizes = {},
-                       const std::optional<ProcessGroup>& group = std::nullopt,
+                       const CollectiveOptions& options = {}, AsyncOp async_op = false,
                        std::source_location where = std::source_location::current());
 /// all_to_all_single() without waiting. PyTorch: `all_to_all_single(async_op=True)`.
 Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
                              const std::vector<std::int64_t>& output_split_sizes = {},
                              const std::vector<std::int64_t>& input_split_sizes = {},
-                             const std::optional<ProcessGroup>& group = std::nullopt,
+                             const CollectiveOptions& options = {},
                              std::source_location where = std::source_location::current());
 
 /// ProcessGroup::send(): sends to global rank `dst`. PyTorch: `torch.distributed.send`, `isend`.
-void send(const at::Tensor& tensor, int dst, const std::optional<ProcessGroup>& group = std::nullopt,
-          int tag = 0, std::source_location where = std::source_location::current());
+void send(const at::Tensor& tensor, int dst, const CollectiveOptions& options = {}, int tag = 0,
+          std::source_location where = std::source_location::current());
 /// send() without waiting. PyTorch: `torch.distributed.isend`.
-Work isend(const at::Tensor& tensor, int dst, const std::optional<ProcessGroup>& group = std::nullopt,
-           int tag = 0, std::source_location where = std::source_location::current());
+Work isend(const at::Tensor& tensor, int dst, const CollectiveOptions& options = {}, int tag = 0,
+           std::source_location where = std::source_location::current());
 
 /// ProcessGroup::recv(): receives from global rank `src`, or from any rank when `src` is nullopt. Returns the
 /// global rank of the sender. PyTorch: `torch.distributed.recv`, `irecv`.
 int recv(const at::Tensor& tensor, std::optional<int> src = std::nullopt,
-         const std::optional<ProcessGroup>& group = std::nullopt, int tag = 0,
+         const CollectiveOptions& options = {}, int tag = 0,
          std::source_location where = std::source_location::current());
 /// recv() without waiting. PyTorch: `torch.distributed.irecv`.
 Work irecv(const at::Tensor& tensor, std::optional<int> src = std::nullopt,
-           const std::optional<ProcessGroup>& group = std::nullopt, int tag = 0,
+           const CollectiveOptions& options = {}, int tag = 0,
            std::source_location where = std::source_location::current());
 
 /// A message of batch_isend_irecv(): `{isend, tensor, 1}`. PyTorch: `torch.distributed.P2POp`.
@@ -196,10 +191,10 @@ std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list,
                                     std::source_location where = std::source_location::current());
 
 /// ProcessGroup::barrier(): returns when every rank has called it. PyTorch: `torch.distributed.barrier`.
-void barrier(const std::optional<ProcessGroup>& group = std::nullopt,
+void barrier(const CollectiveOptions& options = {}, AsyncOp async_op = false,
              std::source_location where = std::source_location::current());
 /// barrier() without waiting. PyTorch: `barrier(async_op=True)`.
-Work barrier_async(const std::optional<ProcessGroup>& group = std::nullopt,
+Work barrier_async(const CollectiveOptions& options = {},
                    std::source_location where = std::source_location::current());
 /// ProcessGroup::monitored_barrier(): a barrier with a limit of its own that names missing ranks. PyTorch:
 /// `torch.distributed.monitored_barrier`.
@@ -210,24 +205,92 @@ void monitored_barrier(const std::optional<ProcessGroup>& group = std::nullopt,
 /// ProcessGroup::all_gather_object(): `object_list` becomes the objects, strings or bytes, of all ranks of the
 /// group. PyTorch: `torch.distributed.all_gather_object`.
 void all_gather_object(std::vector<std::string>& object_list, const std::string& obj,
-                       const std::optional<ProcessGroup>& group = std::nullopt,
+                       const CollectiveOptions& options = {},
                        std::source_location where = std::source_location::current());
 /// Each object becomes that of global rank `src`, whose list has as many. PyTorch:
 /// `torch.distributed.broadcast_object_list`.
 void broadcast_object_list(std::vector<std::string>& object_list, int src = 0,
-                           const std::optional<ProcessGroup>& group = std::nullopt,
+                           const CollectiveOptions& options = {},
                            std::source_location where = std::source_location::current());
 /// ProcessGroup::gather_object(): on global rank `dst`, `object_gather_list` becomes the objects of all ranks of
 /// the group; on other ranks it becomes empty. PyTorch: `torch.distributed.gather_object`.
 void gather_object(const std::string& obj, std::vector<std::string>& object_gather_list, int dst = 0,
-                   const std::optional<ProcessGroup>& group = std::nullopt,
+                   const CollectiveOptions& options = {},
                    std::source_location where = std::source_location::current());
 /// ProcessGroup::scatter_object(): `scatter_object_output_list` becomes the one object that
 /// `scatter_object_input_list` of global rank `src` has for this rank. PyTorch:
 /// `torch.distributed.scatter_object_list`.
 void scatter_object_list(std::vector<std::string>& scatter_object_output_list,
                          const std::vector<std::string>& scatter_object_input_list = {}, int src = 0,
-                         const std::optional<ProcessGroup>& group = std::nullopt,
+                         const CollectiveOptions& options = {},
                          std::source_location where = std::source_location::current());
+
+/// Arguments of the functions that reduce, by name: `all_reduce(tensor, {.op = ReduceOp::AVG, .group = group})`.
+struct ReduceOptions {
+  ReduceOp op = ReduceOp::SUM;             ///< how the tensors of all ranks become one
+  std::optional<ProcessGroup> group = {};  ///< default: the default group
+  AsyncOp async_op = false;  ///< true does not compile: call the function with the suffix _async
+};
+/// Arguments of broadcast(), by name: `broadcast(tensor, {.src = 0, .group = group})`.
+struct BroadcastOptions {
+  int src;                                 ///< global rank
+  std::optional<ProcessGroup> group = {};  ///< default: the default group
+  AsyncOp async_op = false;  ///< true does not compile: call the function with the suffix _async
+};
+/// Arguments of monitored_barrier(), by name: `monitored_barrier({.timeout = 30})`.
+struct MonitoredBarrierOptions {
+  std::optional<ProcessGroup> group = {};  ///< default: the default group
+  std::optional<Timeout> timeout = {};     ///< default: that of the group
+  bool wait_all_ranks = false;             ///< names all missing ranks instead of the first
+};
+inline void broadcast(const at::Tensor& tensor, const BroadcastOptions& options,
+                      std::source_location where = std::source_location::current()) {
+  broadcast(tensor, options.src, {options.group}, false, where);
+}
+inline Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options,
+                            std::source_location where = std::source_location::current()) {
+  return broadcast_async(tensor, options.src, {options.group}, where);
+}
+template <typename = void>  // so that `{}` is the group
+void monitored_barrier(const MonitoredBarrierOptions& options,
+                       std::source_location where = std::source_location::current()) {
+  monitored_barrier(options.group, options.timeout, options.wait_all_ranks, where);
+}
+inline void all_reduce(const at::Tensor& tensor, const ReduceOptions& options,
+                       std::source_location where = std::source_location::current()) {
+  all_reduce(tensor, options.op, {options.group}, false, where);
+}
+inline Work all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options,
+                             std::source_location where = std::source_location::current()) {
+  return all_reduce_async(tensor, options.op, {options.group}, where);
+}
+inline void reduce(const at::Tensor& tensor, int dst, const ReduceOptions& options,
+                   std::source_location where = std::source_location::current()) {
+  reduce(tensor, dst, options.op, {options.group}, false, where);
+}
+inline Work reduce_async(const at::Tensor& tensor, int dst, const ReduceOptions& options,
+                         std::source_location where = std::source_location::current()) {
+  return reduce_async(tensor, dst, options.op, {options.group}, where);
+}
+inline void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
+                           const ReduceOptions& options,
+                           std::source_location where = std::source_location::current()) {
+  reduce_scatter(output, input_list, options.op, {options.group}, false, where);
+}
+inline Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
+                                 const ReduceOptions& options,
+                                 std::source_location where = std::source_location::current()) {
+  return reduce_scatter_async(output, input_list, options.op, {options.group}, where);
+}
+inline void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                                  const ReduceOptions& options,
+                                  std::source_location where = std::source_location::current()) {
+  reduce_scatter_tensor(output, input, options.op, {options.group}, false, where);
+}
+inline Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                        const ReduceOptions& options,
+                                        std::source_location where = std::source_location::current()) {
+  return reduce_scatter_tensor_async(output, input, options.op, {options.group}, where);
+}
 
 }  // namespace lockstep

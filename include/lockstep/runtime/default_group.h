@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <source_location>
@@ -57,8 +58,16 @@ void manual_seed(std::uint64_t seed);
 struct GroupMember {
   /// The type of NON_GROUP_MEMBER.
   struct NonGroupMember {};
+  /// The type of WORLD, an argument of all functions that take a group.
+  struct World {
+    template <typename Group>
+      requires(std::same_as<Group, std::optional<ProcessGroup>> || std::same_as<Group, CollectiveOptions>)
+    operator Group() const {
+      return {};
+    }
+  };
   /// As an argument: the default group.
-  static constexpr std::nullopt_t WORLD = std::nullopt;
+  static constexpr World WORLD = {};
   /// `group == GroupMember::NON_GROUP_MEMBER` is `!group`.
   static constexpr NonGroupMember NON_GROUP_MEMBER = {};
 };

@@ -179,6 +179,21 @@ constexpr std::size_t kIndexIn<T, std::variant<Types...>> = [] {
 template <typename T>
 concept Number = (std::integral<T> && !std::same_as<T, char>) || std::floating_point<T>;
 
+/// The type of the items of a std::vector, else T.
+template <typename T>
+struct ItemOf {
+  using type = T;  ///< T
+};
+template <typename Item>
+struct ItemOf<std::vector<Item>> {
+  using type = Item;  ///< of the items
+};
+
+/// A type that a Value converts to: a number, one of the variant, or a vector of one of them.
+template <typename T, typename Variant>
+concept Readable = Number<typename ItemOf<T>::type> ||
+                   kIndexIn<typename ItemOf<T>::type, Variant> < std::variant_size_v<Variant>;
+
 }  // namespace serialize
 
 /// A value in a checkpoint: anything that Python's `torch.load(weights_only=True)` returns, and
@@ -270,15 +285,15 @@ class Value {
   Dict as_dict() && { return std::move(as_dict()); }
   std::vector<Value> as_items() && { return std::as_const(*this).as_items(); }
 
-  /// A number or a type of Variant. Throws CheckpointError that names the actual type and value, also for an
+  /// A number, a type of Variant, or a std::vector of one of them. Throws CheckpointError that names the actual type and value, also for an
   /// int that does not fit into `T`.
   template <typename T>
-    requires(serialize::Number<T> || serialize::kIndexIn<T, Variant> < std::variant_size_v<Variant>)
+    requires serialize::Readable<T, Variant>
   operator T() const& {
     return to<T>();
   }
   template <typename T>
-    requires(serialize::Number<T> || serialize::kIndexIn<T, Variant> < std::variant_size_v<Variant>)
+    requires serialize::Readable<T, Variant>
   operator T() && {
     if constexpr (std::same_as<T, Dict>) return std::move(*this).as_dict();
     return to<T>();
@@ -286,7 +301,7 @@ class Value {
 
   /// The value as a T: `saved["epoch"].to<int>()`. Throws CheckpointError that names the actual type and value.
   template <typename T>
-    requires(serialize::Number<T> || serialize::kIndexIn<T, Variant> < std::variant_size_v<Variant>)
+    requires serialize::Readable<T, Variant>
   T to() const {
     if constexpr (std::same_as<T, bool>) {
       return as_bool();
@@ -296,10 +311,30 @@ class Value {
       return static_cast<T>(as_double());
     } else if constexpr (std::same_as<T, at::Tensor>) {
       return as_tensor();
+    } else if constexpr (!std::same_as<T, typename serialize::ItemOf<T>::type>) {
+      T items;
+      for (const auto& item : as_items()) items.push_back(item.to<typename serialize::ItemOf<T>::type>());
+      return items;
     } else {
       if (const auto* value = get_if<T>()) return *value;
       refuse_type(serialize::kIndexIn<T, Variant>);
     }
+  }
+
+  // LibTorch's names, those of c10::IValue.
+  /// As as_int().
+  std::int64_t toInt() const { return as_int(); }
+  double toDouble() const { return as_double(); }                  ///< As as_double().
+  bool toBool() const { return as_bool(); }                        ///< As as_bool().
+  at::Tensor toTensor() const { return as_tensor(); }              ///< As as_tensor().
+  const std::string& toStringRef() const& { return as_string(); }  ///< As as_string().
+  std::string toStringRef() && { return std::move(*this).as_string(); }
+  /// A number, or the element of a tensor that has one. Throws CheckpointError for other values, and
+  /// LibTorch's error for a tensor of several elements. PyTorch: `Tensor.item()`.
+  template <serialize::Number T>
+  T item() const {
+    if (const auto* tensor = get_if<at::Tensor>()) return tensor->item<T>();
+    return to<T>();
   }
 
   /// The entry of a dict, or the item of a list or a tuple; -1 is the last item. Throws CheckpointError when

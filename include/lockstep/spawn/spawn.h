@@ -160,6 +160,13 @@ SpawnContext spawn(Fn&& fn, std::tuple<Args...> args, const SpawnOptions& option
   });
 }
 
+/// With `nprocs` at PyTorch's position.
+template <typename Fn, typename... Args>
+SpawnContext spawn(Fn&& fn, std::tuple<Args...> args, int nprocs,
+                   std::source_location where = std::source_location::current()) {
+  return spawn(std::forward<Fn>(fn), std::move(args), SpawnOptions{.nprocs = nprocs, .where = where});
+}
+
 /// Options of spawn_threads().
 struct SpawnThreadsOptions {
   /// As InitOptions::backend.
@@ -209,4 +216,13 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
                    const SpawnThreadsOptions& options = {},
                    std::source_location where = std::source_location::current());
 
+}  // namespace lockstep
+
+/// PyTorch: `torch.multiprocessing`.
+namespace lockstep::multiprocessing {
+using lockstep::spawn;
+}  // namespace lockstep::multiprocessing
+
+namespace lockstep {
+namespace mp = multiprocessing;
 }  // namespace lockstep

@@ -221,4 +221,24 @@ void distribute_tensor(const Tensor&, const DeviceMesh&, const std::vector<Place
   static_assert(sizeof(Tensor) == 0,
                 "there is no DTensor: parallelize_module() cuts parameters, redistribute() other tensors");
 }
+
+/// Does not compile: a program has this rank's part as an at::Tensor, and in state dicts as a ShardedTensor.
+struct DTensor {
+  template <typename... Arguments>
+  explicit DTensor(const Arguments&... /*arguments*/) {
+    static_assert(
+        sizeof...(Arguments) > 1000,
+        "there is no DTensor: full_tensor(net, name) is a whole parameter, ShardedTensor a part in a "
+        "state dict");
+  }
+  /// Does not compile.
+  template <typename... Arguments>
+  static DTensor from_local(const Arguments&... arguments) {
+    return DTensor(arguments...);
+  }
+};
 }  // namespace lockstep::tensor
+
+namespace lockstep {
+using tensor::DTensor;
+}  // namespace lockstep

@@ -40,6 +40,8 @@ using HistogramBins = std::variant<std::string, std::int64_t, std::vector<double
 
 /// Options of SummaryWriter.
 struct SummaryWriterOptions {
+  /// The folder, which may also be the first argument. Default: `runs/<date>_<time>_<host name><comment>`.
+  std::filesystem::path log_dir = {};
   /// Appended to the default log_dir. Without effect with another one.
   std::string comment = {};
   /// TensorBoard hides what earlier event files of log_dir have for this step and later ones. A run that
@@ -65,8 +67,11 @@ class SummaryWriter {
   /// Seconds since 1970; nullopt: now.
   using Time = std::optional<double>;
 
-  /// Makes the folder and an event file. Default `log_dir`: `runs/<date>_<time>_<host name><comment>`.
+  /// Makes the folder and an event file. Throws ArgumentError if the options name a folder, too.
   explicit SummaryWriter(std::filesystem::path log_dir = {}, const SummaryWriterOptions& options = {});
+  /// With all arguments by name: `SummaryWriter writer({.comment = "_lr_0.1"});`.
+  template <typename = void>  // so that `{}` is the folder
+  explicit SummaryWriter(const SummaryWriterOptions& options) : SummaryWriter({}, options) {}
 
   /// PyTorch: `add_scalar` with new_style=False, which stores float32.
   void add_scalar(const std::string& tag, double scalar_value, Step global_step = {}, Time walltime = {});

@@ -145,6 +145,12 @@ template <typename Range>
   requires(!std::same_as<std::remove_cvref_t<Range>, ProgressOptions>)
 Progress(Range&&, ProgressOptions = {}) -> Progress<Range>;
 
+/// Progress(range, options): `for (auto& [images, labels] : tqdm(loader))`. tqdm: `tqdm.tqdm`.
+template <typename Range>
+Progress<Range> tqdm(Range&& range, const ProgressOptions& options = {}) {
+  return Progress<Range>(std::forward<Range>(range), options);
+}
+
 /// One pass; a move-only input iterator.
 template <typename Range>
 class Progress<Range>::Iterator {

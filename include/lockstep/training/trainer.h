@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <csignal>
 #include <cstdint>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,19 +20,26 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/amp/grad_scaler.h>
+#include <lockstep/base/literal.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/ddp/step_verifier.h>
 #include <lockstep/device/module_ref.h>
+#include <lockstep/device/pytree.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/training/logging.h>
 #include <lockstep/training/progress.h>
+#include <lockstep/training/stop_signals.h>
 
 namespace lockstep {
 
 class CallerPlace;
+namespace training {
+class LossGuard;
+}
 
 /// Throws NonFiniteError on all ranks if the loss of any rank is infinite or NaN. The message names the step,
 /// the ranks with their losses, and the first parameter of `module` whose gradient is not finite. Call it
@@ -40,6 +49,22 @@ class CallerPlace;
 void finite_or_stop(const at::Tensor& loss, ConstModuleRef module, std::int64_t step,
                     const std::optional<ProcessGroup>& process_group = std::nullopt,
                     std::source_location where = std::source_location::current());
+
+/// The action after a bad step. A step is bad if its loss or a gradient is infinite or NaN on a rank, or if its loss is a
+/// spike, see TrainerOptions::spike_factor.
+enum class OnBadLoss : std::uint8_t {
+  error,   ///< an exception on all ranks
+  skip,    ///< the step is undone, and training continues with the next batch
+  rewind,  ///< earlier steps are undone too
+};
+/// The names of the enumerators, which Literal accepts.
+OneOf<"error", "skip", "rewind"> literals_of(OnBadLoss);
+
+namespace training {
+// For a type that StepVerifier does not take: throws ArgumentError.
+[[noreturn]] void refuse_batch();
+}  // namespace training
+
 /// Options of Trainer.
 struct TrainerOptions {
   /// Epochs of the whole run, those before a resume included. Default: 1, or with max_steps any number.
@@ -54,6 +79,25 @@ struct TrainerOptions {
   std::optional<double> max_grad_norm = {};
   /// The dtype of autocast for the loss function. float16 also scales the loss, see amp::GradScaler.
   std::optional<at::ScalarType> autocast = {};
+
+  /// The action of all ranks after a bad step, before the optimizer's step. "error" throws NonFiniteError, and Error
+  /// for a spike. "skip" drops the batches of the step: parameters, buffers, optimizer, schedulers, step() and random
+  /// generators are as they were before its first forward. "rewind" lets the run go back further, see rewind_steps. The
+  /// main rank logs each bad step. on_step() is not called for it. Not with autocast in float16, where the scaler
+  /// skips steps; "rewind" not for a module of fully_shard().
+  Literal<OnBadLoss> on_bad_loss = "error";
+  /// A step is a spike if its loss, the mean of all ranks, is more than this factor times the median of the last
+  /// spike_window good steps. There is none before that many steps, and none at a median of 0 or less. 0: no step is a
+  /// spike; else more than 1.
+  double spike_factor = 0;
+  std::int64_t spike_window = 100;  ///< steps, see spike_factor
+  /// As many bad steps in a row are undone; the next one is an error, as with on_bad_loss = "error".
+  std::int64_t max_bad_steps = 5;
+  /// For "rewind": the parts of state() go back by this number of steps, or up to twice as many less one, as each
+  /// rewind_steps steps a copy of them is made in memory, of which the last two are kept. The batches since are not
+  /// repeated: loaders, epoch() and batch() stay. The last checkpoint and the beginning of the epoch limit how far it
+  /// goes back. Callbacks are called again for the steps that are repeated.
+  std::int64_t rewind_steps = 10;
 
   /// The folder of the checkpoints; empty: none. See CheckpointManager.
   std::filesystem::path checkpoints = {};
@@ -78,18 +122,24 @@ struct TrainerOptions {
   /// throw ArgumentError; they call elastic::run() and state().commit() themselves.
   bool elastic = false;
 
+  /// Steps between two that a StepVerifier verifies; 0: none. A rank that computes wrongly is then a VerificationError
+  /// of fit(), or with `elastic` replaced. The type of the batches must be a PyTree. `loss_of` is also called for
+  /// batches of other ranks.
+  std::int64_t verify_interval = 0;
+  bool verify_all_ranks = false;  ///< StepVerifierOptions::all_ranks
+
   /// A progress bar for each epoch on the main rank, with the numbers of the last report.
   bool progress = false;
   /// Steps between two reports to on_log().
   std::int64_t log_interval = 50;
   /// Steps between two agreements of the ranks, one small all-reduce that waits for the device: whether all
   /// losses are finite (except with float16) and whether a rank wants to stop. The end of an epoch is one
-  /// too. Before each checkpoint the parameters must be finite.
+  /// too, and each step with on_bad_loss or spike_factor. Before each checkpoint the parameters must be finite.
   std::int64_t agree_interval = 1;
   /// While fit() runs, these signals make all ranks save a checkpoint after a step and leave fit();
-  /// interrupted() is then true. A second signal of the same kind, or one that arrives too late, has its original
-  /// effect. Not in threads of spawn_threads().
-  std::vector<int> stop_signals = {SIGTERM};
+  /// interrupted() is then true, and the program ends with kExitInterrupted. A second signal of the same kind, or one
+  /// that arrives too late, has its original effect, see StopSignals. Not in threads of spawn_threads().
+  std::vector<int> stop_signals = {SIGTERM, SIGUSR1};
 };
 
 /// The training loop of one model: batches, accumulation, autocast, clipping, schedules, validation, logs,
@@ -194,7 +244,7 @@ class Trainer {
         if constexpr (requires { loader.set_epoch(epoch()); }) loader.set_epoch(epoch());
         for (std::int64_t trained = seeks ? 0 : batch_; auto&& batch : loader) {
           if (trained-- > 0) continue;
-          if (!train_batch([&] { return loss_of(batch); })) return;
+          if (!train_batch(batch, loss_of)) return;
         }
         end_epoch();
       }
@@ -209,6 +259,25 @@ class Trainer {
   /// Forward and backward of one batch, and after accumulation_steps of them one step. Returns false if the
   /// loop must be left without end_epoch().
   bool train_batch(const std::function<at::Tensor()>& loss_of);
+  /// The same with the loss `loss_of(batch)`, as options.verify_interval needs it.
+  template <typename Batch, typename LossOf>
+  bool train_batch(Batch& batch, LossOf&& loss_of) {
+    using Own = std::remove_const_t<Batch>;
+    if (!verifier_) return train_batch([&] { return loss_of(batch); });
+    return train_by([&](const Backward& backward) -> at::Tensor {
+      if constexpr (PyTree<Own> && std::copy_constructible<Own>) {
+        at::Tensor own;
+        const auto pass = [&](Batch& each) {
+          const auto loss = backward([&] { return loss_of(each); });
+          if (!own.defined()) own = loss;
+        };
+        verifier_->run(batch, pass, where_);
+        return own;
+      } else {
+        training::refuse_batch();
+      }
+    });
+  }
   /// Validates, saves a checkpoint and counts the epoch.
   void end_epoch();
 
@@ -242,6 +311,10 @@ class Trainer {
     }
   }
 
+  // Runs the backward of a loss, and returns the loss.
+  using Backward = std::function<at::Tensor(const std::function<at::Tensor()>& loss_of)>;
+  // train_batch() where `run` calls the function that it gets, and returns the loss of this rank.
+  bool train_by(const std::function<at::Tensor(const Backward&)>& run);
   // Calls `loop`; with options.elastic within elastic::run(), again after each loss of a rank.
   void train_epochs(const std::function<void()>& loop);
   // Drops what is of the steps after the last commit, or differs between a replacement and the others.
@@ -254,9 +327,11 @@ class Trainer {
   Trainer& on_metric(const char* part, bool higher_is_better, std::function<void(double)> callback);
   double metric_of(const Scalars& validation) const;
   at::Tensor backward(const std::function<at::Tensor()>& loss_of, bool ends_step);
-  void optimize();
+  // False: the step is undone.
+  bool optimize();
   void clip();
-  void agree(std::int64_t step);
+  // The mean of the ranks' last losses; NaN if one is not finite, which is an error without a guard.
+  double agree(std::int64_t step);
   void resume();
   void load(const Dict& contents);
   void report();
@@ -275,13 +350,16 @@ class Trainer {
   c10::Device device_;
   std::optional<amp::GradScaler> scaler_;
   TrainingState state_;
+  std::unique_ptr<training::LossGuard> guard_;  // nullptr: bad losses are errors, found by agree()
   std::optional<CheckpointManager> manager_;
+  std::optional<StepVerifier> verifier_;
   std::optional<ProgressBar> bar_;
   std::function<void()> step_function_;
   std::vector<std::function<void(const at::Tensor&)>> on_step_;
   std::vector<std::function<Scalars()>> on_validate_;
   std::vector<std::function<void(const Scalars&)>> on_epoch_end_;
   std::vector<std::function<void(std::int64_t, const Scalars&)>> on_log_;
+  std::weak_ptr<StopSignals> signals_;  // of begin_fit()
   const void* loader_ = nullptr;
   const EarlyStopping* stopping_ = nullptr;
   std::optional<std::int64_t> batches_;  // of an epoch, where known

@@ -60,6 +60,11 @@ class Normalize {
  public:
   /// One value for all channels, or one per channel. Throws ArgumentError when a list is empty or a std is 0.
   Normalize(std::vector<double> mean, std::vector<double> std, const NormalizeOptions& options = {});
+  /// One value for all channels: `Normalize(0.1307, 0.3081)`.
+  template <typename Mean, typename Std>
+    requires(std::is_arithmetic_v<Mean> && std::is_arithmetic_v<Std>)
+  Normalize(Mean mean, Std std, const NormalizeOptions& options = {})
+      : Normalize(std::vector{static_cast<double>(mean)}, std::vector{static_cast<double>(std)}, options) {}
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;

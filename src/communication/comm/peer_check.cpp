@@ -19,6 +19,7 @@
 #include "base/limits.h"
 #include "base/text.h"
 #include "base/throw_error.h"
+#include "base/time_limits.h"
 #include "comm/group_state.h"
 #include "node/node_group.h"
 #include "observe/find_runs.h"
@@ -103,7 +104,6 @@ constexpr std::array kPeerSigns = {"Connection closed by peer",
                                    "connection closed"};
 
 constexpr auto kDeathLimit = std::chrono::milliseconds(50);
-constexpr std::chrono::seconds kRecorderLimit{10};
 constexpr auto kNoteLimit = std::chrono::milliseconds(500);  // the rank may have lost its core
 
 bool mentions(std::string_view text, const auto& signs) {
@@ -193,8 +193,9 @@ void write_recorder_files(const FailedCall& failed) noexcept {
       keep_recorder_files(folder);
       done->set_value();
     }).detach();
-    if (end.wait_for(kRecorderLimit) != std::future_status::ready)
-      warn_of_recorder_files(fmt::format("the files were not written within {} s", kRecorderLimit.count()));
+    if (end.wait_for(kRecorderFilesLimit) != std::future_status::ready)
+      warn_of_recorder_files(
+          fmt::format("the files were not written within {} s", kRecorderFilesLimit.count()));
   } catch (const std::exception& error) {
     warn_of_recorder_files(error.what());
   }

@@ -2,7 +2,6 @@
 #include "node/rank_status.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -58,9 +57,8 @@ const std::array<char, 61>& FileName::name_of(const char* path) {
   if (path == path_) return name_;
   path_ = path;
   const auto name = is_file_of_program(path) ? base_name(path) : std::string_view();
-  const auto length = std::min(name.size(), name_.size() - 1);
   name_.fill('\0');
-  std::memcpy(name_.data(), name.data(), length);
+  name.copy(name_.data(), name_.size() - 1);
   return name_;
 }
 

@@ -16,6 +16,7 @@
 #include "base/limits.h"
 #include "base/text.h"
 #include "base/throw_error.h"
+#include "base/time_limits.h"
 #include "rendezvous/file_rendezvous.h"
 #include "rendezvous/python_group.h"
 #include "rendezvous/rank_info.h"
@@ -300,6 +301,7 @@ std::unique_ptr<Session> join(SessionOptions options) {
     throw ArgumentError(
         "lockstep::init: this process is in a run already; end the first context before a second");
   }
+  LauncherLimits::from(options.env).check(options.timeout);
   become_rank(options.env);
   take_run_memory(options);
   auto scope = std::make_unique<ProcessScope>(options.report_uncaught_exceptions);

@@ -49,178 +49,180 @@ int get_group_rank(const ProcessGroup& group, int global_rank, std::source_locat
 }
 int get_global_rank(const ProcessGroup& group, int group_rank) { return group.global_rank(group_rank); }
 
-void all_reduce(const at::Tensor& tensor, ReduceOp op, const std::optional<ProcessGroup>& group,
+void all_reduce(const at::Tensor& tensor, ReduceOp op, const CollectiveOptions& options, AsyncOp /*async_op*/,
                 std::source_location where) {
-  const Target on("all_reduce", group, where);
+  const Target on("all_reduce", options.group, where);
   if (on.skips()) return;
   on->all_reduce(tensor, op, where);
 }
-Work all_reduce_async(const at::Tensor& tensor, ReduceOp op, const std::optional<ProcessGroup>& group,
+Work all_reduce_async(const at::Tensor& tensor, ReduceOp op, const CollectiveOptions& options,
                       std::source_location where) {
-  const Target on("all_reduce_async", group, where);
+  const Target on("all_reduce_async", options.group, where);
   if (on.skips()) return {};
   return on->all_reduce_async(tensor, op, where);
 }
 
-void broadcast(const at::Tensor& tensor, int src, const std::optional<ProcessGroup>& group,
+void broadcast(const at::Tensor& tensor, int src, const CollectiveOptions& options, AsyncOp /*async_op*/,
                std::source_location where) {
-  const Target on("broadcast", group, where);
+  const Target on("broadcast", options.group, where);
   if (on.skips()) return;
   on->broadcast(tensor, on.rank_of(src), where);
 }
-Work broadcast_async(const at::Tensor& tensor, int src, const std::optional<ProcessGroup>& group,
+Work broadcast_async(const at::Tensor& tensor, int src, const CollectiveOptions& options,
                      std::source_location where) {
-  const Target on("broadcast_async", group, where);
+  const Target on("broadcast_async", options.group, where);
   if (on.skips()) return {};
   return on->broadcast_async(tensor, on.rank_of(src), where);
 }
 
-void reduce(const at::Tensor& tensor, int dst, ReduceOp op, const std::optional<ProcessGroup>& group,
-            std::source_location where) {
-  const Target on("reduce", group, where);
+void reduce(const at::Tensor& tensor, int dst, ReduceOp op, const CollectiveOptions& options,
+            AsyncOp /*async_op*/, std::source_location where) {
+  const Target on("reduce", options.group, where);
   if (on.skips()) return;
   on->reduce(tensor, on.rank_of(dst), op, where);
 }
-Work reduce_async(const at::Tensor& tensor, int dst, ReduceOp op, const std::optional<ProcessGroup>& group,
+Work reduce_async(const at::Tensor& tensor, int dst, ReduceOp op, const CollectiveOptions& options,
                   std::source_location where) {
-  const Target on("reduce_async", group, where);
+  const Target on("reduce_async", options.group, where);
   if (on.skips()) return {};
   return on->reduce_async(tensor, on.rank_of(dst), op, where);
 }
 
 void all_gather(const std::vector<at::Tensor>& tensor_list, const at::Tensor& tensor,
-                const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("all_gather", group, where);
+                const CollectiveOptions& options, AsyncOp /*async_op*/, std::source_location where) {
+  const Target on("all_gather", options.group, where);
   if (on.skips()) return;
   on->all_gather(tensor_list, tensor, where);
 }
 Work all_gather_async(const std::vector<at::Tensor>& tensor_list, const at::Tensor& tensor,
-                      const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("all_gather_async", group, where);
+                      const CollectiveOptions& options, std::source_location where) {
+  const Target on("all_gather_async", options.group, where);
   if (on.skips()) return {};
   return on->all_gather_async(tensor_list, tensor, where);
 }
 
 void all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
-                            const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("all_gather_into_tensor", group, where);
+                            const CollectiveOptions& options, AsyncOp /*async_op*/,
+                            std::source_location where) {
+  const Target on("all_gather_into_tensor", options.group, where);
   if (on.skips()) return;
   on->all_gather_into_tensor(output_tensor, input_tensor, where);
 }
 Work all_gather_into_tensor_async(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
-                                  const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("all_gather_into_tensor_async", group, where);
+                                  const CollectiveOptions& options, std::source_location where) {
+  const Target on("all_gather_into_tensor_async", options.group, where);
   if (on.skips()) return {};
   return on->all_gather_into_tensor_async(output_tensor, input_tensor, where);
 }
 
 void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list, int dst,
-            const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("gather", group, where);
+            const CollectiveOptions& options, AsyncOp /*async_op*/, std::source_location where) {
+  const Target on("gather", options.group, where);
   if (on.skips()) return;
   on->gather(tensor, gather_list, on.rank_of(dst), where);
 }
 Work gather_async(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list, int dst,
-                  const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("gather_async", group, where);
+                  const CollectiveOptions& options, std::source_location where) {
+  const Target on("gather_async", options.group, where);
   if (on.skips()) return {};
   return on->gather_async(tensor, gather_list, on.rank_of(dst), where);
 }
 
 void scatter(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list, int src,
-             const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("scatter", group, where);
+             const CollectiveOptions& options, AsyncOp /*async_op*/, std::source_location where) {
+  const Target on("scatter", options.group, where);
   if (on.skips()) return;
   on->scatter(tensor, scatter_list, on.rank_of(src), where);
 }
 Work scatter_async(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list, int src,
-                   const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("scatter_async", group, where);
+                   const CollectiveOptions& options, std::source_location where) {
+  const Target on("scatter_async", options.group, where);
   if (on.skips()) return {};
   return on->scatter_async(tensor, scatter_list, on.rank_of(src), where);
 }
 
 void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& input_list, ReduceOp op,
-                    const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("reduce_scatter", group, where);
+                    const CollectiveOptions& options, AsyncOp /*async_op*/, std::source_location where) {
+  const Target on("reduce_scatter", options.group, where);
   if (on.skips()) return;
   on->reduce_scatter(output, input_list, op, where);
 }
 Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& input_list, ReduceOp op,
-                          const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("reduce_scatter_async", group, where);
+                          const CollectiveOptions& options, std::source_location where) {
+  const Target on("reduce_scatter_async", options.group, where);
   if (on.skips()) return {};
   return on->reduce_scatter_async(output, input_list, op, where);
 }
 
 void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
-                           const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("reduce_scatter_tensor", group, where);
+                           const CollectiveOptions& options, AsyncOp /*async_op*/,
+                           std::source_location where) {
+  const Target on("reduce_scatter_tensor", options.group, where);
   if (on.skips()) return;
   on->reduce_scatter_tensor(output, input, op, where);
 }
 Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
-                                 const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("reduce_scatter_tensor_async", group, where);
+                                 const CollectiveOptions& options, std::source_location where) {
+  const Target on("reduce_scatter_tensor_async", options.group, where);
   if (on.skips()) return {};
   return on->reduce_scatter_tensor_async(output, input, op, where);
 }
 
 void all_to_all(const std::vector<at::Tensor>& output_tensor_list,
-                const std::vector<at::Tensor>& input_tensor_list, const std::optional<ProcessGroup>& group,
-                std::source_location where) {
-  const Target on("all_to_all", group, where);
+                const std::vector<at::Tensor>& input_tensor_list, const CollectiveOptions& options,
+                AsyncOp /*async_op*/, std::source_location where) {
+  const Target on("all_to_all", options.group, where);
   if (on.skips()) return;
   on->all_to_all(output_tensor_list, input_tensor_list, where);
 }
 Work all_to_all_async(const std::vector<at::Tensor>& output_tensor_list,
-                      const std::vector<at::Tensor>& input_tensor_list,
-                      const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("all_to_all_async", group, where);
+                      const std::vector<at::Tensor>& input_tensor_list, const CollectiveOptions& options,
+                      std::source_location where) {
+  const Target on("all_to_all_async", options.group, where);
   if (on.skips()) return {};
   return on->all_to_all_async(output_tensor_list, input_tensor_list, where);
 }
 
 void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                        const std::vector<std::int64_t>& output_split_sizes,
-                       const std::vector<std::int64_t>& input_split_sizes,
-                       const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("all_to_all_single", group, where);
+                       const std::vector<std::int64_t>& input_split_sizes, const CollectiveOptions& options,
+                       AsyncOp /*async_op*/, std::source_location where) {
+  const Target on("all_to_all_single", options.group, where);
   if (on.skips()) return;
   on->all_to_all_single(output, input, output_split_sizes, input_split_sizes, where);
 }
 Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
                              const std::vector<std::int64_t>& output_split_sizes,
                              const std::vector<std::int64_t>& input_split_sizes,
-                             const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("all_to_all_single_async", group, where);
+                             const CollectiveOptions& options, std::source_location where) {
+  const Target on("all_to_all_single_async", options.group, where);
   if (on.skips()) return {};
   return on->all_to_all_single_async(output, input, output_split_sizes, input_split_sizes, where);
 }
 
-void send(const at::Tensor& tensor, int dst, const std::optional<ProcessGroup>& group, int tag,
+void send(const at::Tensor& tensor, int dst, const CollectiveOptions& options, int tag,
           std::source_location where) {
-  const Target on("send", group, where);
+  const Target on("send", options.group, where);
   if (on.skips()) return;
   on->send(tensor, on.rank_of(dst), tag, where);
 }
-Work isend(const at::Tensor& tensor, int dst, const std::optional<ProcessGroup>& group, int tag,
+Work isend(const at::Tensor& tensor, int dst, const CollectiveOptions& options, int tag,
            std::source_location where) {
-  const Target on("isend", group, where);
+  const Target on("isend", options.group, where);
   if (on.skips()) return {};
   return on->send_async(tensor, on.rank_of(dst), tag, where);
 }
 
-int recv(const at::Tensor& tensor, std::optional<int> src, const std::optional<ProcessGroup>& group, int tag,
+int recv(const at::Tensor& tensor, std::optional<int> src, const CollectiveOptions& options, int tag,
          std::source_location where) {
-  const Target on("recv", group, where);
+  const Target on("recv", options.group, where);
   if (on.skips()) return -1;
   if (src) src = on.rank_of(*src);
   return on->global_rank(on->recv(tensor, src, tag, where));
 }
-Work irecv(const at::Tensor& tensor, std::optional<int> src, const std::optional<ProcessGroup>& group,
-           int tag, std::source_location where) {
-  const Target on("irecv", group, where);
+Work irecv(const at::Tensor& tensor, std::optional<int> src, const CollectiveOptions& options, int tag,
+           std::source_location where) {
+  const Target on("irecv", options.group, where);
   if (on.skips()) return {};
   if (src) src = on.rank_of(*src);
   return on->recv_async(tensor, src, tag, where);
@@ -308,13 +310,13 @@ std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list, std::
   return works;
 }
 
-void barrier(const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("barrier", group, where);
+void barrier(const CollectiveOptions& options, AsyncOp /*async_op*/, std::source_location where) {
+  const Target on("barrier", options.group, where);
   if (on.skips()) return;
   on->barrier(where);
 }
-Work barrier_async(const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("barrier_async", group, where);
+Work barrier_async(const CollectiveOptions& options, std::source_location where) {
+  const Target on("barrier_async", options.group, where);
   if (on.skips()) return {};
   return on->barrier_async(where);
 }
@@ -326,28 +328,28 @@ void monitored_barrier(const std::optional<ProcessGroup>& group, std::optional<T
 }
 
 void all_gather_object(std::vector<std::string>& object_list, const std::string& obj,
-                       const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("all_gather_object", group, where);
+                       const CollectiveOptions& options, std::source_location where) {
+  const Target on("all_gather_object", options.group, where);
   if (on.skips()) return;
   object_list = on->all_gather_object(obj, where);
 }
-void broadcast_object_list(std::vector<std::string>& object_list, int src,
-                           const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("broadcast_object_list", group, where);
+void broadcast_object_list(std::vector<std::string>& object_list, int src, const CollectiveOptions& options,
+                           std::source_location where) {
+  const Target on("broadcast_object_list", options.group, where);
   if (on.skips()) return;
   const int root = on.rank_of(src);
   for (auto& object : object_list) object = on->broadcast_object(object, root, where);
 }
 void gather_object(const std::string& obj, std::vector<std::string>& object_gather_list, int dst,
-                   const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("gather_object", group, where);
+                   const CollectiveOptions& options, std::source_location where) {
+  const Target on("gather_object", options.group, where);
   if (on.skips()) return;
   object_gather_list = on->gather_object(obj, on.rank_of(dst), where);
 }
 void scatter_object_list(std::vector<std::string>& scatter_object_output_list,
                          const std::vector<std::string>& scatter_object_input_list, int src,
-                         const std::optional<ProcessGroup>& group, std::source_location where) {
-  const Target on("scatter_object_list", group, where);
+                         const CollectiveOptions& options, std::source_location where) {
+  const Target on("scatter_object_list", options.group, where);
   if (on.skips()) return;
   scatter_object_output_list = {on->scatter_object(scatter_object_input_list, on.rank_of(src), where)};
 }

@@ -138,13 +138,4 @@ std::vector<MeshRanks::Axis> with_parts(const std::vector<MeshRanks::Axis>& axes
   return changed;
 }
 
-std::string joined_shape(const DeviceMesh& mesh) {
-  const auto names = mesh.mesh_dim_names();
-  const auto shape = mesh.shape();
-  Names words;
-  for (std::size_t i = 0; i < shape.size(); ++i)
-    words.push_back(names.empty() ? fmt::format("{}", shape[i]) : fmt::format("{}={}", names[i], shape[i]));
-  return fmt::format("{}", fmt::join(words, ", "));
-}
-
 }  // namespace lockstep::runtime

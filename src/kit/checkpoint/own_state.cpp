@@ -30,6 +30,10 @@ void drop_gradients(const std::vector<at::Tensor>& parameters) {
   for (const auto& parameter : parameters) parameter.mutable_grad().reset();
 }
 
+bool is_among(const KeptParts& parts, const std::string& name, bool is_position) {
+  return (parts.positions && is_position) || parts.names.contains(name);
+}
+
 }  // namespace
 
 Value own_state(const std::string& name, const torch::nn::Module& module) {
@@ -88,18 +92,21 @@ Value own_state(const std::string& name, const torch::optim::Optimizer& optimize
   return optim::states_of_rank(optimizer);
 }
 
-Dict TrainingStateAccess::own_state_dict(const TrainingState& state) {
+Dict TrainingStateAccess::own_state_dict(const TrainingState& state, const KeptParts& without) {
   Dict dict;
-  for (const auto& entry : state.entries_) dict.set(entry.name, entry.own.save());
+  for (const auto& entry : state.entries_)
+    if (!is_among(without, entry.name, entry.is_position)) dict.set(entry.name, entry.own.save());
   return dict;
 }
 
-void TrainingStateAccess::load_own_state_dict(const TrainingState& state, const Dict& saved) {
+void TrainingStateAccess::load_own_state_dict(const TrainingState& state, const Dict& saved,
+                                              const KeptParts& without) {
   // Those of a step that has failed; parts may restore others.
   for (auto* const module : modules(state)) drop_gradients(module->parameters());
   for (auto* const optimizer : state.optimizers_)
     for (const auto& group : optimizer->param_groups()) drop_gradients(group.params());
   for (const auto& entry : state.entries_) {
+    if (is_among(without, entry.name, entry.is_position)) continue;
     try {
       entry.own.load(saved.at(entry.name));
     } catch (const CheckpointError& error) {

@@ -211,6 +211,12 @@ TrainingState& TrainingState::add_part(std::string name, Functions functions) {
   return add_part(std::move(name), std::move(functions), std::move(own));
 }
 
+TrainingState& TrainingState::add_position(std::string name, Functions functions) {
+  add_part(std::move(name), std::move(functions));
+  entries_.back().is_position = true;
+  return *this;
+}
+
 TrainingState::Functions TrainingState::without_own_state(std::string name) {
   return {.save = [name = std::move(name)]() -> Value {
             throw_error<ArgumentError>(

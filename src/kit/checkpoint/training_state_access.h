@@ -2,7 +2,9 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <source_location>
+#include <string>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -20,15 +22,22 @@ class Committer {
   virtual void commit(const TrainingState& state, std::source_location where) = 0;
 };
 
-// For elastic::run(). No function makes a call to other ranks.
+// Parts of a state that stay as they are.
+struct KeptParts {
+  std::set<std::string> names{};
+  bool positions = false;  // those of loaders
+};
+
+// For elastic::run() and Trainer. No function makes a call to other ranks.
 struct TrainingStateAccess {
   // The states that this rank has, by part. Tensors share the data of the run. Throws ArgumentError that names a part
   // that is distributed over the ranks.
-  static Dict own_state_dict(const TrainingState& state);
+  static Dict own_state_dict(const TrainingState& state, const KeptParts& without = {});
   // Restores them in place: parameters, buffers and the tensors of optimizers keep their memory, where their shapes
   // have not changed. First drops the gradients of all modules and optimizers, as zero_grad(set_to_none = true). Throws
   // CheckpointError that names the part that does not fit.
-  static void load_own_state_dict(const TrainingState& state, const Dict& saved);
+  static void load_own_state_dict(const TrainingState& state, const Dict& saved,
+                                  const KeptParts& without = {});
 
   // The modules among the parts, as they were added: of a DistributedDataParallel itself.
   static std::vector<torch::nn::Module*> modules(const TrainingState& state);

@@ -215,6 +215,23 @@ LoaderBase::LoaderBase(const CallerPlace& /*place*/, std::optional<std::int64_t>
   warn_about_many_workers(options.num_workers);
 }
 
+const BatchSampler& LoaderBase::own_batches(const char* call) const {
+  if (const auto* batches = dynamic_cast<const BatchSampler*>(batch_sampler_.get())) return *batches;
+  throw_error<ArgumentError>(
+      "loader: {}: the batches come from {}; only a BatchSampler has it", call,
+      options_.batch_sampler ? "the batch_sampler of the options" : "an iterable dataset");
+}
+
+std::int64_t LoaderBase::batch_size() const {
+  return options_.batch_sampler ? own_batches("batch_size()").batch_size() : options_.batch_size.value_or(1);
+}
+
+bool LoaderBase::drop_last() const {
+  return options_.batch_sampler ? own_batches("drop_last()").drop_last() : options_.drop_last.value_or(false);
+}
+
+Sampler& LoaderBase::sampler() const { return own_batches("sampler()").sampler(); }
+
 void LoaderBase::set_epoch(std::int64_t epoch) {
   if (const auto& progress = current_progress()) progress->epoch = epoch;
   progress_.set_epoch(epoch);

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/log.h>
+#include <lockstep/ddp/step_verifier.h>
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/training/elastic.h>
@@ -114,7 +115,8 @@ class Execution final : public checkpointing::Committer {
 
   bool is_consequence_of_loss(const std::exception& error) const {
     if (shared().phase == RunPhase::starting) return false;  // the launcher starts all again
-    if (dynamic_cast<const RendezvousError*>(&error) != nullptr) return false;  // of form_again()
+    if (dynamic_cast<const VerificationError*>(&error) != nullptr) return false;  // this rank has to end
+    if (dynamic_cast<const RendezvousError*>(&error) != nullptr) return false;    // of form_again()
     if (dynamic_cast<const PeerLost*>(&error) != nullptr || elastic_.must_form_again()) return true;
     // Another error of a call, as of a rank that has left the group to form it again, may come before the news.
     const bool may_be = dynamic_cast<const Error*>(&error) != nullptr;

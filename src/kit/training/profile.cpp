@@ -89,7 +89,7 @@ struct Profiler::Parts {
         std::source_location given_where)
       : options(given), group(given_group), where(given_where) {}
 
-  bool is_main() const { return !group || group->rank() == 0; }
+  bool on_first_rank() const { return !group || group->rank() == 0; }
   std::vector<std::string> from_all(const std::string& own) const {
     return group ? group->all_gather_object(own, where) : std::vector{own};
   }
@@ -166,9 +166,9 @@ void Profiler::Parts::finish(const Profiler& profiler) {
   const auto events = training::events_of(*result);
   const auto own = training::to_text(training::operator_times(events));
   const auto texts = group ? group->gather_object(own, 0, where) : std::vector{own};
-  if (is_main()) key_averages = training::summed(texts);
+  if (on_first_rank()) key_averages = training::summed(texts);
   tracing::write_chrome_trace(options.path, training::rank_trace(events), unix_time, group, where);
-  if (!is_main()) return;
+  if (!on_first_rank()) return;
   if (options.on_trace_ready) {
     options.on_trace_ready(profiler);
   } else {

@@ -1,61 +1,120 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "training/stop_signals.h"
-
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
+
+#include <lockstep/base/world.h>
+#include <lockstep/training/stop_signals.h>
 
 #include "base/throw_error.h"
+#include "comm/call_site.h"
+#include "metrics/sum_over_ranks.h"
+#include "runtime/run.h"
 
-namespace lockstep::training {
+namespace lockstep {
 namespace {
 
+constexpr std::int64_t kNanoseconds = 1'000'000'000;
+// Until then a signal is the one that has come before, sent by another process.
+constexpr std::int64_t kSameSignal = 1 * kNanoseconds;
+
+struct HandledSignal {
+  struct sigaction former {};
+  std::atomic<std::int64_t> since{0};  // when the signal came first, on the monotonic clock; 0: it has not
+};
+
 // A handler can reach nothing but globals.
+std::array<HandledSignal, NSIG> handled_signals;
 std::atomic<int> noted_signal{0};
-std::atomic<bool> is_taken{false};
-static_assert(std::atomic<int>::is_always_lock_free);
-std::array<struct sigaction, NSIG> former_actions;
+std::atomic<bool> is_in_use{false};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
+
+HandledSignal& handled(int signal) { return handled_signals.at(static_cast<std::size_t>(signal)); }
+
+std::int64_t monotonic_time() {
+  timespec time{};
+  ::clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * kNanoseconds + time.tv_nsec;
+}
 
 void note_stop_signal(int signal) {
-  noted_signal = signal;
-  ::sigaction(signal, &former_actions.at(static_cast<std::size_t>(signal)), nullptr);
+  auto& known = handled(signal);
+  std::int64_t since = 0;
+  if (known.since.compare_exchange_strong(since, monotonic_time())) {
+    noted_signal = signal;
+  } else if (monotonic_time() - since >= kSameSignal) {
+    ::sigaction(signal, &known.former, nullptr);
+    ::raise(signal);  // takes effect when this handler returns
+  }
+}
+
+void handle_signal(int signal) {
+  struct sigaction action {};
+  action.sa_handler = note_stop_signal;
+  action.sa_flags = SA_RESTART;
+  struct sigaction former {};
+  int error = ::sigaction(signal, nullptr, &former) == 0 ? 0 : errno;
+  if (error == 0) {
+    handled(signal).former = former;
+    handled(signal).since = 0;
+    if (::sigaction(signal, &action, nullptr) != 0) error = errno;
+  }
+  if (error != 0)
+    throw_error<ArgumentError>(
+        "stop signals: signal {} cannot be handled: {}; give signals such as SIGTERM, SIGUSR1 and SIGINT",
+        signal, errno_text(error));
+}
+
+void claim_handlers() {
+  if (is_thread_rank())
+    throw ArgumentError(
+        "StopSignals: a rank of spawn_threads() shares the signals of the process with the other ranks; use ranks that "
+        "are processes");
+  if (is_in_use.exchange(true))
+    throw ArgumentError(
+        "stop signals: another StopSignals or fit() of a Trainer handles signals in this process; end it before, or "
+        "give this one no signals");
+  noted_signal = 0;
 }
 
 }  // namespace
 
 StopSignals::StopSignals(const std::vector<int>& signals) {
-  noted_signal = 0;
-  is_taken = false;
-  for (const int signal : signals) {
-    struct sigaction action {};
-    action.sa_handler = note_stop_signal;
-    action.sa_flags = SA_RESTART;
-    struct sigaction before {};
-    if (::sigaction(signal, nullptr, &before) == 0)
-      former_actions.at(static_cast<std::size_t>(signal)) = before;
-    if (::sigaction(signal, &action, nullptr) != 0) {
-      restore();
-      throw_error<ArgumentError>("Trainer: signal {} of stop_signals cannot be handled: {}", signal,
-                                 errno_text(errno));
+  if (signals.empty()) return;
+  claim_handlers();
+  try {
+    for (const int signal : signals) {
+      handle_signal(signal);
+      signals_.push_back(signal);
     }
-    signals_.push_back(signal);
+  } catch (...) {
+    restore();
+    throw;
   }
 }
 
 StopSignals::~StopSignals() {
+  if (signals_.empty()) return;
   restore();
   const int signal = noted_signal.exchange(0);
-  if (signal != 0 && !is_taken) ::raise(signal);
+  if (signal != 0 && !stops_) ::raise(signal);
 }
 
 void StopSignals::restore() noexcept {
-  for (const int signal : signals_)
-    ::sigaction(signal, &former_actions.at(static_cast<std::size_t>(signal)), nullptr);
+  for (const int signal : signals_) ::sigaction(signal, &handled(signal).former, nullptr);
+  is_in_use = false;
 }
 
-bool StopSignals::arrived() { return noted_signal != 0; }
+bool StopSignals::should_stop(const std::optional<ProcessGroup>& process_group, std::source_location where) {
+  const comm::CallSite site(where, "agreement on stop signals");
+  const auto group = runtime::group_or_default(process_group, "StopSignals::should_stop()");
+  if (metrics::sum_over_ranks({arrived() ? 1.0 : 0.0}, group).front() > 0) stop();
+  return stops_;
+}
 
-void StopSignals::take() { is_taken = true; }
+bool StopSignals::arrived() const { return stops_ || (!signals_.empty() && noted_signal != 0); }
 
-}  // namespace lockstep::training
+}  // namespace lockstep

@@ -254,6 +254,11 @@ struct SummaryWriter::State {
 };
 
 SummaryWriter::SummaryWriter(fs::path log_dir, const SummaryWriterOptions& options) {
+  if (!log_dir.empty() && !options.log_dir.empty()) {
+    throw_error<ArgumentError>("SummaryWriter: {} and log_dir {} name two folders; leave one of them out",
+                               log_dir.string(), options.log_dir.string());
+  }
+  if (log_dir.empty()) log_dir = options.log_dir;
   if (log_dir.empty()) log_dir = default_log_dir(options.comment);
   state_ = std::make_shared<State>(std::move(log_dir), options);
   state_->file_in(state_->log_dir);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include <ATen/ops/stack.h>
 #include <c10/util/ScopeExit.h>
 
 #include <lockstep/amp/autocast.h>
 #include <lockstep/base/world.h>
-#include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/training/elastic.h>
 #include <lockstep/training/trainer.h>
 
@@ -19,7 +19,7 @@
 #include "modules/broadcast.h"
 #include "runtime/elastic_run.h"
 #include "runtime/run.h"
-#include "training/stop_signals.h"
+#include "training/loss_guard.h"
 #include "training/trainer_checks.h"
 
 namespace lockstep {
@@ -28,22 +28,6 @@ namespace {
 c10::Device device_of(const torch::nn::Module& module) {
   const auto parameters = module.parameters();
   return parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
-}
-
-// What an optimizer of the module steps.
-std::vector<modules::NamedTensor> optimizable_parameters(const torch::nn::Module& module,
-                                                         const std::optional<FSDPModule>& sharded) {
-  if (!sharded) return modules::distinct(module.named_parameters());
-  std::vector<modules::NamedTensor> all;
-  for (const auto& [name, parameter] : sharded->named_parameters()) all.push_back({name, parameter});
-  return all;
-}
-
-std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> weak(
-    const std::vector<modules::NamedTensor>& parameters) {
-  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> all;
-  for (const auto& each : parameters) all.emplace_back(each.tensor.getIntrusivePtr());
-  return all;
 }
 
 // Calls code of the program, whose errors have lines of their own or none.
@@ -73,7 +57,7 @@ Trainer::Trainer(const CallerPlace& /*place*/, torch::nn::Module& module, torch:
       ddp_(dynamic_cast<DistributedDataParallelModule*>(&module)),
       sharded_(FSDPModule::find(module)),
       optimizer_(optimizer),
-      first_parameters_(weak(optimizable_parameters(module_, sharded_))),
+      first_parameters_(training::weak(training::optimizable_parameters(module_, sharded_))),
       group_(training::trainer_group(ddp_, sharded_.has_value())),
       device_(device_of(module)),
       state_(group_) {
@@ -92,6 +76,17 @@ Trainer::Trainer(const CallerPlace& /*place*/, torch::nn::Module& module, torch:
   }
   state_.add("batches", pending_).add("accumulation_steps", accumulation_steps_);
   if (options_.accumulation_steps > 1 && !sharded_) state_.add_gradients("gradients", module_);
+  guard_ = training::LossGuard::make(options_, {.module = module_,
+                                                .optimizer = optimizer_,
+                                                .sharded = sharded_ ? &*sharded_ : nullptr,
+                                                .state = state_,
+                                                .reported_loss = reported_loss_,
+                                                .group = group_});
+  // Not in checkpoints that must have all parts of the state, so that one of a run without it can be loaded.
+  if (guard_ && (!sharded_ || options_.elastic)) state_.add("loss_guard", *guard_);
+  if (options_.verify_interval != 0 && group_)
+    state_.add("verifier",
+               verifier_.emplace(module_, training::verifier_options(options_, optimizer_), where_));
 }
 
 Trainer::~Trainer() = default;
@@ -137,7 +132,8 @@ std::shared_ptr<void> Trainer::begin_fit() {
   stopped_ = interrupted_ = false;
   accumulation_steps_ = options_.accumulation_steps;
   if (!step_function_)
-    training::check_optimizer(optimizable_parameters(module_, sharded_), first_parameters_, optimizer_);
+    training::check_optimizer(training::optimizable_parameters(module_, sharded_), first_parameters_,
+                              optimizer_);
   if (is_replacement()) {
     // The commits of the run have what the other ranks have loaded.
   } else if (options_.resume) {
@@ -147,7 +143,9 @@ std::shared_ptr<void> Trainer::begin_fit() {
     training::check_no_checkpoints(*manager_, group_);
   }
   if (is_thread_rank()) return nullptr;
-  return std::make_shared<training::StopSignals>(options_.stop_signals);
+  const auto signals = std::make_shared<StopSignals>(options_.stop_signals);
+  signals_ = signals;
+  return signals;
 }
 
 void Trainer::train_epochs(const std::function<void()>& loop) {
@@ -168,6 +166,7 @@ void Trainer::return_to_commit() {
   loss_ = at::Tensor();
   if (std::exchange(stopped_, false)) stop_requested_ = true;  // the ranks agree on it again
   interrupted_ = false;
+  if (guard_) guard_->forget_step();
   const comm::CallSite site(where_);
   open_checkpoints();  // the saves of the old one have ended at different points on each rank
 }
@@ -199,6 +198,9 @@ void Trainer::load(const Dict& contents) {
   // A run without accumulation saves no gradients.
   if (options_.accumulation_steps > 1 && !sharded_ && contents.find("gradients") == nullptr)
     complete.set("gradients", state_.state_dict().at("gradients"));
+  if (guard_ && contents.find("loss_guard") == nullptr)
+    complete.set("loss_guard", guard_->state_dict(group_));
+  if (verifier_ && contents.find("verifier") == nullptr) complete.set("verifier", verifier_->state_dict());
   state_.load_state_dict(complete);
   accumulation_steps_ = options_.accumulation_steps;
 }
@@ -212,6 +214,7 @@ bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
   stopped_ = stopped_ || is_over();
   if (stopped_ || epoch_ >= epochs_) return false;
   module_.train();
+  if (guard_ && batch_ == 0) guard_->limit_rewinds();
   batches_ = batches;
   if (options_.progress)
     bar_.emplace(ProgressOptions{.desc = options_.epochs ? fmt::format("epoch {}/{}", epoch_ + 1, epochs_)
@@ -223,18 +226,27 @@ bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
 }
 
 bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
+  if (verifier_) throw ArgumentError("Trainer: with verify_interval call train_batch(batch, loss_of)");
+  return train_by([&](const Backward& backward) { return backward(loss_of); });
+}
+
+bool Trainer::train_by(const std::function<at::Tensor(const Backward&)>& run) {
+  if (guard_ && (pending_ == 0 || guard_->has_no_begin())) guard_->begin_step(step_, pending_ == 0);
   ++batch_;
   if (bar_) bar_->update();
   const bool ends_step = ++pending_ == options_.accumulation_steps;
-  losses_.push_back(backward(loss_of, ends_step));
+  losses_.push_back(
+      run([&](const std::function<at::Tensor()>& loss_of) { return backward(loss_of, ends_step); }));
   reported_loss_.update(losses_.back());
   if (!ends_step) return true;
-  optimize();
+  const bool has_step = optimize();
   stopped_ = stopped_ || is_over();
   const bool ends_epoch = batch_ == batches_ && !interrupted_;  // then end_epoch() follows
   const bool leaves = stopped_ && !ends_epoch;
-  if (step_ % options_.log_interval == 0 || leaves) report();
-  const bool at_interval = options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0;
+  const bool is_due = step_ % options_.log_interval == 0;
+  if (has_step ? is_due || leaves : leaves && !is_due) report();
+  const bool at_interval =
+      has_step && options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0;
   if (leaves || (at_interval && !(ends_epoch && (stopped_ || saves_epoch(epoch_ + 1))))) save();
   if (leaves) bar_.reset();
   if (!ends_epoch)
@@ -255,11 +267,16 @@ at::Tensor Trainer::backward(const std::function<at::Tensor()>& loss_of, bool en
   return loss.detach();
 }
 
-void Trainer::optimize() {
+bool Trainer::optimize() {
   pending_ = 0;
+  const auto last = std::pair(loss_, grad_norm_);
   loss_ = at::stack(std::exchange(losses_, {})).mean();
   clip();
-  if (step_ % options_.agree_interval == 0) agree(step_ + 1);
+  if (guard_ && !guard_->accepts(step_ + 1, agree(step_ + 1), loss_.item<double>())) {
+    std::tie(loss_, grad_norm_) = last;
+    return false;
+  }
+  if (!guard_ && step_ % options_.agree_interval == 0) agree(step_ + 1);
   lr_ = optimizer_.param_groups().front().options().get_lr();
   if (scaler_) {
     scaler_->step(optimizer_, where_);
@@ -272,14 +289,15 @@ void Trainer::optimize() {
   optimizer_.zero_grad();
   ++step_;
   call_all(on_step_, loss_);
+  return true;
 }
 
 void Trainer::clip() {
-  if (!options_.max_grad_norm) return;
+  if (!options_.max_grad_norm && !guard_) return;
   if (scaler_) scaler_->unscale_(optimizer_, where_);
-  const auto most = *options_.max_grad_norm;
+  const auto most = options_.max_grad_norm.value_or(std::numeric_limits<double>::infinity());
   const comm::CallSite site(where_, "norm of the gradients");
-  const ClipGradNormOptions options{.error_if_nonfinite = !scaler_};
+  const ClipGradNormOptions options{.error_if_nonfinite = !scaler_ && !guard_};
   try {
     if (sharded_) {
       grad_norm_ = clip_grad_norm_(*sharded_, most, options);
@@ -294,18 +312,23 @@ void Trainer::clip() {
 }
 
 // On whether the last loss of each rank is finite, and on whether to stop.
-void Trainer::agree(std::int64_t step) {
+double Trainer::agree(std::int64_t step) {
   const comm::CallSite site(where_);
   const auto loss = loss_.defined() ? loss_.item<double>() : 0;
-  const bool is_finite = scaler_ || std::isfinite(loss);
-  const bool arrived = training::StopSignals::arrived();
-  const auto sums = metrics::sum_over_ranks(
-      {is_finite ? 0.0 : 1.0, stop_requested_ || arrived ? 1.0 : 0.0, arrived ? 1.0 : 0.0}, group_);
-  if (sums[0] > 0) training::throw_non_finite(loss, module_, step, group_);
+  const bool is_finite =
+      scaler_ || (std::isfinite(loss) && std::isfinite(guard_ ? grad_norm_.value_or(0) : 0));
+  const auto signals = signals_.lock();
+  const bool arrived = signals && signals->arrived();
+  const auto sums = metrics::sum_over_ranks({is_finite ? 0.0 : 1.0, stop_requested_ || arrived ? 1.0 : 0.0,
+                                             arrived ? 1.0 : 0.0, is_finite ? loss : 0},
+                                            group_);
+  if (sums[0] > 0 && !guard_) training::throw_non_finite(loss, module_, step, group_);
   stopped_ = sums[1] > 0;
   interrupted_ = sums[2] > 0;
   if (stopped_) stop_requested_ = false;
-  if (interrupted_) training::StopSignals::take();
+  if (interrupted_ && signals) signals->stop();
+  if (sums[0] > 0) return std::numeric_limits<double>::quiet_NaN();
+  return sums[3] / (group_ ? group_->size() : 1);
 }
 
 void Trainer::report() {
@@ -382,6 +405,7 @@ void Trainer::save(std::optional<double> metric) {
     training::check_parameters_finite(module_, step_, group_);
   }
   manager_->save(step_, state_.state_dict(where_), metric, where_);
+  if (guard_) guard_->limit_rewinds();
   if (ends()) manager_->wait(where_);
 }
 

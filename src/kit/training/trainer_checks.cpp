@@ -25,6 +25,22 @@ void check_at_least(std::int64_t least, std::int64_t value, const char* name) {
   if (value < least) throw_error<ArgumentError>("Trainer: {} = {}; give at least {}", name, value, least);
 }
 
+void check_bad_loss(const TrainerOptions& options) {
+  const auto factor = options.spike_factor;
+  if (factor != 0 && !(factor > 1 && std::isfinite(factor)))
+    throw_error<ArgumentError>("Trainer: spike_factor = {}; give more than 1, or 0 for no limit", factor);
+  check_at_least(1, options.spike_window, "spike_window");
+  check_at_least(1, options.max_bad_steps, "max_bad_steps");
+  check_at_least(1, options.rewind_steps, "rewind_steps");
+  const bool guards = options.on_bad_loss != OnBadLoss::error || factor != 0;
+  if (guards && options.autocast == at::kHalf) {
+    throw_error<ArgumentError>(
+        "Trainer: {} does not work with autocast in float16, where the GradScaler skips steps that are not finite; "
+        "leave it out, or use bfloat16",
+        factor != 0 ? "spike_factor" : fmt::format("on_bad_loss = \"{}\"", options.on_bad_loss.text()));
+  }
+}
+
 }  // namespace
 
 TrainerOptions checked(const TrainerOptions& options) {
@@ -35,11 +51,27 @@ TrainerOptions checked(const TrainerOptions& options) {
   check_at_least(1, options.epochs_per_checkpoint, "epochs_per_checkpoint");
   check_at_least(1, options.log_interval, "log_interval");
   check_at_least(1, options.agree_interval, "agree_interval");
+  check_at_least(0, options.verify_interval, "verify_interval");
   if (options.max_grad_norm && !(*options.max_grad_norm > 0))
     throw_error<ArgumentError>("Trainer: max_grad_norm = {}; give more than 0", *options.max_grad_norm);
+  check_bad_loss(options);
   if (options.resume && options.checkpoints.empty())
     throw ArgumentError("Trainer: resume needs a folder of checkpoints");
   return options;
+}
+
+StepVerifierOptions verifier_options(const TrainerOptions& options, torch::optim::Optimizer& optimizer) {
+  return {.interval = options.verify_interval,
+          .all_ranks = options.verify_all_ranks,
+          .on_mismatch = options.elastic ? OnMismatch::replace : OnMismatch::stop,
+          .accumulation_steps = options.accumulation_steps,
+          .optimizer = &optimizer};
+}
+
+void refuse_batch() {
+  throw ArgumentError(
+      "Trainer: verify_interval needs batches that can be copied and whose tensors TensorVisitor finds; give the type "
+      "of the batches a visit_tensors()");
 }
 
 std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* ddp, bool is_sharded) {
@@ -50,6 +82,21 @@ std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* d
         "train {} different models",
         group->size(), group->size());
   return group;
+}
+
+std::vector<modules::NamedTensor> optimizable_parameters(const torch::nn::Module& module,
+                                                         const std::optional<FSDPModule>& sharded) {
+  if (!sharded) return modules::distinct(module.named_parameters());
+  std::vector<modules::NamedTensor> all;
+  for (const auto& [name, parameter] : sharded->named_parameters()) all.push_back({name, parameter});
+  return all;
+}
+
+std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> weak(
+    const std::vector<modules::NamedTensor>& parameters) {
+  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> all;
+  for (const auto& each : parameters) all.emplace_back(each.tensor.getIntrusivePtr());
+  return all;
 }
 
 void check_optimizer(const std::vector<modules::NamedTensor>& parameters,
@@ -177,12 +224,17 @@ std::vector<std::string> of_all_ranks(const std::string& own, const std::optiona
 
 }  // namespace
 
-void throw_non_finite(double loss, const torch::nn::Module& module, std::int64_t step,
-                      const std::optional<ProcessGroup>& group) {
+std::string non_finite_text(double loss, const torch::nn::Module& module, std::int64_t step,
+                            const std::optional<ProcessGroup>& group) {
   const auto own =
       fmt::format("rank {}: loss {}, {}", group ? group->rank() : 0, loss, first_bad_gradient(module));
-  throw_error<NonFiniteError>("step {}: a loss or a gradient is not finite; {}", step,
-                              fmt::join(of_all_ranks(own, group), "; "));
+  return fmt::format("step {}: a loss or a gradient is not finite; {}", step,
+                     fmt::join(of_all_ranks(own, group), "; "));
+}
+
+void throw_non_finite(double loss, const torch::nn::Module& module, std::int64_t step,
+                      const std::optional<ProcessGroup>& group) {
+  throw NonFiniteError(non_finite_text(loss, module, step, group));
 }
 
 void check_parameters_finite(const torch::nn::Module& module, std::int64_t step,

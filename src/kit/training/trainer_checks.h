@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <lockstep/training/trainer.h>
@@ -16,6 +17,14 @@ TrainerOptions checked(const TrainerOptions& options);
 // The ranks that train the module together. Throws ArgumentError if nothing keeps their modules equal. `ddp`:
 // nullptr for another module.
 std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* ddp, bool is_sharded);
+
+// What an optimizer of the module steps.
+std::vector<modules::NamedTensor> optimizable_parameters(const torch::nn::Module& module,
+                                                         const std::optional<FSDPModule>& sharded);
+std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> weak(
+    const std::vector<modules::NamedTensor>& parameters);
+
+StepVerifierOptions verifier_options(const TrainerOptions& options, torch::optim::Optimizer& optimizer);
 
 // Throws ArgumentError if the optimizer has a tensor that was a parameter and is none of `parameters` now.
 // Such a tensor is one of `first_parameters`, or has the shape of a parameter and no other owner. An
@@ -36,6 +45,9 @@ void check_equal_numbers(const Scalars& numbers, const std::optional<ProcessGrou
 void check_parameters_finite(const torch::nn::Module& module, std::int64_t step,
                              const std::optional<ProcessGroup>& group);
 
+// The ranks whose loss is not finite, with their first such gradient. Collective.
+std::string non_finite_text(double loss, const torch::nn::Module& module, std::int64_t step,
+                            const std::optional<ProcessGroup>& group);
 // Throws NonFiniteError that names the ranks whose loss is not finite. Collective.
 [[noreturn]] void throw_non_finite(double loss, const torch::nn::Module& module, std::int64_t step,
                                    const std::optional<ProcessGroup>& group);

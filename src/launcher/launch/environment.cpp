@@ -10,6 +10,7 @@
 #include "base/run_memory.h"
 #include "base/text.h"
 #include "base/throw_error.h"
+#include "launch/launch_limits.h"
 #include "launch/spare.h"
 
 namespace lockstep::launch {
@@ -74,6 +75,9 @@ std::map<std::string, std::string> rank_environment(const LaunchOptions& options
   for (const char* name : {RunMemory::kVariable, Spare::kVariable}) {
     if (inherited.has(name)) env.emplace(name, "");
   }
+  const auto limits = limits_for_ranks(options).text();
+  if (!limits.empty() || inherited.has(LauncherLimits::kVariable))
+    env.emplace(LauncherLimits::kVariable, limits);
   if (!inherited.has("OMP_NUM_THREADS")) env.emplace("OMP_NUM_THREADS", std::to_string(threads));
   return env;
 }

@@ -12,6 +12,8 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <lockstep/base/exit_code.h>
+
 #include "base/host.h"
 #include "base/limits.h"
 #include "base/text.h"
@@ -55,7 +57,7 @@ std::string first_failure(const FailureReport& report) {
   }
   const auto shortage = report.host == host_name() ? address_space_shortage() : std::nullopt;
   if (shortage) line += fmt::format("; {}; raise it: {}", shortage->text, shortage->remedy);
-  if (first.signal == SIGKILL && !first.cpu_limit) {
+  if (first.signal == SIGKILL && !first.cpu_limit && first.killed_for.empty()) {
     const auto limit = report.host == host_name() ? Cgroups().memory_limit() : std::nullopt;
     line += fmt::format("; the launcher did not send that SIGKILL: check whether memory ran out (dmesg{})",
                         limit ? fmt::format("; the cgroup may use {}", bytes_text(*limit)) : "");
@@ -78,6 +80,13 @@ std::string uneven_data(const std::vector<int>& finished) {
       finished.size() == 1 ? "" : "s", fmt::join(finished, ", "), finished.size() == 1 ? "it" : "they");
 }
 
+std::string interrupted_before(const std::vector<int>& ranks) {
+  return fmt::format(
+      "before that, rank{} {} exited with code {}, which says that a signal has interrupted the run. All ranks have to "
+      "agree on that, as by lockstep::StopSignals or the Trainer",
+      ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), kExitInterrupted);
+}
+
 // The other texts say that a connection broke, which uneven data alone does not cause.
 bool may_be_uneven_data(const FailureReport& report) {
   return report.lost_peer && !report.finished.empty() &&
@@ -95,7 +104,14 @@ std::string signal_name(int signal) {
 
 std::string describe(const RankExit& exit) {
   if (exit.left_early) return "exited with code 0 before the end of elastic::run()";
-  if (exit.signal == 0) return fmt::format("exited with code {}", exit.code);
+  if (exit.signal == 0) {
+    // A process below it was killed, whose end it passes on.
+    return fmt::format(
+        "exited with code {}{}", exit.code,
+        exit.killed_for.empty() ? "" : fmt::format(" after SIGKILL from the launcher ({})", exit.killed_for));
+  }
+  if (exit.signal == SIGKILL && !exit.killed_for.empty())
+    return fmt::format("was killed by SIGKILL from the launcher ({})", exit.killed_for);
   return fmt::format("was killed by {}{}{}", signal_name(exit.signal), limit_behind(exit),
                      exit.core_dumped ? " (core dumped)" : "");
 }
@@ -129,6 +145,7 @@ std::vector<std::string> report_lines(const FailureReport& report, bool shown) {
   std::vector<std::string> lines;
   if (report.reason.empty()) lines = rank_details(report, shown);
   if (may_be_uneven_data(report)) lines.push_back(uneven_data(report.finished));
+  if (!report.interrupted.empty()) lines.push_back(interrupted_before(report.interrupted));
   for (const auto& exit : report.later) {
     lines.push_back(fmt::format("after that, rank {} {}", exit.rank, describe(exit)));
   }
@@ -167,6 +184,10 @@ void FailureTracker::add_finished(int rank) {
   if (!first_) finished_.push_back(rank);
 }
 
+void FailureTracker::add_interrupted(int rank) {
+  if (!first_) interrupted_.push_back(rank);
+}
+
 std::optional<FailureReport> FailureTracker::summary(const std::optional<FailureReport>& final_report) const {
   std::optional<FailureReport> failure = final_report ? final_report : first_;
   if (!failure) return std::nullopt;
@@ -177,6 +198,8 @@ std::optional<FailureReport> FailureTracker::summary(const std::optional<Failure
   std::ranges::sort(failure->stopped);
   failure->finished = finished_;
   std::ranges::sort(failure->finished);
+  failure->interrupted = interrupted_;
+  std::ranges::sort(failure->interrupted);
   return failure;
 }
 
@@ -189,7 +212,9 @@ void to_json(nlohmann::json& json, const RankExit& exit) {
           {"signal_name", nullptr},
           {"core_dumped", exit.core_dumped},
           {"cpu_limit", exit.cpu_limit},
-          {"left_early", exit.left_early}};
+          {"left_early", exit.left_early},
+          {"killed_for", exit.killed_for},
+          {"interrupted", exit.interrupted}};
   if (exit.signal == 0) {
     json["exit_code"] = exit.code;
   } else {
@@ -206,7 +231,9 @@ void from_json(const nlohmann::json& json, RankExit& exit) {
           .signal = json.at("signal"),
           .core_dumped = json.at("core_dumped"),
           .cpu_limit = json.value("cpu_limit", false),
-          .left_early = json.value("left_early", false)};
+          .left_early = json.value("left_early", false),
+          .killed_for = json.value("killed_for", ""),
+          .interrupted = json.value("interrupted", false)};
 }
 
 void to_json(nlohmann::json& json, const FailureReport& report) {
@@ -220,7 +247,8 @@ void to_json(nlohmann::json& json, const FailureReport& report) {
           {"stderr_tail", report.stderr_tail},
           {"later", report.later},
           {"stopped", report.stopped},
-          {"finished", report.finished}};
+          {"finished", report.finished},
+          {"interrupted", report.interrupted}};
   if (report.reason.empty()) json["first"] = report.first;
 }
 
@@ -234,7 +262,8 @@ void from_json(const nlohmann::json& json, FailureReport& report) {
             .stderr_tail = json.at("stderr_tail").get<std::deque<std::string>>(),
             .later = json.at("later").get<std::vector<RankExit>>(),
             .stopped = json.at("stopped").get<std::vector<int>>(),
-            .finished = json.at("finished").get<std::vector<int>>()};
+            .finished = json.at("finished").get<std::vector<int>>(),
+            .interrupted = json.value("interrupted", std::vector<int>())};
   if (!json.at("first").is_null()) json.at("first").get_to(report.first);
 }
 

@@ -22,14 +22,18 @@ struct RankExit {
   bool core_dumped = false;
   bool cpu_limit = false;   // its CPU time had reached the hard limit of `ulimit -t`, at which SIGKILL comes
   bool left_early = false;  // it exited with code 0 while the others are in elastic::run()
+  // Why the launcher itself has killed the rank, as in "no progress for 60.2 s; --progress-timeout 60"; empty: it has not.
+  std::string killed_for{};
+  bool interrupted = false;  // it exited with kExitInterrupted, which is no failure
 
-  bool failed() const { return code != 0 || signal != 0 || left_early; }
+  bool failed() const { return (code != 0 && !interrupted) || signal != 0 || left_early; }
 };
 
 // As in "SIGSEGV".
 std::string signal_name(int signal);
 
-// As in "exited with code 7" and "was killed by SIGSEGV (core dumped)".
+// As in "exited with code 7", "was killed by SIGSEGV (core dumped)" and "was killed by SIGKILL from the launcher (no
+// progress for 60.2 s; --progress-timeout 60)".
 std::string describe(const RankExit& exit);
 
 // As in a shell: the exit code, or 128 + the signal; 1 for a rank that left early.
@@ -60,10 +64,11 @@ struct FailureReport {
   std::string message{};   // the exception that the rank has recorded (TORCHELASTIC_ERROR_FILE), or empty
   std::string log_file{};  // with the rank's stderr, or empty
   std::deque<std::string> stderr_tail{};
-  bool lost_peer = false;         // the rank reported that it failed because another rank was gone
-  std::vector<RankExit> later{};  // ranks of this node that failed afterwards
-  std::vector<int> stopped{};     // ranks of this node that the launcher stopped, sorted
-  std::vector<int> finished{};    // ranks of this node that ended without an error before, sorted
+  bool lost_peer = false;          // the rank reported that it failed because another rank was gone
+  std::vector<RankExit> later{};   // ranks of this node that failed afterwards
+  std::vector<int> stopped{};      // ranks of this node that the launcher stopped, sorted
+  std::vector<int> finished{};     // ranks of this node that ended without an error before, sorted
+  std::vector<int> interrupted{};  // ranks of this node that had ended with kExitInterrupted before, sorted
 };
 
 // The exit code of the launcher.
@@ -93,10 +98,14 @@ class FailureTracker {
   void add_later(const RankExit& exit) { later_.push_back(exit); }
   // A rank ended without an error.
   void add_finished(int rank);
+  // A rank ended with kExitInterrupted.
+  void add_interrupted(int rank);
   // The stop signal ended a rank.
   void add_stopped(int rank) { stopped_.push_back(rank); }
 
   bool any() const { return first_.has_value(); }
+  // Whether ranks were interrupted and all others, if any, ended without an error.
+  bool interrupted() const { return !interrupted_.empty() && !first_ && later_.empty() && stopped_.empty(); }
   // REQUIRES any().
   const FailureReport& first() const { return *first_; }
   // Whether the first failure may be a consequence of one that is not known yet.
@@ -109,7 +118,8 @@ class FailureTracker {
   std::optional<FailureReport> first_;
   std::vector<RankExit> later_;
   std::vector<int> stopped_;
-  std::vector<int> finished_;  // before the first failure
+  std::vector<int> finished_;     // before the first failure
+  std::vector<int> interrupted_;  // likewise
 };
 
 // For nlohmann::json.

@@ -128,7 +128,7 @@ UniqueFd open_pidfd(pid_t pid) {
 }
 
 GuardExit run_guarded(const std::function<int(int parent)>& body, const GuardOptions& options) {
-  const sigset_t watched = watched_signals(options.stop_signals);
+  const sigset_t watched = watched_signals(options.signals);
   const BlockedSignals blocked(watched);
   const ChildSubreaper subreaper;
   // Opened before the fork, so that the guard cannot miss an early death.
@@ -146,11 +146,11 @@ GuardExit run_guarded(const std::function<int(int parent)>& body, const GuardOpt
   return wait_for_guard(guard, life.get(), signals.get(), options.owner);
 }
 
-sigset_t watched_signals(const std::set<int>& stop_signals) {
+sigset_t watched_signals(const std::set<int>& signals) {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGCHLD);
-  for (const int signal : stop_signals) sigaddset(&set, signal);
+  for (const int signal : signals) sigaddset(&set, signal);
   struct sigaction hangup {};
   ::sigaction(SIGHUP, nullptr, &hangup);
   if (hangup.sa_handler == SIG_IGN) sigdelset(&set, SIGHUP);

@@ -27,8 +27,8 @@ namespace lockstep::launch {
 struct GuardOptions {
   // Whether the guard gets a session and the process name "rank-guard"; else `body` sees to that.
   bool detach = true;
-  std::set<int> stop_signals = {};  // forwarded to the guard
-  int owner = -1;                   // a pidfd; when it becomes readable, all descendants are killed
+  std::set<int> signals = {};  // forwarded to the guard
+  int owner = -1;              // a pidfd; when it becomes readable, all descendants are killed
   // Called in this process before it waits, with the descriptors that it needs for that.
   std::function<void(const std::vector<int>& needed)> before_wait = {};
   // Each runs in a thread of this process until the descriptor that it gets becomes readable: the guard has
@@ -54,7 +54,7 @@ std::string describe(const GuardExit& exit);
 // process: when it becomes readable, `body` must kill all descendants and return. It returns the exit code of
 // the guard. Exceptions are logged and become exit code 1.
 //
-// The guard has `stop_signals` and SIGCHLD blocked; `body` reads them with
+// The guard has `signals` and SIGCHLD blocked; `body` reads them with
 // signalfd(2). REQUIRES that the calling process has one thread and no children. Throws LaunchError when no
 // guard can be started.
 GuardExit run_guarded(const std::function<int(int parent)>& body, const GuardOptions& options);
@@ -62,8 +62,8 @@ GuardExit run_guarded(const std::function<int(int parent)>& body, const GuardOpt
 // A descriptor that becomes readable when the process has ended. Throws LaunchError.
 UniqueFd open_pidfd(pid_t pid);
 
-// SIGCHLD and `stop_signals`, without SIGHUP if it is ignored (nohup).
-sigset_t watched_signals(const std::set<int>& stop_signals);
+// SIGCHLD and `signals`, without SIGHUP if it is ignored (nohup).
+sigset_t watched_signals(const std::set<int>& signals);
 
 // Blocks `signals` in this thread while it exists.
 class BlockedSignals {

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <lockstep/base/exit_code.h>
 #include <lockstep/base/log.h>
 
 #include "base/host.h"
@@ -18,6 +19,7 @@
 #include "launch/launch_view.h"
 #include "launch/log_multiplexer.h"
 #include "launch/messages.h"
+#include "launch/options.h"
 #include "launch/process_tree.h"
 #include "launch/rank_supervisor.h"
 #include "launch/worker_group.h"
@@ -57,7 +59,7 @@ class HostsSupervisor : private RankSupervisor {
   HostsSupervisor(const HostsOptions& options, const std::vector<std::string>& orders,
                   const std::string& shell, int parent)
       : RankSupervisor({.grace_period = options.grace_period + kMoreGrace, .confirm = kEndTogetherLimit},
-                       options.stop_signals, parent),
+                       forwarded_signals(options.stop_signals), parent),
         options_(options),
         orders_(orders),
         shell_(shell) {}
@@ -70,7 +72,7 @@ class HostsSupervisor : private RankSupervisor {
   FailureReport report(const RankExit& exit) override;
   void signal_ranks(int signal) override;
   milliseconds leftover_limit() const override { return milliseconds(0); }
-  void on_stop_signal(int signal) override;
+  void on_signal(int signal) override;
   void on_grace_period_over() override;
 
   void start();
@@ -105,6 +107,7 @@ int HostsSupervisor::run() {
   logs_.finish();
   print_failure();
   flush(logs_);
+  if (failures().interrupted()) return kExitInterrupted;
   if (stop_signal_ != 0 || !failures().any()) return stop_signal_ != 0 ? 128 + stop_signal_ : 0;
   return exit_code(failures().first());
 }
@@ -142,7 +145,7 @@ void HostsSupervisor::loop() {
     advance();
     send_signs_of_life();
     // Without a reader of the output.
-    if (logs_.stdout_error() == EPIPE && stop_signal_ == 0) on_stop_signal(SIGPIPE);
+    if (logs_.stdout_error() == EPIPE && stop_signal_ == 0) on_signal(SIGPIPE);
   }
 }
 
@@ -158,6 +161,7 @@ std::optional<RankExit> HostsSupervisor::take_exit(const RankExit& child) {
   stdins_.erase(found.mapped());
   auto exit = child;
   exit.rank = exit.local_rank = found.mapped();
+  exit.interrupted = exit.signal == 0 && exit.code == kExitInterrupted && has_begun(exit.rank);
   return exit;
 }
 
@@ -172,7 +176,8 @@ void HostsSupervisor::signal_ranks(int signal) {
   for (auto& [index, in] : stdins_) in.send(std::to_string(signal));
 }
 
-void HostsSupervisor::on_stop_signal(int signal) {
+void HostsSupervisor::on_signal(int signal) {
+  if (is_warning(signal, options_.stop_signals)) return signal_ranks(signal);
   const bool first = stop_signal_ == 0;
   if (first) stop_signal_ = signal;
   // Launchers do not know SIGPIPE as a stop signal.
@@ -261,7 +266,7 @@ int launch_on_hosts(const HostsOptions& options) {
     ::signal(SIGPIPE, SIG_IGN);
     return HostsSupervisor(options, orders, shell, parent).run();
   };
-  GuardOptions guard{.stop_signals = options.stop_signals};
+  GuardOptions guard{.signals = forwarded_signals(options.stop_signals)};
   if (view) guard.beside.push_back({"the view of the ranks", [&](int stop) { view->serve(stop); }});
   const auto exit = run_guarded(body, guard);
   if (exit.signal != 0) log(LogLevel::error, describe(exit));

@@ -20,6 +20,7 @@
 #include "base/unique_fd.h"
 #include "launch/coordinator_server.h"
 #include "launch/environment.h"
+#include "launch/launch_limits.h"
 #include "launch/launch_view.h"
 #include "launch/metrics_server.h"
 #include "launch/supervisor.h"
@@ -39,6 +40,13 @@ void warn_of_too_many_ranks(const LaunchOptions& options) {
   if (options.nproc_per_node <= cores) return;
   log(LogLevel::warning, fmt::format("{} ranks share {} core{}: they will wait for each other",
                                      options.nproc_per_node, cores, cores == 1 ? "" : "s"));
+}
+
+// One table for a run: node 0's.
+void show_limits(const LaunchOptions& options) {
+  if (const auto text = grace_warning(options, Env()); !text.empty()) log(LogLevel::warning, text);
+  if (options.shows_limits && (!options.nodes || options.nodes->node_rank.value_or(0) == 0))
+    log(LogLevel::info, "time limits of the launcher:" + table_text(launch_limits(options)));
 }
 
 // Finds errors that would otherwise appear in each rank, or later.
@@ -146,6 +154,7 @@ int launch(const LaunchOptions& given, std::vector<GuardOptions::Companion> besi
   const std::string file = find_program(options.command.front(), Env());
   check_ahead(options);
   warn_of_too_many_ranks(options);
+  show_limits(options);
   const auto server = make_server(options);
   const auto metrics = options.metrics ? std::make_unique<MetricsServer>(*options.metrics) : nullptr;
   const bool can_be_seen = options.nodes && options.snapshot;
@@ -162,7 +171,7 @@ int launch(const LaunchOptions& given, std::vector<GuardOptions::Companion> besi
       return error.exit_code();
     }
   };
-  GuardOptions guard{.stop_signals = options.stop_signals, .beside = std::move(beside)};
+  GuardOptions guard{.signals = forwarded_signals(options.stop_signals), .beside = std::move(beside)};
   if (server)
     guard.beside.push_back({"the coordinator of the nodes", [&](int stop) { server->serve(stop); }});
   if (metrics) guard.beside.push_back({"the metrics", [&](int stop) { metrics->serve(stop); }});

@@ -206,6 +206,17 @@ int signal_number(std::string name) {
 
 }  // namespace
 
+bool is_user_signal(int signal) { return signal == SIGUSR1 || signal == SIGUSR2; }
+
+bool is_warning(int signal, const std::set<int>& stop_signals) {
+  return is_user_signal(signal) && !stop_signals.contains(signal);
+}
+
+std::set<int> forwarded_signals(std::set<int> stop_signals) {
+  stop_signals.insert({SIGUSR1, SIGUSR2});
+  return stop_signals;
+}
+
 std::set<int> parse_signals(const std::string& text) {
   std::set<int> signals;
   for (auto name : split(text, ',')) {

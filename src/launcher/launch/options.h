@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/run_notes.h"
 #include "launch/secret.h"
 #include "machine/host.h"
 
@@ -118,7 +118,7 @@ struct LaunchOptions {
   int spares = 0;                   // processes that are started in advance, to replace ranks; see spare.h
   bool virtual_local_rank = false;  // LOCAL_RANK is 0 everywhere; each rank sees one GPU, as CUDA device 0
   bool pass_local_rank = false;     // the program's first argument is --local-rank=K in local rank K
-  // Signals that end the run and are forwarded to the ranks.
+  // Signals that end the run and are forwarded to the ranks. SIGUSR1 and SIGUSR2 are warnings unless they stand here.
   std::set<int> stop_signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};
   machine::Binding bind = machine::Binding::none;  // how ranks are bound to cores
   std::string memory_allocator = "default";        // see allocator_environment()
@@ -126,6 +126,9 @@ struct LaunchOptions {
   std::optional<MetricsOptions> metrics{};
   // From the stop signal to SIGKILL. torchrun: shutdown_timeout.
   std::chrono::milliseconds grace_period{5000};
+  // A rank that makes no progress for so long is killed by a companion of the launcher.
+  std::optional<std::chrono::milliseconds> progress_timeout{};
+  bool shows_limits = false;  // the launcher and rank 0 print tables of their time limits
   // Whether stdin is that of a launcher which `lockstep run --hosts` has started; see host_control.h. Only
   // node 0 then reports a failure that the coordinator has sent to all.
   bool has_host_control = false;
@@ -137,8 +140,8 @@ struct LaunchOptions {
   std::function<std::vector<std::string>(int first_rank, int ranks)> snapshot{};
   // The descriptor, which does not block, to which the supervisor writes a Look; -1: none.
   int looks = -1;
-  // In memory that child processes share: the supervisor keeps there how often ranks were restarted. May be null.
-  std::atomic<int>* restarts = nullptr;
+  // In memory that child processes share. May be null.
+  RunNotes* notes = nullptr;
 };
 
 // Throws ArgumentError when a field is out of range or two fields contradict each other.
@@ -157,6 +160,14 @@ Machine this_machine();
 // or "auto" (one per GPU, or one per core without GPUs). Throws ArgumentError for anything else, and for
 // "gpu" if no GPU is visible. PyTorch: torch.distributed.run.determine_local_world_size.
 int worker_count(const std::string& nproc_per_node, const Machine& machine);
+
+// SIGUSR1 or SIGUSR2.
+bool is_user_signal(int signal);
+// Whether a signal is only forwarded to the ranks, which continue until they end by themselves: SLURM's warning
+// before the time limit of a job.
+bool is_warning(int signal, const std::set<int>& stop_signals);
+// The stop signals and the warnings.
+std::set<int> forwarded_signals(std::set<int> stop_signals);
 
 // Parses "SIGTERM,SIGUSR1" for LaunchOptions::stop_signals. Throws ArgumentError for a name that is not a
 // signal or cannot be handled.

@@ -13,6 +13,7 @@
 #include "launch/guard.h"
 #include "launch/host_control.h"
 #include "launch/log_multiplexer.h"
+#include "launch/options.h"
 #include "launch/process_tree.h"
 
 namespace lockstep::launch {
@@ -23,6 +24,8 @@ using std::chrono::milliseconds;
 // Processes that are being killed may have started others meanwhile.
 constexpr milliseconds kKillInterval{5};
 constexpr milliseconds kNoLimit{-1};
+
+bool ends_wait(int signal) { return signal != SIGCHLD && !is_user_signal(signal); }
 
 UniqueFd open_signalfd(const sigset_t& signals, const std::string& context) {
   UniqueFd fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
@@ -37,12 +40,12 @@ milliseconds shorter(milliseconds a, milliseconds b) {
   return std::min(a, b);
 }
 
-RankSupervisor::RankSupervisor(const Limits& limits, const std::set<int>& stop_signals, int parent,
+RankSupervisor::RankSupervisor(const Limits& limits, const std::set<int>& signals, int parent,
                                std::string context)
     : limits_(limits),
       parent_(parent),
       context_(std::move(context)),
-      signals_(open_signalfd(watched_signals(stop_signals), context_)) {}
+      signals_(open_signalfd(watched_signals(signals), context_)) {}
 
 void RankSupervisor::begin_run(std::optional<milliseconds> timeout) {
   failures_ = {};
@@ -80,7 +83,7 @@ void RankSupervisor::handle_signals() {
     if (info->ssi_signo == SIGCHLD) {
       reap(static_cast<pid_t>(info->ssi_pid));
     } else {
-      on_stop_signal(static_cast<int>(info->ssi_signo));
+      on_signal(static_cast<int>(info->ssi_signo));
     }
   }
 }
@@ -100,6 +103,7 @@ void RankSupervisor::reap(pid_t first) {
 }
 
 void RankSupervisor::on_rank_exit(const RankExit& exit) {
+  if (exit.interrupted) return failures_.add_interrupted(exit.rank);
   if (!exit.failed()) return failures_.add_finished(exit.rank);
   if (exit.signal != 0 && exit.signal == sent_signal_) {
     failures_.add_stopped(exit.rank);
@@ -124,7 +128,7 @@ void RankSupervisor::flush(LogMultiplexer& logs, HostControl* control) {
     if (control != nullptr) control->watch(events);
     if (!wait(events, control != nullptr ? control->poll_timeout() : std::chrono::milliseconds(-1))) return;
     for (const auto& event : events) logs.handle(event);
-    if (const auto signal = next_signal(); signal && signal->ssi_signo != SIGCHLD) return;
+    if (const auto signal = next_signal(); signal && ends_wait(static_cast<int>(signal->ssi_signo))) return;
     if (control != nullptr && control->next_signal()) return;
   }
 }

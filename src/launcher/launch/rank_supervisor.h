@@ -44,6 +44,7 @@ std::chrono::milliseconds shorter(std::chrono::milliseconds a, std::chrono::mill
 //   exactly when no descendant is left, and only then the phase becomes idle.
 // - Failures count as the first one only in running and confirming. Later ones are consequences of the stop.
 // - The failure of a rank that is replaced does not count: the phase stays running, and no other rank is signalled.
+//   So it is with a rank that was interrupted.
 // - When the parent dies, the loop ends and the caller kills all descendants.
 class RankSupervisor {
  public:
@@ -59,10 +60,9 @@ class RankSupervisor {
     std::chrono::milliseconds confirm;
   };
 
-  // REQUIRES a ChildSubreaper, and that SIGCHLD and `stop_signals` are blocked. `parent` (a pidfd): readable
+  // REQUIRES a ChildSubreaper, and that SIGCHLD and `signals` are blocked. `parent` (a pidfd): readable
   // when the process above has died. `context` begins the messages of errors.
-  RankSupervisor(const Limits& limits, const std::set<int>& stop_signals, int parent,
-                 std::string context = "");
+  RankSupervisor(const Limits& limits, const std::set<int>& signals, int parent, std::string context = "");
   virtual ~RankSupervisor() = default;
 
   // A rank or nullopt: which one the ended child was. It does not count as alive from then on.
@@ -76,7 +76,8 @@ class RankSupervisor {
   virtual void signal_ranks(int signal) = 0;
   // For processes that outlive the ranks, from their stop signal to SIGKILL.
   virtual std::chrono::milliseconds leftover_limit() const = 0;
-  virtual void on_stop_signal(int /*signal*/) {}
+  // A stop signal, or a warning (see is_warning()).
+  virtual void on_signal(int /*signal*/) {}
   virtual void on_run_timeout() {}
   // failures().first() is final.
   virtual void on_first_failure() {}

@@ -10,9 +10,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/base/exit_code.h>
+
 #include "base/host.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
+#include "launch/launch_limits.h"
 #include "launch/process_tree.h"
 
 namespace lockstep::launch {
@@ -20,14 +23,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A rank that lost a peer may end before that peer does.
-constexpr milliseconds kConfirmLimit{300};
-constexpr milliseconds kLeftoverLimit{1'000};
+// SLURM signals the launcher and its guard, which also gets what the launcher forwards.
+constexpr milliseconds kSameSignal{1'000};
 constexpr milliseconds kLogWaitingAfter{10'000};
-// A frozen coordinator keeps its connections, so a node that waits for it gives up after so many silence
-// limits. A limit starts only after the launcher has seen the one before expire, so a launcher that was
-// frozen itself counts one.
-constexpr int kSilences = 4;
 
 std::string in_seconds(milliseconds span) {
   return fmt::format("{:g} s", static_cast<double>(span.count()) / 1000);
@@ -37,8 +35,8 @@ std::string in_seconds(milliseconds span) {
 
 NodeSupervisor::NodeSupervisor(const LaunchOptions& options, const std::string& file, bool is_host,
                                int parent)
-    : RankSupervisor({.grace_period = options.grace_period, .confirm = kConfirmLimit}, options.stop_signals,
-                     parent),
+    : RankSupervisor({.grace_period = options.grace_period, .confirm = kConfirmLimit},
+                     forwarded_signals(options.stop_signals), parent),
       options_(options),
       file_(file),
       is_host_(is_host),
@@ -128,24 +126,38 @@ void NodeSupervisor::handle_control() {
   if (!control_) return;
   while (const auto signal = control_->next_signal()) {
     if (!control_->lost().empty()) logs_.print(fmt::format("{}: this node ends", control_->lost()));
-    on_stop_signal(*signal);
+    on_signal(*signal);
   }
 }
 
-void NodeSupervisor::on_stop_signal(int signal) {
-  const bool interactive = signal == SIGINT || signal == SIGQUIT;
-  if (phase() == Phase::stopping && interactive && stop_signal_ != 0) {
+void NodeSupervisor::warn_ranks(int signal) {
+  const bool have_ranks = has_ranks();
+  logs_.print(fmt::format("{}: {}", signal_name(signal),
+                          have_ranks ? "forwarded to the ranks" : "no rank runs; the launcher continues"));
+  if (have_ranks) workers_->warn_ranks(signal);
+}
+
+bool NodeSupervisor::is_second(int signal) const {
+  if (stop_signal_ == 0) return false;
+  return signal == SIGINT || signal == SIGQUIT || (signal == stop_signal_ && second_signal_from_->expired());
+}
+
+void NodeSupervisor::on_signal(int signal) {
+  if (is_warning(signal, options_.stop_signals)) return warn_ranks(signal);
+  if (phase() == Phase::stopping && is_second(signal)) {
     logs_.print(fmt::format("{} again: killing all ranks", signal_name(signal)));
     begin_kill();
   }
   if (stop_signal_ != 0) return;
   stop_signal_ = signal;
+  second_signal_from_.emplace(kSameSignal);
   account({.signal = signal});
   if (is_stopping()) {
     logs_.print(fmt::format("{}: the ranks will not be restarted", signal_name(signal)));
   } else {
-    logs_.print(fmt::format("{}: stopping all ranks (SIGKILL after {}{})", signal_name(signal),
-                            in_seconds(options_.grace_period), interactive ? ", or at a second Ctrl-C" : ""));
+    logs_.print(fmt::format("{}: stopping all ranks (SIGKILL after {}, or at a second {})",
+                            signal_name(signal), in_seconds(options_.grace_period),
+                            signal == SIGINT ? "Ctrl-C" : signal_name(signal)));
   }
   client_->send(Leaving{fmt::format("its launcher received {}", signal_name(signal)), signal});
   begin_stop(signal);
@@ -153,7 +165,7 @@ void NodeSupervisor::on_stop_signal(int signal) {
 
 void NodeSupervisor::account(AccountEntry entry) const {
   if (workers_) entry.restarts = workers_->assignment().restarts;
-  if (options_.restarts != nullptr) *options_.restarts = entry.restarts;
+  if (options_.notes != nullptr) options_.notes->restarts = entry.restarts;
   write_account(options_.account, std::move(entry));
 }
 
@@ -163,12 +175,16 @@ std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
       logs_.print(fmt::format("a spare, pid {}, {}; it is not started again", child.pid, describe(child)));
     return std::nullopt;
   }
-  const auto exit = workers_ ? workers_->take_exit(child, is_stopping()) : std::nullopt;
+  auto exit = workers_ ? workers_->take_exit(child, is_stopping()) : std::nullopt;
+  if (exit && exit->failed() && options_.notes != nullptr)
+    exit->killed_for = options_.notes->kill_reason(child.pid);
   if (exit) account({.exit = exit, .was_stopped = is_stopping()});
   return exit;
 }
 
 bool NodeSupervisor::replace(const RankExit& exit) {
+  // The replacement would wait for a rank that was interrupted.
+  if (failures().interrupted()) return false;
   if (!workers_->can_replace() || !kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
   const pid_t pid = workers_->replace(exit.local_rank);
   const auto line = fmt::format("rank {} {}; its replacement runs ({} of {} restarts)", exit.rank,
@@ -209,7 +225,7 @@ milliseconds NodeSupervisor::leftover_limit() const {
 void NodeSupervisor::on_grace_period_over() {
   const auto ranks = workers_->alive_ranks();
   logs_.print(fmt::format(
-      "still running after {}; killed: {}", in_seconds(options_.grace_period),
+      "still running after {} (--grace-period); killed: {}", in_seconds(options_.grace_period),
       ranks.empty() ? "processes that the ranks started" : fmt::format("rank {}", fmt::join(ranks, ", "))));
 }
 
@@ -281,6 +297,7 @@ void NodeSupervisor::on(const Reserve& /*reserve*/) {
 
 void NodeSupervisor::on(const Start& start) {
   answer_due_.reset();
+  stopped_by_signal_ = false;
   begin_run();
   workers_.emplace(options_, file_, start.assignment, log_folder_, logs_);
   AccountEntry entry;
@@ -295,6 +312,7 @@ void NodeSupervisor::on(const Stop& stop) {
   const bool others_run = workers_ && !workers_->alive().empty();
   const char* others = !others_run ? "" : ours ? "; stopping the other ranks" : "; stopping all ranks";
   logs_.print(stop.notice + others);
+  stopped_by_signal_ = stop.signal != 0;
   begin_stop(stop.signal != 0 ? stop.signal : SIGTERM);
   if (phase() == Phase::idle) {
     client_->send(Stopped{stop.attempt});
@@ -307,6 +325,7 @@ void NodeSupervisor::on(const Stop& stop) {
 void NodeSupervisor::on(const End& end) {
   answer_due_.reset();
   end_ = end;
+  if (end.signal != 0) stopped_by_signal_ = true;
   begin_stop(end.signal != 0 ? end.signal : SIGTERM);
 }
 
@@ -327,11 +346,24 @@ void NodeSupervisor::log_waiting() {
   logs_.print(fmt::format("still waiting for the other nodes at {}", to_text(options_.nodes->endpoint)));
 }
 
+// Another node that leaves because of a signal is no failure to ranks that have saved their state because of it.
+bool NodeSupervisor::is_interrupted() const {
+  const bool has_failed = end_ && end_->failure && !(stopped_by_signal_ && !end_->failure->reason.empty());
+  return failures().interrupted() && !has_failed;
+}
+
 bool NodeSupervisor::is_reported_here() const {
   return !control_ || !options_.nodes || !end_is_known_to_all_ || options_.nodes->node_rank == 0;
 }
 
 void NodeSupervisor::print_report() {
+  if (is_interrupted()) {
+    logs_.print(
+        fmt::format("the run was interrupted: its ranks exited with code {}; start it again to continue from "
+                    "its last checkpoint",
+                    kExitInterrupted));
+    return;
+  }
   const auto first = failure();
   if (!first) return;
   account({.failure = first});
@@ -352,6 +384,7 @@ void NodeSupervisor::write_error(const FailureReport& failure) {
 }
 
 int NodeSupervisor::result() const {
+  if (is_interrupted()) return kExitInterrupted;
   if (const auto first = failure()) return exit_code(*first);
   return stop_signal_ != 0 ? 128 + stop_signal_ : 0;
 }

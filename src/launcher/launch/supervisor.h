@@ -47,12 +47,14 @@ class NodeSupervisor : private RankSupervisor {
   FailureReport report(const RankExit& exit) override;
   void signal_ranks(int signal) override { workers_->signal_ranks(signal); }
   std::chrono::milliseconds leftover_limit() const override;
-  void on_stop_signal(int signal) override;
+  void on_signal(int signal) override;
   void on_first_failure() override;
   void on_grace_period_over() override;
   void on_all_gone() override;
 
   void loop();
+  void warn_ranks(int signal);
+  bool is_second(int signal) const;
   std::chrono::milliseconds poll_timeout() const;
   void handle_control();
   void check_output();
@@ -76,6 +78,7 @@ class NodeSupervisor : private RankSupervisor {
   std::optional<FailureReport> failure() const {
     return failures().summary(end_ ? end_->failure : std::nullopt);
   }
+  bool is_interrupted() const;
   bool is_reported_here() const;
   void account(AccountEntry entry) const;
   void print_report();
@@ -101,6 +104,8 @@ class NodeSupervisor : private RankSupervisor {
   int silences_ = 0;             // answers that were due before, since its last message
   bool stop_requested_ = false;  // by a Stop that has no answer yet
   int stop_signal_ = 0;
+  std::optional<Deadline> second_signal_from_;  // until then stop_signal_ comes again on another way
+  bool stopped_by_signal_ = false;              // of the launcher of another node
   std::optional<End> end_;
   bool end_is_known_to_all_ = false;  // the coordinator has sent it
 };
@@ -115,8 +120,11 @@ class NodeSupervisor : private RankSupervisor {
 // - A rank fails otherwise: the ranks of all nodes are stopped in the same way, and restarted while max_restarts
 //   allows. After that the last line of a report on stderr names the rank that failed first; its exit code,
 //   or 128 + the signal that killed it.
-// - A stop signal: it is sent to every rank's process group, then as above. A second SIGINT or SIGQUIT kills
-//   the ranks immediately. 128 + the signal.
+// - A stop signal: it is sent to every rank's process group, then as above. A second SIGINT or SIGQUIT, or the
+//   same signal from a second later on, kills the ranks immediately. 128 + the signal.
+// - A warning (see is_warning()): it is sent to every rank, and the run continues.
+// - Ranks end with kExitInterrupted and no rank fails, also after one of these signals: kExitInterrupted. No rank
+//   is restarted or replaced for it.
 // - stdout has no reader any more: as for the signal SIGPIPE.
 // - `parent` (a pidfd) becomes readable: all processes are killed immediately.
 //

@@ -11,15 +11,16 @@
 
 #include <fmt/format.h>
 
+#include <lockstep/base/exit_code.h>
+
 #include "base/host.h"
 #include "base/limits.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
+#include "launch/launch_limits.h"
 
 namespace lockstep::launch {
 namespace {
-
-constexpr std::chrono::seconds kExecLimit{60};
 
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -167,8 +168,9 @@ std::optional<RankExit> WorkerGroup::take_exit(const RankExit& child, bool is_st
   auto exit = child;
   exit.local_rank = rank.mapped();
   exit.rank = assignment_.first_rank + exit.local_rank;
-  exit.left_early =
-      !exit.failed() && !is_stopping && memory_ && memory_->state().phase.load() == RunPhase::running;
+  exit.interrupted = exit.signal == 0 && exit.code == kExitInterrupted;
+  exit.left_early = exit.signal == 0 && exit.code == 0 && !is_stopping && memory_ &&
+                    memory_->state().phase.load() == RunPhase::running;
   return exit;
 }
 
@@ -178,6 +180,10 @@ void WorkerGroup::signal_ranks(int signal) {
     ::kill(-pid, signal);
     ::kill(-pid, SIGCONT);  // otherwise a stopped process does not end
   }
+}
+
+void WorkerGroup::warn_ranks(int signal) const {
+  for (const auto& [pid, rank] : alive_) ::kill(pid, signal);
 }
 
 FailureReport WorkerGroup::report(const RankExit& first) const {

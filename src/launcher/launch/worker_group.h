@@ -69,6 +69,8 @@ class WorkerGroup {
   bool take_spare(pid_t child);
   // To every living rank's process group. Spares are not needed any more.
   void signal_ranks(int signal);
+  // To the process of every living rank, not to what it has started.
+  void warn_ranks(int signal) const;
   // With the rank's last stderr lines and recorded exception.
   FailureReport report(const RankExit& first) const;
 

@@ -50,12 +50,16 @@ BucketPlan initial_plan(const std::vector<TrainedParameter>& parameters,
 BucketPlan plan_by_order(const std::vector<TrainedParameter>& parameters,
                          const std::vector<std::int64_t>& order, const std::vector<std::size_t>& limits);
 
+// How a gradient is divided by the number of ranks on its way into a bucket, which decides on its bits.
+enum class Division : std::uint8_t { none, by_number, by_reciprocal };
+
 // The gradients of some parameters in one flat tensor, or the sparse gradient of one.
 struct Bucket {
   struct Slot {
     std::size_t parameter = 0;
     std::int64_t offset = 0;  // in the flat tensor
     at::Tensor view = {};     // the flat tensor's memory in the parameter's shape; no autograd view
+    Division division = Division::none;  // of the last gradient
   };
 
   bool sparse = false;

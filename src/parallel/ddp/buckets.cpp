@@ -127,8 +127,10 @@ void Buckets::copy_in(Bucket& bucket, Bucket::Slot& slot) {
         "sparse(true) may have",
         ddp_on_rank(group_), parameter.name);
   }
+  const bool in_place = options_.batched_grad_copy || aliases(gradient, slot.view);
+  slot.division = has_hook_ ? Division::none : in_place ? Division::by_number : Division::by_reciprocal;
   if (options_.batched_grad_copy) return;
-  if (aliases(gradient, slot.view)) {
+  if (in_place) {
     if (!has_hook_) divide_by(divisor(), slot.view);
     return;
   }
@@ -140,6 +142,15 @@ void Buckets::copy_in(Bucket& bucket, Bucket::Slot& slot) {
     at::mul_out(view, gradient, at::native::wrapped_scalar_tensor(1.0 / divisor()));
   }
   if (options_.gradient_as_bucket_view) gradient = slot.view;
+}
+
+at::Tensor Buckets::divided(const at::Tensor& gradient, Division division) {
+  if (division == Division::none) return gradient;
+  if (division == Division::by_reciprocal)
+    return at::mul(gradient, at::native::wrapped_scalar_tensor(1.0 / divisor()));
+  auto copy = gradient.clone();
+  divide_by(divisor(), copy);
+  return copy;
 }
 
 void Buckets::copy_batch_in(Bucket& bucket) {

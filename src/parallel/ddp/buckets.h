@@ -83,6 +83,8 @@ class Buckets {
   void begin_step(const std::vector<std::size_t>& unused);
   // The gradient is ready. Returns whether its bucket is full.
   bool copy_in(std::size_t parameter);
+  // What copy_in() makes of this gradient with this division.
+  at::Tensor divided(const at::Tensor& gradient, Division division);
   // With batched_grad_copy: copies all gradients of a full bucket.
   void copy_batch_in(Bucket& bucket);
   // The bucket's reduction is done: its result becomes the gradients.

@@ -155,6 +155,15 @@ void DdpState::rejoin(const bool& sync, bool in_join) {
   can_train_ = true;
 }
 
+void DdpState::require_can_verify() const {
+  check(features_, Feature::verified_step, group_);
+  check_on(group_, Feature::verified_step);
+  if (!options_.params_and_buffers_to_ignore.empty())
+    check({Feature::ignored_tensors}, Feature::verified_step, group_);
+  if (std::ranges::any_of(reducer_->parameters(), &TrainedParameter::sparse))
+    check({Feature::sparse_gradient}, Feature::verified_step, group_);
+}
+
 // Before the new reducer: gradients and hooks keep memory and nodes of the graph.
 void DdpState::drop_step() {
   if (precision_) precision_->raise();
@@ -172,6 +181,12 @@ void DdpState::drop_step() {
 
 void DdpState::sync_buffers() {
   if (buffers_.has_any()) buffers_.broadcast(0);
+}
+
+void DdpState::sync_buffers_if_due() {
+  if (!buffers_.is_due()) return;
+  buffers_.broadcast(0);
+  buffers_.set_may_differ(false);
 }
 
 void DdpState::prepare_for_forward(bool sync, bool in_join) {

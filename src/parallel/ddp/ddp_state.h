@@ -44,10 +44,17 @@ class DdpState {
   void finish_join(bool is_last_joiner);
 
   void sync_buffers();
+  // As the next forward would, which then does not.
+  void sync_buffers_if_due();
 
   // As WrapperModule's. `sync`: as at construction.
   void require_can_rejoin(bool in_join) const;
   void rejoin(const bool& sync, bool in_join);
+
+  // Throws ArgumentError for what StepVerifier cannot compute again.
+  void require_can_verify() const;
+  // Whether a forward is one of StepVerifier for another rank, which makes no calls.
+  bool is_replaying() const { return reducer_ && reducer_->is_replaying(); }
 
   // Whether every gradient is an average over all ranks.
   bool has_averaged_gradients() const;

@@ -88,6 +88,7 @@ std::vector<at::Tensor> DistributedDataParallelModule::averaged_parameters() con
 
 void DistributedDataParallelModule::before_forward() {
   const CallerPlace place(state_->where());
+  if (state_->is_replaying()) return;
   state_->prepare_for_forward(sync_, join_options().has_value());
   std::optional<ddp::DdpState::Joined> joined;
   if (join_options()) joined.emplace(ddp::DdpState::Joined{*join_options(), notify_join_context()});
@@ -96,8 +97,10 @@ void DistributedDataParallelModule::before_forward() {
 
 std::vector<at::Tensor> DistributedDataParallelModule::after_forward(std::vector<at::Tensor> outputs) {
   const CallerPlace place(state_->where());
-  state_->after_forward(sync_, outputs);
-  if (c10::GradMode::is_enabled() && state_->has_reducer() && state_->reducer().watches_outputs()) {
+  const bool is_replaying = state_->is_replaying();
+  if (!is_replaying) state_->after_forward(sync_, outputs);
+  if (!is_replaying && c10::GradMode::is_enabled() && state_->has_reducer() &&
+      state_->reducer().watches_outputs()) {
     ddp::pass_through_sink(outputs, [weak = state_->weak_reducer()] {
       if (const auto reducer = weak.lock()) reducer->on_backward_begin();
     });

@@ -106,6 +106,9 @@ void check(const Features& used, Feature mode, const ProcessGroup& group) {
     throw_error<ArgumentError>("DistributedDataParallel: an elastic run does not support {}: {}; {}", name,
                                found->reason, found->remedy);
   if (mode == join) throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
+  if (mode == verified_step)
+    throw_error<ArgumentError>("StepVerifier: it does not support {}: {}; {}", name, found->reason,
+                               found->remedy);
   if (mode == mixed_precision)
     throw_error<ArgumentError>("DistributedDataParallel: mixed_precision excludes {}", name);
   if (mode == module_change)

@@ -29,12 +29,14 @@ enum class Feature : std::uint8_t {
   comm_hook,
   elastic_run,
   graphed_step,
+  ignored_tensors,
   join,
   module_change,
   python_ranks,
   recovery,
   sparse_gradient,
-  trace
+  trace,
+  verified_step
 };
 using Features = std::vector<Feature>;
 
@@ -53,12 +55,14 @@ inline constexpr std::array kFeatureNames{"bucket_cap_mb",
                                           "a communication hook",
                                           "an elastic run",
                                           "GraphedStep",
+                                          "params_and_buffers_to_ignore",
                                           "join()",
                                           "a change of the module",
                                           "Python ranks",
                                           "another step after an exception",
                                           "a sparse gradient",
-                                          "trace()"};
+                                          "trace()",
+                                          "StepVerifier"};
 constexpr const char* name_of(Feature feature) { return kFeatureNames[static_cast<std::size_t>(feature)]; }
 
 struct Exclusion {
@@ -115,6 +119,7 @@ inline constexpr auto kExclusions = [] {
       Exclusion{join, python_ranks, kOtherCalls, kSameBatches},
       Exclusion{sparse_gradient, python_ranks, kOtherCalls, "use dense ones"},
       Exclusion{trace, python_ranks, kOtherCalls, "profile the Python ranks"},
+      Exclusion{verified_step, python_ranks, kOtherCalls, kLeaveOut},
       Exclusion{optimizer_in_backward, recovery, "some parameters may already have been stepped", kResume},
       Exclusion{python_ranks, recovery, "Python's class does not recover", kResume},
       Exclusion{delay_all_reduce_named_params, recovery, "the delayed reduction may be missing on some ranks",
@@ -123,6 +128,16 @@ inline constexpr auto kExclusions = [] {
                 kWrapAnew},
       Exclusion{optimizer_in_backward, module_change, "its optimizers were made for the old parameters",
                 kWrapAnew},
+      Exclusion{delay_all_reduce_named_params, verified_step, "the delayed gradients have no bucket",
+                kLeaveOut},
+      Exclusion{mixed_precision, verified_step, "each step casts the parameters", "use Autocast"},
+      Exclusion{optimizer_in_backward, verified_step, "the optimizer steps before the gradients are compared",
+                "step after backward"},
+      Exclusion{graphed_step, verified_step, "a graph runs no code of the host", kLeaveOut},
+      Exclusion{ignored_tensors, verified_step, "a rank cannot compute with tensors that only another has",
+                kLeaveOut},
+      Exclusion{join, verified_step, "ranks without data do not verify", kSameBatches},
+      Exclusion{sparse_gradient, verified_step, "only dense gradients are compared", "use dense ones"},
   };
 }();
 

@@ -95,7 +95,7 @@ void Reducer::renew_hooks() {
   hooks_ = std::make_unique<GradientHooks>(
       parameters(), [this](std::size_t parameter) { on_gradient_ready(parameter); },
       [this] {
-        const bool is_local = options_.sync != nullptr && !*options_.sync;
+        const bool is_local = is_replaying_ || (options_.sync != nullptr && !*options_.sync);
         return is_local ? std::max(claim_.load(), Claim::local) : claim_.load();
       });
 }
@@ -106,7 +106,7 @@ void Reducer::watch_gradients(std::vector<modules::NamedTensor> parameters) {
   watched_ = std::move(parameters);
   unhooked_ = std::make_unique<UnhookedGradients>(watched_, [this](std::size_t parameter) {
     const MutexLock lock_in_backward(mutex_);
-    local_.add_unhooked(watched_[parameter]);
+    if (!is_replaying_) local_.add_unhooked(watched_[parameter]);
   });
 }
 
@@ -168,6 +168,7 @@ void Reducer::begin_backward() {
 }
 
 void Reducer::on_gradient_ready(std::size_t parameter) {
+  if (is_replaying_) return;
   const MutexLock lock(mutex_);
   const CallerPlace place(options_.where);
   if ((options_.finds_unused() || in_first_static_step()) &&

@@ -143,6 +143,22 @@ class Reducer {
   // See Buckets.
   void set_divisor(std::function<int()> divisor) { buckets_.set_divisor(std::move(divisor)); }
 
+  // For verified steps, each until the result is destroyed: `observer` sees each bucket before its reduction starts;
+  // backward passes are replays, whose gradients nothing notes.
+  [[nodiscard]] std::shared_ptr<void> observe(StepCalls::Observer observer) {
+    calls_.set_observer(std::move(observer));
+    return {nullptr, [this](void*) { calls_.set_observer(nullptr); }};
+  }
+  [[nodiscard]] std::shared_ptr<void> replay() {
+    is_replaying_ = true;
+    return {nullptr, [this](void*) { is_replaying_ = false; }};
+  }
+  bool is_replaying() const { return is_replaying_; }
+  // See Buckets.
+  at::Tensor divided(const at::Tensor& gradient, Division division) {
+    return buckets_.divided(gradient, division);
+  }
+
   // In a join, on a rank without data: makes the calls of a backward, or of an iteration as they are
   // announced. See JoinShadow.
   void shadow_backward();
@@ -200,7 +216,8 @@ class Reducer {
   StepHistory history_;
   LocalGradients local_ LOCKSTEP_GUARDED_BY(mutex_);
   Step step_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::atomic<Claim> claim_{Claim::none};    // of step_, for reducers of the same parameters
+  std::atomic<Claim> claim_{Claim::none};  // of step_, for reducers of the same parameters
+  std::atomic<bool> is_replaying_ = false;
   std::optional<c10::Stream> hooks_stream_;  // on which the hooks were made for a graph
   std::vector<modules::NamedTensor> watched_ LOCKSTEP_GUARDED_BY(mutex_);
   // Last: destroyed before what they use.

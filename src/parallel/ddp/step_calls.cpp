@@ -52,6 +52,7 @@ void StepCalls::start_full() {
     auto& bucket = all[next_];
     if (bucket.skipped) continue;
     buckets_.copy_batch_in(bucket);
+    if (observer_) observer_(bucket);
     bucket.work = start(bucket, bucket.flat);
   }
   if (options_.finds_unused()) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -20,6 +21,9 @@ class StepCalls {
 
   void set_hook(CommHook hook) { hook_ = std::move(hook); }
   const CommHook& hook() const { return hook_; }
+  // Sees each bucket before its reduction starts; may be empty.
+  using Observer = std::function<void(const Bucket&)>;
+  void set_observer(Observer observer) { observer_ = std::move(observer); }
 
   // See Buckets::begin_step().
   void begin(const std::vector<std::size_t>& unused);
@@ -58,6 +62,7 @@ class StepCalls {
   const ProcessGroup& group_;
   const ReducerOptions& options_;
   CommHook hook_;
+  Observer observer_;
   modules::StepAbort abort_;
   UsedParameters used_;
   std::size_t next_ = 0;  // the first bucket whose reduction has not started

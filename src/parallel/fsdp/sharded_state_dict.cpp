@@ -142,13 +142,25 @@ Value broadcast(const Value* value, const ParameterEntry& entry) {
   return whole;
 }
 
-// Throws CheckpointError if set_model_state_dict() could not take the whole tensors.
-void check_whole(const StateEntries& entries, const Dict& model_state_dict) {
-  const auto check = [&](const ParameterEntry& entry) {
-    whole_tensor(saved_value(model_state_dict, entry.name, entries), entry, entry.name);
-  };
-  for (const auto& entry : entries.parameters) check(entry);
-  for (const auto& [name, buffer] : entries.buffers) check({name, buffer, buffer.sizes().vec()});
+std::vector<ParameterEntry> parameters_and_buffers(const StateEntries& entries) {
+  auto all = entries.parameters;
+  for (const auto& [name, buffer] : entries.buffers) all.push_back({name, buffer, buffer.sizes().vec()});
+  return all;
+}
+
+// The names of `wanted` that the dict lacks. Throws CheckpointError, with `strict` for the first of them, with
+// `whole` for what is no tensor of the parameter's shape.
+List missing_names(const StateEntries& entries, const std::vector<ParameterEntry>& wanted, const Dict& dict,
+                   bool strict, bool whole) {
+  List missing;
+  for (const auto& entry : wanted) {
+    if (!strict && find_saved(dict, entry.name, entries) == nullptr) {
+      missing.items.emplace_back(entry.name);
+    } else if (whole) {
+      whole_tensor(saved_value(dict, entry.name, entries), entry, entry.name);
+    }
+  }
+  return missing;
 }
 
 const ParameterEntry& entry_of(const StateEntries& entries, const at::Tensor& parameter) {
@@ -309,14 +321,20 @@ Dict model_state_dict(const StateEntries& entries, const StateDictOptions& optio
 void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
                            const StateDictOptions& options) {
   const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
+  auto wanted = parameters_and_buffers(entries);
+  const auto find_missing = [&] {
+    return missing_names(entries, wanted, model_state_dict, options.strict, options.broadcast_from_rank0);
+  };
+  Value missing;
   if (options.broadcast_from_rank0) {
     refuse_experts(entries, "set_model_state_dict(): broadcast_from_rank0");
     refuse_other_parameters(entries, "set_model_state_dict()");
-    value_of_rank_0([&] {
-      check_whole(entries, model_state_dict);
-      return Value();
-    });
+    missing = value_of_rank_0(find_missing);
+  } else {
+    missing = find_missing();
   }
+  for (const auto& name : missing.as_items())
+    std::erase_if(wanted, [&](const auto& entry) { return entry.name == name.as_string(); });
   const c10::NoGradGuard no_gradients;
   const auto set = [&](const ParameterEntry& entry) {
     const auto* const value = reads ? &saved_value(model_state_dict, entry.name, entries) : nullptr;
@@ -325,8 +343,7 @@ void load_model_state_dict(const StateEntries& entries, const Dict& model_state_
     if (part.data_ptr() != target.data_ptr() || part.numel() == 0) target.copy_(part);
     optim::forget_changes(entry.part);
   };
-  for (const auto& entry : entries.parameters) set(entry);
-  for (const auto& [name, buffer] : entries.buffers) set({name, buffer, buffer.sizes().vec()});
+  for (const auto& entry : wanted) set(entry);
 }
 
 Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,

@@ -221,7 +221,7 @@ std::optional<Found> find_converted(const torch::nn::Module& module) {
   return converted;
 }
 
-const auto& batch_norm_kernel = intercept::replace_composite("batch_norm", batch_norm);
+[[gnu::used]] const auto& batch_norm_kernel = intercept::replace_composite("batch_norm", batch_norm);
 
 }  // namespace
 

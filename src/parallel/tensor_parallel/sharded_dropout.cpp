@@ -135,9 +135,9 @@ Tensor attention_on_device(const Tensor& query, const Tensor& key, const Tensor&
                                                   scale, enable_gqa);
 }
 
-const auto& dropout_kernel = intercept::replace_composite("dropout", dropout);
-const auto& in_place_kernel = intercept::replace_composite("dropout_", dropout_in_place);
-const auto& attention_kernel = intercept::replace_composite(
+[[gnu::used]] const auto& dropout_kernel = intercept::replace_composite("dropout", dropout);
+[[gnu::used]] const auto& in_place_kernel = intercept::replace_composite("dropout_", dropout_in_place);
+[[gnu::used]] const auto& attention_kernel = intercept::replace_composite(
     "scaled_dot_product_attention", attention_on_device, intercept::Devices::accelerators);
 
 }  // namespace

@@ -18,7 +18,8 @@ enum class Devices : std::uint8_t { all, accelerators };
 // at::native::<op>, for tensors that are none of its business.
 //
 // Call it before main(): registration is not safe while other threads run operators. Keep the result in a
-// reference. It is not destroyed, because operators may run while statics are.
+// reference with [[gnu::used]], without which the compiler drops it and the leak sanitizer finds nobody who keeps
+// the result. It is not destroyed, because operators may run while statics are.
 template <typename Kernel>
 const std::vector<torch::Library>& replace_composite(const char* op, Kernel* kernel,
                                                      Devices devices = Devices::all) {

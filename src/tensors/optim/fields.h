@@ -13,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/literal.h>
 #include <lockstep/serialize/value.h>
 
 #include "base/throw_error.h"
@@ -28,11 +29,15 @@ inline Value to_value(const std::vector<std::int64_t>& numbers) {
 }
 template <typename... Items>
 Value to_value(const std::tuple<Items...>& items);
+template <typename Enum>
+Value to_value(const OptionalLiteral<Enum>& field) {
+  return field ? Value(std::string(Literal(*field).text())) : Value();
+}
+Value to_value(const auto& field) { return Value(field); }
 template <typename Item>
 Value to_value(const std::optional<Item>& item) {
   return item ? Value(*item) : Value();
 }
-Value to_value(const auto& field) { return Value(field); }
 template <typename... Items>
 Value to_value(const std::tuple<Items...>& items) {
   return std::apply([](const auto&... each) { return Value(Tuple{to_value(each)...}); }, items);
@@ -46,6 +51,14 @@ template <typename Item>
 void from_value(const Value& value, std::optional<Item>& field) {
   field.reset();
   if (!value.is<None>()) from_value(value, field.emplace());
+}
+template <typename Enum>
+void from_value(const Value& value, OptionalLiteral<Enum>& field) {
+  field.reset();
+  if (value.is<None>()) return;
+  const auto known = parse_literal<Enum>(value.as_string());
+  if (!known) throw_error<CheckpointError>("{} is unknown to this optimizer", repr(value, 100));
+  field = *known;
 }
 template <typename Item>
 void from_value(const Value& list, std::vector<Item>& field) {

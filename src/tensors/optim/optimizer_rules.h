@@ -18,7 +18,7 @@
 namespace lockstep::optim {
 
 // What differs between the optimizers. A specialization has
-// - `name`, and check(options, Checks), which refuses invalid values;
+// - `name`, visit_fields(options, Fields), and check(options, Checks), which refuses invalid values;
 // - begin(state, parameter, gradient, options), which fills the state before the first step (optional);
 // - update(options, group, parameter, gradient, state), the step of one parameter. Its operators and their
 //   order are those of Python's single-tensor implementation, so that the results are equal to the bit;
@@ -81,14 +81,19 @@ inline double next_step(NamedParamState& state) { return state.tensors.at("step"
 // Of options whose kind NamedOptimizer has checked.
 template <typename Options>
 const Options& options_as(const torch::optim::OptimizerOptions& options) {
-  return static_cast<const Options&>(options);
+  return static_cast<const GroupOptionsOf<Options>&>(options);
+}
+
+template <typename Options>
+void GroupOptionsOf<Options>::visit_fields(Fields& fields) {
+  Rules<Options>::visit_fields(*this, fields);
 }
 
 template <typename Options>
 OptimizerOf<Options>::OptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                                   const Options& defaults)
     : NamedOptimizer([&] {
-        auto complete = std::make_unique<Options>(defaults);
+        auto complete = std::make_unique<GroupOptionsOf<Options>>(defaults);
         if constexpr (requires { Rules<Options>::complete(*complete); }) Rules<Options>::complete(*complete);
         return complete;
       }()) {
@@ -97,12 +102,12 @@ OptimizerOf<Options>::OptimizerOf(const std::vector<torch::optim::OptimizerParam
 
 template <typename Options>
 void OptimizerOf<Options>::save(torch::serialize::OutputArchive& archive) const {
-  torch::optim::serialize<NamedParamState, Options>(archive, *this);
+  torch::optim::serialize<NamedParamState, GroupOptionsOf<Options>>(archive, *this);
 }
 
 template <typename Options>
 void OptimizerOf<Options>::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<NamedParamState, Options>(archive, *this);
+  torch::optim::serialize<NamedParamState, GroupOptionsOf<Options>>(archive, *this);
 }
 
 template <typename Options>
@@ -117,7 +122,7 @@ bool OptimizerOf<Options>::takes_sparse() const {
 
 template <typename Options>
 std::unique_ptr<NamedOptions> OptimizerOf<Options>::fresh_options() const {
-  return std::make_unique<Options>();
+  return std::make_unique<GroupOptionsOf<Options>>();
 }
 
 template <typename Options>
@@ -157,11 +162,11 @@ void OptimizerOf<Options>::step_groups(std::vector<std::vector<Member>>& groups)
   if constexpr (requires { Rules<Options>::begin_step(own_defaults, groups); })
     Rules<Options>::begin_step(own_defaults, groups);
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    auto& options = static_cast<Options&>(param_groups()[g].options());
+    Options& options = static_cast<GroupOptionsOf<Options>&>(param_groups()[g].options());
     if constexpr (requires { Rules<Options>::begin_group(options); }) Rules<Options>::begin_group(options);
     for (auto& [parameter, gradient, state] : groups[g]) {
-      if constexpr (requires { options.maximize(); }) {
-        if (options.maximize()) gradient = gradient.neg();
+      if constexpr (requires { options.maximize; }) {
+        if (options.maximize) gradient = gradient.neg();
       }
       const Group<Options> group{own_defaults, groups[g].front().parameter};
       Rules<Options>::update(options, group, parameter, gradient, *state);

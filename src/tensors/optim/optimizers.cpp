@@ -91,8 +91,8 @@ void NamedOptimizer::begin(const std::vector<OptimizerParamGroup>& param_groups)
 void NamedOptimizer::check_kind(const OptimizerOptions& options) const {
   const auto& own = defaults();
   if (typeid(options) == typeid(own)) return;
-  throw_error<ArgumentError>("{0}: a group has the options of another kind of optimizer; give it {0}Options",
-                             name());
+  throw_error<ArgumentError>(
+      "{0}: a group has the options of another kind of optimizer; give it {0}::GroupOptions", name());
 }
 
 void NamedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {

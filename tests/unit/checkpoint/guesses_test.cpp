@@ -51,6 +51,16 @@ TEST(Guesses, ATrainingCheckpointIsSavedAndLoaded) {
 
   int epoch = saved["epoch"];
   EXPECT_EQ(saved["epoch"].to<int>(), 7);
+  EXPECT_EQ(saved["epoch"].toInt(), 7);
+  EXPECT_EQ(saved["epoch"].item<int>(), 7);
+  EXPECT_EQ(saved["optimizer"]["param_groups"][0]["lr"].toDouble(), 0.25);
+  EXPECT_TRUE(saved["args"]["bias"].toBool());
+  EXPECT_EQ(saved["args"]["arch"].toStringRef(), "linear");
+  EXPECT_TRUE(saved["model"]["weight"].toTensor().equal(net->weight));
+  EXPECT_EQ(Value(torch::tensor(3)).item<int>(), 3);
+  const std::vector<double> read = saved["losses"];
+  EXPECT_EQ(read, losses);
+  EXPECT_THAT(error_of([&] { (void)saved["args"]["arch"].item<double>(); }), HasSubstr("has str 'linear'"));
   const float lr = saved["optimizer"]["param_groups"][0]["lr"];
   const std::string arch = saved["args"]["arch"];
   const bool bias = saved["args"]["bias"];

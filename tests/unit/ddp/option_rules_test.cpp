@@ -27,7 +27,8 @@ std::string text_of(Feature feature) {
   if (feature == Feature::find_unused_parameters) return "`find_unused_parameters` without `static_graph`";
   if (feature == Feature::skip_found_unused)
     return "`skip_all_reduce_unused_params` with `find_unused_parameters`";
-  const bool is_code = feature <= Feature::static_graph || feature == Feature::graphed_step;
+  const bool is_code = feature <= Feature::static_graph || feature == Feature::graphed_step ||
+                       feature == Feature::ignored_tensors || feature == Feature::verified_step;
   return is_code || name.ends_with("()") ? "`" + name + "`" : name;
 }
 
@@ -88,6 +89,8 @@ TEST(OptionRules, EachModeNamesWhatItExcludes) {
          "With delay_all_reduce_named_params this cannot be followed; wrap the module anew");
   expect(Feature::bucket_cap_mb, Feature::bucket_cap_mb_list,
          "bucket_cap_mb or bucket_cap_mb_list, not both");
+  expect(Feature::optimizer_in_backward, Feature::verified_step,
+         "StepVerifier: it does not support optimizer_in_backward: the optimizer steps before");
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "base/host.h"
 #include "launch/process_tree.h"
+#include "launch/run_notes.h"
 #include "unit/base/child.h"
 
 namespace lockstep::launch {
@@ -86,6 +87,41 @@ TEST(FailureReport, NamesAnAddressSpaceThatIsTooSmall) {
     return last.find("`ulimit -v` allows 300.0 MiB of address space") != last.npos;
   });
   EXPECT_TRUE(child.passed());
+}
+
+// The process below a wrapper, such as a shell, too.
+TEST(FailureReport, SaysWhyTheLauncherItselfKilledTheRank) {
+  FailureReport report{.first = {.rank = 2,
+                                 .pid = 77,
+                                 .signal = SIGKILL,
+                                 .killed_for = "no progress for 60.2 s; --progress-timeout 60"},
+                       .host = "box"};
+  EXPECT_EQ(report_lines(report, false).back(),
+            "rank 2 failed first: it was killed by SIGKILL from the launcher (no progress for 60.2 s; "
+            "--progress-timeout 60); pid 77 on host box");
+  EXPECT_EQ(nlohmann::json(report).get<FailureReport>().first.killed_for, report.first.killed_for);
+  report.first.signal = 0;
+  report.first.code = 137;
+  EXPECT_THAT(headline(report),
+              HasSubstr("exited with code 137 after SIGKILL from the launcher (no progress for 60.2 s;"));
+  report.first.signal = SIGKILL;
+  report.first.killed_for.clear();
+  EXPECT_THAT(report_lines(report, false).back(), HasSubstr("did not send that SIGKILL"));
+}
+
+TEST(RunNotes, KeepTheLastReasonOfEachRankAndTheLastKills) {
+  RunNotes notes;
+  EXPECT_EQ(notes.kill_reason(7), "");
+  notes.note_kill(7, std::string(1000, 'x'));
+  EXPECT_EQ(notes.kill_reason(7), std::string(155, 'x'));
+  notes.note_kill(7, "no progress");
+  EXPECT_EQ(notes.kill_reason(7), "no progress");
+  notes.note_kill(8, "slow");
+  notes.withdraw_kill(8);
+  EXPECT_EQ(notes.kill_reason(8), "");
+  for (pid_t rank = 100; rank < 132; ++rank) notes.note_kill(rank, "slow");
+  EXPECT_EQ(notes.kill_reason(7), "");
+  EXPECT_EQ(notes.kill_reason(100), "slow");
 }
 
 TEST(FailureReport, ALostPeerAfterRanksThatFinishedLooksLikeUnevenData) {

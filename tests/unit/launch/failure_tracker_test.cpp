@@ -48,6 +48,24 @@ TEST(FailureTracker, KeepsTheRanksThatFinishedBeforeTheFirstFailure) {
   EXPECT_EQ(failures.summary(std::nullopt)->finished, (std::vector<int>{1, 2}));
 }
 
+TEST(FailureTracker, IsInterruptedUnlessARankFailsOrIsStopped) {
+  FailureTracker interrupted;
+  EXPECT_FALSE(interrupted.interrupted());
+  interrupted.add_interrupted(3);
+  interrupted.add_interrupted(1);
+  interrupted.add_finished(0);
+  EXPECT_TRUE(interrupted.interrupted());
+  auto stopped = interrupted;
+  stopped.add_stopped(2);
+  EXPECT_FALSE(stopped.interrupted());
+  auto later = interrupted;
+  later.add_later({.rank = 2, .code = 3});
+  EXPECT_FALSE(later.interrupted());
+  interrupted.add(cause(2));
+  EXPECT_FALSE(interrupted.interrupted());
+  EXPECT_EQ(interrupted.summary(std::nullopt)->interrupted, (std::vector<int>{1, 3}));
+}
+
 TEST(FailureTracker, KeepsLocalFailuresUnderTheReportOfOtherNodes) {
   FailureTracker failures;
   failures.add(cause(4));

@@ -118,6 +118,41 @@ TEST(Guesses, OptimizersTakeArgumentsByName) {
   const optim::RMSprop rmsprop(parameters, 0.01);
 }
 
+template <typename Options>
+const Options& options_of(const torch::optim::Optimizer& optimizer) {
+  return dynamic_cast<const Options&>(optimizer.param_groups()[0].options());
+}
+
+TEST(Guesses, EveryOptimizerTakesItsArgumentsByName) {
+  const auto parameters = torch::nn::Linear(2, 2)->parameters();
+  const optim::NAdam nadam(parameters, {.lr = 0.25, .betas = {0.5, 0.75}, .momentum_decay = 0.5});
+  const auto& of_nadam = options_of<optim::NAdam::GroupOptions>(nadam);
+  EXPECT_EQ(of_nadam.lr, 0.25);
+  EXPECT_EQ(of_nadam.momentum_decay, 0.5);
+  EXPECT_EQ(of_nadam.eps, 1e-8);
+  EXPECT_EQ(options_of<optim::RAdam::GroupOptions>(optim::RAdam(parameters, 0.5)).get_lr(), 0.5);
+  EXPECT_EQ(options_of<optim::Adadelta::GroupOptions>(optim::Adadelta(parameters, {.rho = 0.5})).rho, 0.5);
+  const optim::Muon muon({torch::zeros({2, 2}).set_requires_grad(true)},
+                         {.momentum = 0.5, .adjust_lr_fn = "match_rms_adamw"});
+  EXPECT_EQ(options_of<optim::Muon::GroupOptions>(muon).adjust_lr_fn, optim::MuonAdjustment::match_rms_adamw);
+  EXPECT_EQ(options_of<optim::Muon::GroupOptions>(muon).to_dict()["adjust_lr_fn"].as_string(),
+            "match_rms_adamw");
+
+  optim::RMSprop rmsprop(parameters, {.lr = 0.25, .alpha = 0.5, .momentum = 0.75, .centered = true});
+  EXPECT_EQ(options_of<torch::optim::RMSpropOptions>(rmsprop),
+            torch::optim::RMSpropOptions(0.25).alpha(0.5).momentum(0.75).centered(true));
+  EXPECT_EQ(options_of<torch::optim::RMSpropOptions>(optim::RMSprop(parameters, {})),
+            torch::optim::RMSpropOptions());
+  EXPECT_EQ(options_of<torch::optim::AdagradOptions>(optim::Adagrad(parameters, {.lr = 0.5, .eps = 0.25})),
+            torch::optim::AdagradOptions(0.5).eps(0.25));
+  EXPECT_EQ(options_of<torch::optim::AdagradOptions>(optim::Adagrad(parameters, optim::AdagradArguments())),
+            torch::optim::AdagradOptions());
+  const optim::LBFGS lbfgs(parameters, {.max_iter = 4, .line_search_fn = "strong_wolfe"});
+  EXPECT_EQ(options_of<torch::optim::LBFGSOptions>(lbfgs),
+            torch::optim::LBFGSOptions().max_iter(4).line_search_fn("strong_wolfe"));
+  load_state_dict(rmsprop, state_dict(rmsprop));
+}
+
 TEST(Guesses, AveragesAreOfSwaUtils) {
   namespace swa = optim::swa_utils;
   torch::nn::Linear net(1, 1);

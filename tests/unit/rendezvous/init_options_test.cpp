@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/time_limits.h"
 #include "rendezvous/session.h"
 
 namespace lockstep {
@@ -34,7 +35,7 @@ TEST(Init, APlainProcessIsAGroupOfOne) {
   {
     const auto context = rendezvous::init({{}, kEmpty});
     EXPECT_TRUE(is_initialized());
-    EXPECT_TRUE(context.is_main());
+    EXPECT_TRUE(context.is_main_process());
     EXPECT_EQ(context.world_size(), 1);
     EXPECT_EQ(context.local_world_size(), 1);
     EXPECT_TRUE(context.device().is_cpu());
@@ -59,6 +60,19 @@ TEST(Init, TheDebugLevelOfPyTorchMayBeInLowerCase) {
   EXPECT_FALSE(rendezvous::checks_calls({{}, kEmpty}));
   expect_refused<ArgumentError>({{.backend = "gloo", .with_python = true}, with_level("Detail")},
                                 HasSubstr("TORCH_DISTRIBUTED_DEBUG=DETAIL"));
+}
+
+TEST(Init, ATimeoutThatContradictsTheLaunchersLimitIsRefused) {
+  const std::map<std::string, std::string> variables{
+      {LauncherLimits::kVariable, "progress_timeout=60000,shown=1"}};
+  const Env env(variables);
+  expect_refused<ArgumentError>({{.timeout = 60}, env}, AllOf(HasSubstr("the timeout of the group, 60 s"),
+                                                              HasSubstr("--progress-timeout")));
+  ::testing::internal::CaptureStderr();
+  { const auto context = rendezvous::init({{.timeout = 61}, env}); }
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("time limits of the ranks:\n"), HasSubstr(" 61 s "),
+                    HasSubstr("init({.timeout = ...})")));
 }
 
 TEST(Init, TheFakeBackendWaitsForNoOtherRank) {

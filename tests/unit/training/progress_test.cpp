@@ -317,7 +317,7 @@ const Scenario averages("means of the numbers of a bar", [] {
     if (const auto begin = line.find("loss"); begin != std::string::npos) shown.push_back(line.substr(begin));
   }
   shown.erase(std::unique(shown.begin(), shown.end()), shown.end());
-  if (context.is_main()) {
+  if (context.is_main_process()) {
     EXPECT_THAT(shown,
                 ElementsAre("loss=0.5, rank=0.5]\n", "loss=30.5, rank=0.5]\n", "loss=60.5, rank=0.5]\n"));
   } else {
@@ -325,10 +325,11 @@ const Scenario averages("means of the numbers of a bar", [] {
   }
   bar.set_postfix({});
   bar.set_postfix({});
-  EXPECT_THAT(error_of<DesyncError>([&] {
-                bar.set_postfix({{context.is_main() ? "a" : "b", 1}});
-              }),
-              ::testing::HasSubstr(context.is_main() ? "rank 0 passes the names 'a' and rank 1 passes 'b'"
+  EXPECT_THAT(
+      error_of<DesyncError>([&] {
+        bar.set_postfix({{context.is_main_process() ? "a" : "b", 1}});
+      }),
+      ::testing::HasSubstr(context.is_main_process() ? "rank 0 passes the names 'a' and rank 1 passes 'b'"
                                                      : "rank 1 passes the names 'b' and rank 0 passes 'a'"));
 });
 TEST(Progress, ShowsMeansOverRanks) { expect_all_passed(run_ranks(averages)); }

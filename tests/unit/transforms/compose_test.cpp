@@ -91,6 +91,11 @@ TEST(Compose, TakesAnyFunction) {
   EXPECT_NE(Transform(CenterCrop(1)).target<CenterCrop>(), nullptr);
 }
 
+TEST(Normalize, TakesOneNumberForAllChannels) {
+  const auto image = at::rand({1, 4, 5});
+  EXPECT_TRUE(at::equal(Normalize(0.5, 2)(image), Normalize({0.5}, {2})(image)));
+}
+
 TEST(Normalize, InplaceOverwritesTheImage) {
   const auto image = at::rand({3, 4, 5});
   const auto expected = imagenet()(image);
