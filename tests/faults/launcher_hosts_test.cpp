@@ -144,6 +144,15 @@ TEST_F(LauncherHosts, ForwardSignals) {
   launcher.wait_for_no_family();
 }
 
+// From a host that has no rank, through the coordinator and both launchers.
+TEST_F(LauncherHosts, ShowTheirRanksToTheStarter) {
+  auto launcher = run(kTwoHosts, "echo up; exec sleep 1000");
+  launcher.wait_for("up", 3);
+  LauncherProcess top({"top", std::to_string(launcher.pid()), "--once", "--hosts"});
+  EXPECT_EQ(top.finish(), 0) << top.err();
+  EXPECT_EQ(count_of(top.out(), ": its ranks publish nothing yet"), 2) << top.out();
+}
+
 TEST_F(LauncherHosts, ForwardWarningsAndEndLikeInterruptedRanks) {
   auto launcher = run(kTwoHosts, fmt::format("exec {} save-on-signal", LAUNCHER_RANK_PROGRAM));
   launcher.wait_for(" of ", 3);

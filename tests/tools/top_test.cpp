@@ -89,6 +89,8 @@ TEST_F(Top, OnceIsATableForPeopleAndJsonForScripts) {
         EXPECT_GT(json["figures"]["ranks"][1]["pss"], 1 << 20);
         EXPECT_EQ(json["figures"]["ranks"][0]["call"]["bytes"], 16);
         EXPECT_TRUE(json["figures"]["bytes_per_second"].contains("shm"));
+        EXPECT_THAT(run({std::to_string(pids[1]), "--once", "--hosts"}).err,
+                    HasSubstr("--hosts: no launcher of several nodes is above the ranks of this run"));
         end(pids);
       }});
 }

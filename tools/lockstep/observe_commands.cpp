@@ -15,6 +15,7 @@
 #include "observe/recorder_files.h"
 #include "observe/stack_report.h"
 #include "observe/verdict.h"
+#include "run_on_hosts.h"
 #include "top.h"
 #include "top_table.h"
 
@@ -24,6 +25,9 @@ namespace {
 constexpr const char* kRunHelp =
     "PID of a rank or of a process above it, such as its launcher, or the launcher's --run-id (default: the only run)";
 
+constexpr const char* kHostsHelp =
+    "Show the ranks of all hosts of a run on several hosts, through their launchers";
+
 int dump(const std::string& run, const std::string& folder) {
   const auto files = observe::write_recorder_files(observe::find_run(run).read(), folder);
   for (const auto& file : files) std::cout << file.string() << '\n';
@@ -31,9 +35,18 @@ int dump(const std::string& run, const std::string& folder) {
   return 0;
 }
 
-int analyze(const std::string& source, bool json) {
-  const auto run = std::filesystem::is_directory(source) ? observe::read_recorder_files(source)
-                                                         : observe::find_run(source).read();
+observe::Run run_of(const std::string& source, bool hosts) {
+  const bool is_folder = std::filesystem::is_directory(source);
+  if (hosts && is_folder) {
+    throw_error<ArgumentError>(
+        "--hosts: {} is a folder, whose files of all hosts are read anyway; leave --hosts out", source);
+  }
+  if (hosts) return RunOnHosts(source).read().run;
+  return is_folder ? observe::read_recorder_files(source) : observe::find_run(source).read();
+}
+
+int analyze(const std::string& source, bool json, bool hosts) {
+  const auto run = run_of(source, hosts);
   const auto verdict = observe::judge(run);
   if (json) {
     auto report = observe::to_json(run);
@@ -41,7 +54,9 @@ int analyze(const std::string& source, bool json) {
     std::cout << report.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
   } else {
     std::setlocale(LC_CTYPE, "");  // which characters can be shown
-    std::cout << printable_text(verdict.text) << '\n' << std::flush;
+    std::cout << printable_text(verdict.text) << '\n';
+    for (const auto& line : unseen_lines(run)) std::cout << printable_text(line) << '\n';
+    std::cout << std::flush;
   }
   return verdict.cause == observe::Cause::none ? 0 : 1;
 }
@@ -54,6 +69,7 @@ Command recorder_command(CLI::App& app) {
     std::string folder = "recorder";
     std::string source{};
     bool json = false;
+    bool hosts = false;
   };
   const auto options = std::make_shared<Options>();
   auto* recorder = app.add_subcommand("recorder", "Show what the ranks of a run on this host are doing");
@@ -67,10 +83,11 @@ Command recorder_command(CLI::App& app) {
   analyzing->add_option("run", options->source, std::string(kRunHelp) + "; or a folder that dump wrote")
       ->type_name("RUN|DIR");
   analyzing->add_flag("--json", options->json, "Print the verdict and all calls as JSON");
+  analyzing->add_flag("--hosts", options->hosts, kHostsHelp);
   analyzing->footer("The exit code is 0 if no rank has a fault, else 1.");
   return {.app = recorder, .run = [options, dumping](const auto& /*rest*/) {
             if (dumping->parsed()) return dump(options->run, options->folder);
-            return analyze(options->source, options->json);
+            return analyze(options->source, options->json, options->hosts);
           }};
 }
 
@@ -104,6 +121,7 @@ Command top_command(CLI::App& app) {
     std::string run{};
     bool once = false;
     bool json = false;
+    bool hosts = false;
     double interval = 1;
   };
   const auto options = std::make_shared<Options>();
@@ -111,13 +129,14 @@ Command top_command(CLI::App& app) {
   top->add_option("run", options->run, kRunHelp)->type_name("RUN");
   auto* const once = top->add_flag("--once", options->once, "Print the table once, as text");
   top->add_flag("--json", options->json, "Print the verdict, all calls and the figures as JSON")->needs(once);
+  top->add_flag("--hosts", options->hosts, kHostsHelp);
   top->add_option("--interval", options->interval, "Read the ranks every SECONDS (default 1)")
       ->type_name("SECONDS")
       ->excludes(once);
   top->footer("The exit code of --once is 1 if a rank keeps others waiting, else 0.");
   return {.app = top, .run = [options](const auto& /*rest*/) {
-            if (options->once) return print_run(options->run, options->json);
-            return show_run(options->run, checked_interval(options->interval));
+            if (options->once) return print_run(options->run, options->json, options->hosts);
+            return show_run(options->run, checked_interval(options->interval), options->hosts);
           }};
 }
 

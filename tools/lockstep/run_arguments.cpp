@@ -319,6 +319,10 @@ launch::HostsOptions hosts_options(const RunArguments& arguments, const launch::
       .stop_signals = checked.stop_signals,
       .grace_period = checked.grace_period};
   const auto environment = environment_for_hosts(arguments, env);
+  if (checked.nodes) {
+    options.view = checked;
+    options.view->nodes->secret = launch::Secret(environment.at("LOCKSTEP_SECRET"));
+  }
   for (std::size_t index = 0; index < options.hosts.size(); ++index) {
     auto of_host = words;
     of_host.insert(of_host.begin() + 1, {"--host-index", std::to_string(index)});

@@ -10,6 +10,7 @@
 #include "base/shared_memory.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
+#include "observe/host_snapshot.h"
 #include "observe/launched_ranks.h"
 #include "rank_watch.h"
 #include "run_command.h"
@@ -57,6 +58,7 @@ std::optional<launch::MetricsOptions> metrics_options(const RunArguments& argume
 
 int launch_here(const RunArguments& arguments, const std::vector<std::string>& words) {
   auto options = launch_options(arguments, launch::this_machine());
+  options.snapshot = observe::snapshot_parts;
   const auto watched = watch_options(arguments, options);
   SharedMemory shared;  // with the supervisor of the ranks
   std::optional<observe::LaunchedRanks> ranks;

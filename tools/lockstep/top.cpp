@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "top.h"
 
+#include <algorithm>
 #include <clocale>
 #include <iostream>
 #include <thread>
@@ -10,13 +11,15 @@
 #include <lockstep/base/error.h>
 
 #include "observe/follow_run.h"
+#include "run_on_hosts.h"
 #include "top_table.h"
 
 #ifdef LOCKSTEP_WITH_NCURSES
-#include <algorithm>
 #include <array>
 #include <csignal>
 #include <deque>
+#include <memory>
+#include <optional>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -24,6 +27,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/host.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launch/guard.h"
@@ -34,17 +38,35 @@
 namespace lockstep::cli {
 namespace {
 
+// Traffic is the difference of two readings.
 constexpr std::chrono::milliseconds kBetweenReadings{200};
+
+Snapshot snapshot_here(const std::string& name) {
+  observe::FollowedRun followed(name);
+  const auto earlier = followed.observed().read(/*with_activity=*/false);
+  std::this_thread::sleep_for(kBetweenReadings);
+  Snapshot now{.run = followed.observed().read()};
+  now.figures = observe::figures_of(now.run, &earlier, followed.memory());
+  return now;
+}
+
+Snapshot snapshot_of_hosts(const std::string& name) {
+  RunOnHosts on_hosts(name);
+  const auto earlier = on_hosts.read();
+  const auto is_seen = [](const observe::HostState& host) { return host.problem.empty(); };
+  // Those that do not answer are not waited for twice.
+  if (!std::ranges::all_of(earlier.run.hosts, is_seen))
+    return {.run = earlier.run, .figures = earlier.figures()};
+  std::this_thread::sleep_for(kBetweenReadings);
+  const auto now = on_hosts.read();
+  return {.run = now.run, .figures = now.figures(&earlier)};
+}
 
 }  // namespace
 
-int print_run(const std::string& name, bool json) {
+int print_run(const std::string& name, bool json, bool hosts) {
   std::setlocale(LC_CTYPE, "");
-  observe::FollowedRun followed(name);
-  const auto earlier = followed.observed().read(/*with_activity=*/false);
-  std::this_thread::sleep_for(kBetweenReadings);  // traffic is the difference of two readings
-  Snapshot now{.run = followed.observed().read()};
-  now.figures = observe::figures_of(now.run, &earlier, followed.memory());
+  auto now = hosts ? snapshot_of_hosts(name) : snapshot_here(name);
   now.verdict = observe::judge(now.run);
   if (json) {
     auto report = observe::to_json(now.run);
@@ -76,10 +98,47 @@ sigset_t ending_signals() {
 // A run as a sequence of snapshots.
 class Snapshots {
  public:
-  explicit Snapshots(const std::string& name) : followed_(name) {}
+  Snapshots() = default;
+  virtual ~Snapshots() = default;
+  Snapshots(const Snapshots&) = delete;
+  Snapshots& operator=(const Snapshots&) = delete;
 
   // False: the run has ended.
-  bool take() {
+  virtual bool take() = 0;
+  // How the run has ended.
+  virtual std::string farewell() const = 0;
+
+  const Snapshot& last() const { return last_; }
+
+  std::vector<std::string> stack_of(int rank) const {
+    const auto found = std::ranges::find(last_.run.ranks, rank, &observe::Rank::rank);
+    if (found == last_.run.ranks.end()) return {};
+    try {
+      return stack_lines(*found);
+    } catch (const Error& error) {
+      return wrapped_text(error.what(), 80, 10);
+    }
+  }
+
+ protected:
+  virtual std::vector<std::string> stack_lines(const observe::Rank& rank) const = 0;
+
+  static std::uint64_t steps_of(const observe::Run& run) {
+    std::uint64_t steps = 0;
+    for (const auto& rank : run.ranks) {
+      if (rank.progress) steps = std::max(steps, rank.progress->steps);
+    }
+    return steps;
+  }
+
+  Snapshot last_{};
+};
+
+class SnapshotsHere final : public Snapshots {
+ public:
+  explicit SnapshotsHere(const std::string& name) : followed_(name) {}
+
+  bool take() override {
     auto run = followed_.read();
     if (!run) return false;
     auto verdict = observe::judge(*run);
@@ -94,34 +153,23 @@ class Snapshots {
     return true;
   }
 
-  const Snapshot& last() const { return last_; }
-
-  std::vector<std::string> stack_of(int rank) const {
-    const auto found = std::ranges::find(last_.run.ranks, rank, &observe::Rank::rank);
-    if (found == last_.run.ranks.end()) return {};
-    try {
-      return split(observe::stacks_text(followed_.observed(), found->pid), '\n');
-    } catch (const Error& error) {
-      return wrapped_text(error.what(), 80, 10);
-    }
-  }
-
-  // How the run has ended.
-  std::string farewell() const {
+  std::string farewell() const override {
     const auto run = followed_.observed().read(/*with_activity=*/false);
-    std::uint64_t steps = 0;
     std::vector<std::string> dead;
     for (const auto& rank : run.ranks) {
-      if (rank.progress) steps = std::max(steps, rank.progress->steps);
       // Only ranks in groups say that they leave.
       if (rank.life == observe::Life::dead && !rank.groups.empty()) dead.push_back(rank.describe());
     }
-    auto text = fmt::format("The run has ended after {} steps", steps);
+    auto text = fmt::format("The run has ended after {} steps", steps_of(run));
     if (!dead.empty()) text += fmt::format("; without leaving it have ended: {}", fmt::join(dead, ", "));
     return text + ".";
   }
 
  private:
+  std::vector<std::string> stack_lines(const observe::Rank& rank) const override {
+    return split(observe::stacks_text(followed_.observed(), rank.pid), '\n');
+  }
+
   // What the ranks' threads do is costly to find out, so that it is up to a second old.
   void add_activities(observe::Run& run) {
     const auto now = Clock::now();
@@ -136,10 +184,55 @@ class Snapshots {
   }
 
   observe::FollowedRun followed_;
-  Snapshot last_{};
   std::deque<observe::Run> past_{};  // readings of the last time, the oldest first
   observe::Run with_activities_{};
   Clock::time_point activities_at_{};
+};
+
+// Through the launcher of this host.
+class SnapshotsOfHosts final : public Snapshots {
+ public:
+  explicit SnapshotsOfHosts(const std::string& name) : on_hosts_(name) {}
+
+  // While a host does not answer, the last snapshot is shown, and keys are read in between.
+  bool take() override {
+    const bool is_first = last_.run.hosts.empty();
+    try {
+      auto reading = is_first ? on_hosts_.read() : on_hosts_.read_within(kPatience);
+      if (reading) keep(std::move(*reading));
+    } catch (const Error& error) {
+      if (is_first) throw;
+      if (on_hosts_.has_ended()) return false;
+      last_.run.hosts.front().problem = error.what();
+    }
+    return true;
+  }
+
+  std::string farewell() const override {
+    return fmt::format("The launcher of this host has ended; its run had made {} steps.",
+                       steps_of(last_.run));
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kPatience{300};
+
+  std::vector<std::string> stack_lines(const observe::Rank& rank) const override {
+    const auto pid = std::to_string(rank.pid);
+    if (rank.host == host_name()) return split(observe::stacks_text(observe::find_run(pid), rank.pid), '\n');
+    return wrapped_text(fmt::format("Rank {} runs on {}: `lockstep stacks {}` shows its stack there.",
+                                    rank.rank, rank.host, pid),
+                        80, 10);
+  }
+
+  void keep(HostsReading reading) {
+    auto figures = reading.figures(earlier_ ? &*earlier_ : nullptr);
+    auto verdict = observe::judge(reading.run);
+    last_ = {.run = reading.run, .figures = std::move(figures), .verdict = std::move(verdict)};
+    earlier_ = std::move(reading);
+  }
+
+  RunOnHosts on_hosts_;
+  std::optional<HostsReading> earlier_{};
 };
 
 class Viewer {
@@ -246,18 +339,23 @@ class Viewer {
 
 }  // namespace
 
-int show_run(const std::string& name, std::chrono::milliseconds interval) {
+int show_run(const std::string& name, std::chrono::milliseconds interval, bool hosts) {
   std::setlocale(LC_CTYPE, "");
-  Snapshots snapshots(name);
-  bool has_ended = !snapshots.take();
-  if (!has_ended) has_ended = Viewer(snapshots, interval).show();
-  if (has_ended) std::cout << snapshots.farewell() << '\n' << std::flush;
+  std::unique_ptr<Snapshots> snapshots;
+  if (hosts) {
+    snapshots = std::make_unique<SnapshotsOfHosts>(name);
+  } else {
+    snapshots = std::make_unique<SnapshotsHere>(name);
+  }
+  bool has_ended = !snapshots->take();
+  if (!has_ended) has_ended = Viewer(*snapshots, interval).show();
+  if (has_ended) std::cout << snapshots->farewell() << '\n' << std::flush;
   return 0;
 }
 
 #else
 
-int show_run(const std::string& /*name*/, std::chrono::milliseconds /*interval*/) {
+int show_run(const std::string& /*name*/, std::chrono::milliseconds /*interval*/, bool /*hosts*/) {
   throw Error(
       "this Lockstep was built without ncurses: install libncurses-dev and build it again, or use `lockstep top --once`");
 }

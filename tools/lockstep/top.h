@@ -6,10 +6,11 @@
 
 namespace lockstep::cli {
 
-// `lockstep top --once`: a run as text or JSON. Returns 1 if a rank keeps others waiting, else 0.
-int print_run(const std::string& name, bool json);
+// `lockstep top --once`: a run as text or JSON, with `hosts` the ranks of all its hosts. Returns 1 if a rank keeps
+// others waiting, else 0.
+int print_run(const std::string& name, bool json, bool hosts);
 
 // `lockstep top`: a run on the whole terminal until it ends, which the last line says, or the user leaves.
-int show_run(const std::string& name, std::chrono::milliseconds interval);
+int show_run(const std::string& name, std::chrono::milliseconds interval, bool hosts);
 
 }  // namespace lockstep::cli

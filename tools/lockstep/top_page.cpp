@@ -6,12 +6,14 @@
 #include <iterator>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace lockstep::cli {
 namespace {
 
 constexpr std::size_t kAlarmLines = 4;
 constexpr std::size_t kSentenceLines = 3;
+constexpr std::size_t kUnseenLines = 3;
 constexpr std::size_t kArrivalLines = 2;
 
 constexpr std::array<const char*, 5> kOrderNames{"rank", "steps/s", "communication", "data", "memory"};
@@ -73,12 +75,16 @@ class Page {
     lines_.push_back({fitting_text(text, view_.width), look});
   }
 
+  void add_alarm(const std::string& text, std::size_t most_lines) {
+    for (const auto& line : wrapped_text(text, view_.width, most_lines)) add(line, Look::alarm);
+  }
+
   void add_top() {
     add(run_line(snapshot_));
     if (const auto numbers = numbers_line(snapshot_); !numbers.empty()) add(numbers);
-    if (snapshot_.verdict.cause == observe::Cause::none) return;
-    for (const auto& line : wrapped_text(snapshot_.verdict.text, view_.width, kAlarmLines))
-      add(line, Look::alarm);
+    if (snapshot_.verdict.cause != observe::Cause::none) add_alarm(snapshot_.verdict.text, kAlarmLines);
+    const auto unseen = fmt::format("{}", fmt::join(unseen_lines(snapshot_.run), "; "));
+    if (!unseen.empty()) add_alarm(unseen, kUnseenLines);
   }
 
   // The place of the picked rank in Run::ranks; the first one if it has gone.
@@ -89,7 +95,7 @@ class Page {
   }
 
   void add_ranks(std::size_t room) {
-    add(" " + table_heading(view_.width - 1), Look::heading);
+    add(" " + table_heading(view_.width - 1, !snapshot_.run.hosts.empty()), Look::heading);
     const auto order = ranks_in_order(snapshot_, view_.order);
     const auto picked = picked_place();
     const auto at = static_cast<std::size_t>(std::ranges::find(order, picked) - order.begin());

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cwchar>
 #include <functional>
+#include <limits>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -20,6 +21,8 @@ using observe::Rank;
 using observe::RankFigures;
 
 constexpr std::size_t kPlainWidth = 200;
+constexpr std::size_t kHostWidth = 10;
+constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
 
 // In the order of Phase.
 constexpr std::array<const char*, kPhases> kPhaseLabels{"other", "forward", "backward", "comm",
@@ -110,53 +113,56 @@ std::string call_text(const observe::CallUnderWay& under_way) {
 
 struct Column {
   const char* title;
-  std::size_t width;  // 0: what is left
-  std::size_t from;   // the table's width from which on it is shown
+  std::size_t width;            // 0: what is left
+  std::size_t from;             // the table's width from which on it is shown
+  std::size_t from_with_hosts;  // in a table of several hosts
   std::function<std::string(const Rank&, const RankFigures&)> text;
 };
 
 Column share_column(const char* title, Phase phase) {
-  return {title, 3, 0,
+  return {title, 3, 0, 0,
           [phase](const Rank& rank, const RankFigures& figures) { return share_of(rank, figures, phase); }};
 }
 
 const std::vector<Column>& table_columns() {
   static const std::vector<Column> kColumns{
-      {"RANK", 4, 0, [](const Rank& rank, const RankFigures&) { return std::to_string(rank.rank); }},
-      {"PID", 7, 0, [](const Rank& rank, const RankFigures&) { return std::to_string(rank.thread); }},
-      {"STATE", 8, 0, [](const Rank& rank, const RankFigures&) { return state_of(rank); }},
-      {"FOR", 6, 0,
+      {"RANK", 4, 0, 0, [](const Rank& rank, const RankFigures&) { return std::to_string(rank.rank); }},
+      {"HOST", kHostWidth, kNever, 0,
+       [](const Rank& rank, const RankFigures&) { return fitting_text(rank.host, kHostWidth); }},
+      {"PID", 7, 0, 88, [](const Rank& rank, const RankFigures&) { return std::to_string(rank.thread); }},
+      {"STATE", 8, 0, 0, [](const Rank& rank, const RankFigures&) { return state_of(rank); }},
+      {"FOR", 6, 0, 0,
        [](const Rank& rank, const RankFigures& figures) {
          return rank.progress ? time_text(figures.phase_age) : "-";
        }},
-      {"STEP", 7, 0,
+      {"STEP", 7, 0, 0,
        [](const Rank& rank, const RankFigures&) {
          return rank.progress ? count_text(rank.progress->steps) : "-";
        }},
-      {"STEP/S", 6, 0,
+      {"STEP/S", 6, 0, 0,
        [](const Rank&, const RankFigures& figures) { return rate_text(figures.steps_per_second); }},
-      {"SAMP/S", 6, 0,
+      {"SAMP/S", 6, 0, 0,
        [](const Rank&, const RankFigures& figures) { return rate_text(figures.samples_per_second); }},
       share_column("FWD", Phase::forward),
       share_column("BWD", Phase::backward),
       share_column("COM", Phase::communication),
       share_column("DAT", Phase::data),
       share_column("OPT", Phase::optimizer),
-      {"RES", 5, 0,
+      {"RES", 5, 0, 0,
        [](const Rank&, const RankFigures& figures) { return short_bytes(figures.memory.resident); }},
-      {"PSS", 5, 82,
+      {"PSS", 5, 82, kNever,  // is not read on other hosts
        [](const Rank&, const RankFigures& figures) { return short_bytes(figures.memory.proportional); }},
-      {"CALL", 0, 110,
+      {"CALL", 0, 110, 110,
        [](const Rank&, const RankFigures& figures) { return figures.call ? call_text(*figures.call) : ""; }}};
   return kColumns;
 }
 
-// Cells of a line, numbers to the right. The state and the call are words.
-std::string line_of(std::size_t width, const std::function<std::string(const Column&)>& cell) {
+// Cells of a line, numbers to the right. Host, state and call are words.
+std::string line_of(std::size_t width, bool hosts, const std::function<std::string(const Column&)>& cell) {
   std::string line;
   for (const auto& column : table_columns()) {
-    if (column.from > width) continue;
-    const bool is_words = column.width == 0 || column.width == 8;
+    if ((hosts ? column.from_with_hosts : column.from) > width) continue;
+    const bool is_words = column.width == 0 || column.width == 8 || column.width == kHostWidth;
     line += line.empty() ? "" : " ";
     line += is_words ? fmt::format("{:<{}}", cell(column), column.width)
                      : fmt::format("{:>{}}", cell(column), column.width);
@@ -210,12 +216,12 @@ std::string time_text(std::int64_t nanoseconds) {
                                 : fmt::format("{:.0f} d", seconds / 86400);
 }
 
-std::string table_heading(std::size_t width) {
-  return line_of(width, [](const Column& column) { return column.title; });
+std::string table_heading(std::size_t width, bool hosts) {
+  return line_of(width, hosts, [](const Column& column) { return column.title; });
 }
 
 std::string table_line(const Rank& rank, const RankFigures& figures, std::size_t width) {
-  return line_of(width, [&](const Column& column) { return column.text(rank, figures); });
+  return line_of(width, !rank.host.empty(), [&](const Column& column) { return column.text(rank, figures); });
 }
 
 std::string run_line(const Snapshot& snapshot) {
@@ -224,9 +230,10 @@ std::string run_line(const Snapshot& snapshot) {
       std::ranges::find_if(run.ranks, [](const Rank& rank) { return rank.progress.has_value(); });
   const auto size =
       first == run.ranks.end() ? run.ranks.size() : static_cast<std::size_t>(first->progress->size);
-  auto line =
-      fmt::format("run{}{} on {}: {}{} rank{}", run.id.empty() ? "" : " ", run.id, run.host, run.ranks.size(),
-                  size > run.ranks.size() ? fmt::format(" of {}", size) : "", size == 1 ? "" : "s");
+  auto line = fmt::format("run{}{} on {}: {}{} rank{}", run.id.empty() ? "" : " ", run.id,
+                          run.hosts.size() > 1 ? fmt::format("{} hosts", run.hosts.size()) : run.host,
+                          run.ranks.size(), size > run.ranks.size() ? fmt::format(" of {}", size) : "",
+                          size == 1 ? "" : "s");
   if (first != run.ranks.end())
     line += fmt::format(", {}", time_text(run.taken_at - first->progress->began_at));
   if (snapshot.figures.steps_per_second > 0)
@@ -309,11 +316,20 @@ std::vector<std::string> arrival_lines(const observe::Figures& figures) {
   return lines;
 }
 
+std::vector<std::string> unseen_lines(const observe::Run& run) {
+  std::vector<std::string> lines;
+  for (const auto& host : run.hosts) {
+    if (!host.problem.empty()) lines.push_back(fmt::format("not seen: {}: {}", host.name, host.problem));
+  }
+  return lines;
+}
+
 std::string plain_text(const Snapshot& snapshot) {
   std::string text = printable_text(run_line(snapshot)) + '\n';
   if (const auto numbers = numbers_line(snapshot); !numbers.empty()) text += printable_text(numbers) + '\n';
   text += printable_text(snapshot.verdict.text) + '\n';
-  text += table_heading(kPlainWidth) + '\n';
+  for (const auto& line : unseen_lines(snapshot.run)) text += printable_text(line) + '\n';
+  text += table_heading(kPlainWidth, !snapshot.run.hosts.empty()) + '\n';
   const auto& ranks = snapshot.run.ranks;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     auto line = table_line(ranks[i], snapshot.figures.ranks[i], kPlainWidth);

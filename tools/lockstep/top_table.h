@@ -31,8 +31,9 @@ std::vector<std::string> wrapped_text(const std::string& text, std::size_t width
 // "3 ms", "4.2 s"
 std::string time_text(std::int64_t nanoseconds);
 
-// The first line of the table, and the line of a rank; a wider table has more columns. Both are printable.
-std::string table_heading(std::size_t width);
+// The first line of the table, and the line of a rank; a wider table has more columns. Both are printable. `hosts`:
+// the ranks are those of several hosts.
+std::string table_heading(std::size_t width, bool hosts = false);
 std::string table_line(const observe::Rank& rank, const observe::RankFigures& figures, std::size_t width);
 
 // "run job on node3: 4 ranks, 2 h, 3.40 steps/s, 435 samples/s", and the traffic of the backends with what the first rank
@@ -45,6 +46,9 @@ std::string rank_sentence(const observe::Rank& rank, const observe::RankFigures&
 std::vector<std::string> call_lines(const observe::Rank& rank, std::int64_t now);
 // Which rank was the last to enter the last collective of each group.
 std::vector<std::string> arrival_lines(const observe::Figures& figures);
+
+// The hosts whose ranks, or some of them, are not seen, and why, a line each.
+std::vector<std::string> unseen_lines(const observe::Run& run);
 
 // All of it for a file or a pipe.
 std::string plain_text(const Snapshot& snapshot);

@@ -262,6 +262,17 @@ void Coordinator::choose_members() {
   for (std::size_t i = 0; i < members_.size(); ++i) nodes_.at(members_[i]).assignment = static_cast<int>(i);
 }
 
+std::vector<Coordinator::MemberNode> Coordinator::members() const {
+  std::vector<MemberNode> found;
+  int first_rank = 0;
+  for (const Node node : members_) {
+    const auto& info = nodes_.at(node).info;
+    found.push_back({.node = node, .host = info.host, .first_rank = first_rank, .ranks = info.ranks});
+    first_rank += info.ranks;
+  }
+  return found;
+}
+
 void Coordinator::on(Node node, const Reserved& reserved) {
   if (state_ != State::reserving || node != members_.front()) return;
   state_ = State::running;

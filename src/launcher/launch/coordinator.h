@@ -67,6 +67,16 @@ class Coordinator {
   // Messages to send, in order.
   std::vector<Message> take_messages();
 
+  // A node of this attempt.
+  struct MemberNode {
+    Node node = 0;
+    std::string host{};
+    int first_rank = 0;
+    int ranks = 0;
+  };
+  // In the order of their node ranks; empty while nodes gather.
+  std::vector<MemberNode> members() const;
+
  private:
   enum class State { gathering, reserving, running, stopping, ended };
   enum class NodeState { waiting, running, finished, stopped };
@@ -81,6 +91,7 @@ class Coordinator {
   void on(Node node, const Failed& failed);
   void on(Node node, const Stopped& stopped);
   void on(Node node, const Finished& finished);
+  void on(Node /*node*/, const Seen& /*seen*/) {}
 
   std::string reason_to_refuse(const NodeInfo& info) const;
   void gather(Clock::time_point now);

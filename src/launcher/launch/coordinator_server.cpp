@@ -25,6 +25,10 @@ constexpr milliseconds kFinishLimit{5'000};
 constexpr int kBacklog = 1024;
 // Connections that have not sent Hello. Beyond it the oldest are dropped.
 constexpr std::size_t kMaxStrangers = 16'384;
+// For a connection that looks at the ranks or answers, after its Hello.
+constexpr milliseconds kLookLimit{30'000};
+// While so many bytes wait for the one that looks, no others are read for it.
+constexpr std::size_t kMostQueued = std::size_t{8} * 1024 * 1024;
 // Before another attempt to accept a connection for which there is no descriptor.
 constexpr milliseconds kAcceptPause{1'000};
 
@@ -107,6 +111,7 @@ void CoordinatorServer::step(int stop) {
       {.fd = stop, .events = POLLIN, .revents = 0},
       {.fd = accept_pause_.expired() ? listener_.get() : -1, .events = POLLIN, .revents = 0}};
   for (const auto& [node, client] : clients_) {
+    if (must_wait(client)) continue;
     events.push_back({.fd = client.connection.fd(), .events = client.connection.events(), .revents = 0});
   }
   ::poll(events.data(), events.size(), poll_timeout());
@@ -117,30 +122,33 @@ void CoordinatorServer::step(int stop) {
   if (const auto tick = coordinator_.next_tick(); tick && Coordinator::Clock::now() >= *tick) {
     coordinator_.tick(Coordinator::Clock::now());
   }
-  drop_clients_without_hello();
+  looks_.tick(Coordinator::Clock::now());
+  drop_late_clients();
   send_messages();
   send_alive();
 }
 
 // A launcher sends Hello immediately.
-void CoordinatorServer::drop_clients_without_hello() {
+void CoordinatorServer::drop_late_clients() {
   const auto is_stranger = [](const auto& client) { return !client.second.has_joined; };
   auto strangers = static_cast<std::size_t>(std::ranges::count_if(clients_, is_stranger));
   std::erase_if(clients_, [&](const auto& client) {
-    if (!is_stranger(client)) return false;
-    return strangers-- > kMaxStrangers || client.second.hello_limit.expired();
+    if (client.second.is_node()) return false;
+    const bool is_too_much = is_stranger(client) && strangers-- > kMaxStrangers;
+    return is_too_much || client.second.limit.expired();
   });
 }
 
 int CoordinatorServer::poll_timeout() const {
   auto tick = coordinator_.next_tick();
+  if (const auto next = looks_.next_tick()) tick = std::min(tick.value_or(*next), *next);
   const auto wake_at = [&](const Deadline& deadline) {
     const auto end = Coordinator::Clock::now() + deadline.remaining();
     tick = std::min(tick.value_or(end), end);
   };
   if (!accept_pause_.expired()) wake_at(accept_pause_);
   for (const auto& [node, client] : clients_) {
-    if (!client.has_joined) wake_at(client.hello_limit);
+    if (!client.is_node()) wake_at(client.limit);
   }
   if (!clients_.empty()) wake_at(alive_pause_);
   if (!tick) return -1;
@@ -183,25 +191,46 @@ void CoordinatorServer::make_room() {
   }
 }
 
+// One that answers sends no faster than the one that looks reads.
+bool CoordinatorServer::must_wait(const Client& client) const {
+  if (!client.has_joined || client.hello.purpose != Purpose::answer) return false;
+  const auto asker = looks_.asker_of(client.hello);
+  const auto found = asker ? clients_.find(*asker) : clients_.end();
+  return found != clients_.end() && found->second.connection.queued() > kMostQueued;
+}
+
+void CoordinatorServer::drop(Coordinator::Node node, const std::string& why) {
+  const auto now = Coordinator::Clock::now();
+  const auto client = clients_.extract(node);
+  const auto& hello = client.mapped().hello;
+  if (hello.purpose == Purpose::answer) return looks_.fail(hello, why, now);
+  looks_.lose(node, now);
+  coordinator_.lose(node, why, now);
+}
+
 void CoordinatorServer::read(Coordinator::Node node) {
   Client& client = clients_.at(node);
+  if (must_wait(client)) return;
   client.connection.advance();
   try {
-    while (const auto line = client.connection.take_line()) handle_line(node, *line);
+    while (const auto line = client.connection.take_line()) {
+      handle_line(node, *line);
+      if (!clients_.contains(node)) return;
+    }
   } catch (const LaunchError& error) {
     client.connection.send(encode(ToNode(Refused{error.what()})));
-    coordinator_.lose(node, error.what(), Coordinator::Clock::now());
-    clients_.erase(node);
+    drop(node, error.what());
     return;
   }
-  if (client.connection.broken().empty()) return;
-  coordinator_.lose(node, client.connection.broken(), Coordinator::Clock::now());
-  clients_.erase(node);
+  if (!client.connection.broken().empty()) drop(node, client.connection.broken());
 }
 
 void CoordinatorServer::handle_line(Coordinator::Node node, const std::string& line) {
-  if (!clients_.at(node).has_joined) {
+  const auto& client = clients_.at(node);
+  if (!client.has_joined) {
     handle_hello(node, line);
+  } else if (!client.is_node()) {
+    handle_seen(node, line);
   } else {
     coordinator_.handle(node, decode_from_node(line), Coordinator::Clock::now());
   }
@@ -217,20 +246,43 @@ void CoordinatorServer::handle_hello(Coordinator::Node node, const std::string& 
             ? "this run has no secret, but the node has; give all nodes the same LOCKSTEP_SECRET"
             : "the node does not know the secret of this run; give all nodes the same LOCKSTEP_SECRET");
   }
+  if (hello.purpose != Purpose::join && nodes_.secret.empty())
+    throw LaunchError("this run has no secret, so nobody may look at its ranks from another host");
   client.has_joined = true;
   client.connection.set_max_line(LineConnection::kMaxLine);
   client.connection.send(encode(
       ToNode(Welcome{nodes_.secret.proof(Secret::Side::server, challenges), nodes_.silence_limit.count()})));
+  if (hello.purpose != Purpose::join) {
+    client.hello = hello;
+    client.limit = Deadline(kLookLimit);
+    if (hello.purpose == Purpose::answer) return;
+    const auto reason = looks_.begin(node, coordinator_.members(), Coordinator::Clock::now());
+    if (!reason.empty()) client.connection.send(encode(ToNode(Refused{reason})));
+    return;
+  }
   const auto refusal = coordinator_.join(node, hello.node, Coordinator::Clock::now());
   if (!refusal.empty()) log(LogLevel::warning, fmt::format("a node was refused: {}", refusal));
 }
 
+// Only a connection that answers sends parts; one that looks sends nothing.
+void CoordinatorServer::handle_seen(Coordinator::Node node, const std::string& line) {
+  const auto& hello = clients_.at(node).hello;
+  const auto message = decode_from_node(line);
+  const auto* const seen = std::get_if<Seen>(&message);
+  if (seen == nullptr || hello.purpose != Purpose::answer)
+    throw LaunchError("a connection that looks at ranks carries other messages");
+  if (!looks_.add(hello, *seen, Coordinator::Clock::now())) clients_.erase(node);
+}
+
 void CoordinatorServer::send_messages() {
-  for (const auto& message : coordinator_.take_messages()) {
-    const auto client = clients_.find(message.to);
-    if (client == clients_.end()) continue;
-    client->second.connection.send(encode(message.what));
-  }
+  const auto send = [&](const std::vector<Coordinator::Message>& messages) {
+    for (const auto& message : messages) {
+      const auto client = clients_.find(message.to);
+      if (client != clients_.end()) client->second.connection.send(encode(message.what));
+    }
+  };
+  send(coordinator_.take_messages());
+  send(looks_.take_messages());
 }
 
 void CoordinatorServer::send_alive() {
@@ -248,7 +300,7 @@ void CoordinatorServer::finish_connections() {
     for (auto& [node, client] : clients_) client.connection.send(encode(end));
   }
   listener_.reset();
-  std::erase_if(clients_, [](const auto& client) { return !client.second.has_joined; });
+  std::erase_if(clients_, [](const auto& client) { return !client.second.is_node(); });
   const Deadline deadline(kFinishLimit);
   while (!clients_.empty() && !deadline.expired()) {
     std::vector<pollfd> events;

@@ -7,6 +7,7 @@
 #include "base/deadline.h"
 #include "base/unique_fd.h"
 #include "launch/coordinator.h"
+#include "launch/looks.h"
 #include "launch/messages.h"
 #include "launch/options.h"
 
@@ -30,18 +31,24 @@ class CoordinatorServer {
   struct Client {
     LineConnection connection{};
     std::string challenge = random_challenge();
-    bool has_joined = false;  // has sent Hello
-    Deadline hello_limit{std::chrono::seconds(10)};
+    bool has_joined = false;                   // has sent Hello
+    Hello hello{};                             // whose purpose is not to join
+    Deadline limit{std::chrono::seconds(10)};  // for Hello, then for a connection that is not a node's
+
+    bool is_node() const { return has_joined && hello.purpose == Purpose::join; }
   };
 
   void step(int stop);
   int poll_timeout() const;
   void accept_clients();
   void make_room();
-  void drop_clients_without_hello();
+  void drop_late_clients();
+  void drop(Coordinator::Node node, const std::string& why);
+  bool must_wait(const Client& client) const;
   void read(Coordinator::Node node);
   void handle_line(Coordinator::Node node, const std::string& line);
   void handle_hello(Coordinator::Node node, const std::string& line);
+  void handle_seen(Coordinator::Node node, const std::string& line);
   void send_messages();
   void send_alive();
   void finish_connections();
@@ -49,6 +56,7 @@ class CoordinatorServer {
   NodesOptions nodes_;
   UniqueFd listener_;
   Coordinator coordinator_;
+  Looks looks_;
   std::map<Coordinator::Node, Client> clients_;
   Coordinator::Node next_ = 0;
   Deadline accept_pause_{std::chrono::milliseconds(0)};

@@ -3,6 +3,7 @@
 
 #include <csignal>
 #include <map>
+#include <memory>
 #include <sys/socket.h>
 
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include "base/throw_error.h"
 #include "launch/guard.h"
 #include "launch/launch.h"
+#include "launch/launch_view.h"
 #include "launch/log_multiplexer.h"
 #include "launch/messages.h"
 #include "launch/options.h"
@@ -258,11 +260,15 @@ int launch_on_hosts(const HostsOptions& options) {
   const auto shell = find_program(options.shell.front(), Env());
   std::vector<std::string> orders;
   for (const auto& order : options.orders) orders.push_back(encode(order));
+  const auto view = options.view ? std::make_unique<LaunchView>(*options.view) : nullptr;
   const auto body = [&](int parent) {
+    if (view) view->close();
     ::signal(SIGPIPE, SIG_IGN);
     return HostsSupervisor(options, orders, shell, parent).run();
   };
-  const auto exit = run_guarded(body, {.signals = forwarded_signals(options.stop_signals)});
+  GuardOptions guard{.signals = forwarded_signals(options.stop_signals)};
+  if (view) guard.beside.push_back({"the view of the ranks", [&](int stop) { view->serve(stop); }});
+  const auto exit = run_guarded(body, guard);
   if (exit.signal != 0) log(LogLevel::error, describe(exit));
   return exit.code;
 }

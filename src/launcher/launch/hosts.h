@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launch/host_control.h"
+#include "launch/options.h"
 
 namespace lockstep::launch {
 
@@ -27,6 +28,9 @@ struct HostsOptions {
   std::vector<NodeOrder> orders{};   // of each host
   std::set<int> stop_signals{};
   std::chrono::milliseconds grace_period{5000};  // of the launchers on the hosts
+  // How the launchers meet and what they have in common, for those who look at all ranks from this host, see
+  // LaunchView. nullopt: nobody can.
+  std::optional<LaunchOptions> view{};
 };
 
 // Starts a launcher on each host, by one remote shell each, and forwards their output, stop signals to them,

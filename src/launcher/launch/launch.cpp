@@ -21,6 +21,7 @@
 #include "launch/coordinator_server.h"
 #include "launch/environment.h"
 #include "launch/launch_limits.h"
+#include "launch/launch_view.h"
 #include "launch/metrics_server.h"
 #include "launch/supervisor.h"
 
@@ -145,17 +146,22 @@ ReservedPort reserve_port(const LaunchOptions& options) {
   }
 }
 
-int launch(const LaunchOptions& options, std::vector<GuardOptions::Companion> beside) {
-  validate(options);
+int launch(const LaunchOptions& given, std::vector<GuardOptions::Companion> beside) {
+  validate(given);
   require_stack();
   open_standard_streams();
+  auto options = given;
   const std::string file = find_program(options.command.front(), Env());
   check_ahead(options);
   warn_of_too_many_ranks(options);
   show_limits(options);
   const auto server = make_server(options);
   const auto metrics = options.metrics ? std::make_unique<MetricsServer>(*options.metrics) : nullptr;
+  const bool can_be_seen = options.nodes && options.snapshot;
+  const auto view = can_be_seen ? std::make_unique<LaunchView>(options) : nullptr;
+  if (view) options.looks = view->looks();
   const auto body = [&](int parent) {
+    if (view) view->close();
     if (server) server->close();
     if (metrics) metrics->close();
     try {
@@ -169,6 +175,7 @@ int launch(const LaunchOptions& options, std::vector<GuardOptions::Companion> be
   if (server)
     guard.beside.push_back({"the coordinator of the nodes", [&](int stop) { server->serve(stop); }});
   if (metrics) guard.beside.push_back({"the metrics", [&](int stop) { metrics->serve(stop); }});
+  if (view) guard.beside.push_back({"the view of the ranks", [&](int stop) { view->serve(stop); }});
   const auto exit = run_guarded(body, guard);
   if (exit.signal != 0) log(LogLevel::error, describe(exit));
   return exit.code;

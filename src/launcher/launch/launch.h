@@ -34,10 +34,10 @@ std::string find_program(const std::string& name, const Env& env);
 // The port for rank 0: master_port on one node, else a free one. Throws LaunchError if it is taken.
 ReservedPort reserve_port(const LaunchOptions& options);
 
-// Implements `lockstep run`: checks `options`, finds the program and a port, warns about more ranks than
+// Implements `lockstep run`: checks the options, finds the program and a port, warns about more ranks than
 // cores, and runs the ranks under run_guarded() and supervise(). Returns the exit code for the process.
 // Throws ArgumentError, ProgramError or LaunchError before it starts a process. Each of `beside` runs in a thread of
 // this process while the ranks' supervisor does, until the descriptor that it gets becomes readable.
-int launch(const LaunchOptions& options, std::vector<GuardOptions::Companion> beside = {});
+int launch(const LaunchOptions& given, std::vector<GuardOptions::Companion> beside = {});
 
 }  // namespace lockstep::launch

@@ -5,6 +5,7 @@
 #include <array>
 #include <cerrno>
 #include <concepts>
+#include <cstring>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -27,9 +28,9 @@ namespace {
 using Json = nlohmann::json;
 
 // The kinds of messages, in the order of the variants.
-constexpr std::array kFromNode{"reserved", "failed", "stopped", "finished", "leaving"};
-constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop",
-                             "notice",    "end",     "refused", "alive"};
+constexpr std::array kFromNode{"reserved", "failed", "stopped", "finished", "leaving", "seen"};
+constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop", "notice",
+                             "end",       "refused", "alive",   "look",  "seen"};
 
 template <typename Type, typename Message>
 concept Is = std::same_as<std::remove_const_t<Type>, Message>;
@@ -96,6 +97,16 @@ void visit_fields(Is<Start> auto& message, const auto& visit) {
         Field{"master_addr", start.master_addr}, Field{"master_port", start.master_port});
 }
 
+void visit_fields(Is<Look> auto& message, const auto& visit) {
+  visit(Field{"id", message.id}, Field{"host", message.host}, Field{"first_rank", message.first_rank},
+        Field{"ranks", message.ranks});
+}
+
+void visit_fields(Is<Seen> auto& message, const auto& visit) {
+  visit(Field{"host", message.host}, Field{"name", message.name}, Field{"problem", message.problem},
+        Field{"parts", message.parts}, Field{"text", message.text}, Field{"after_ms", message.after_ms});
+}
+
 void visit_fields(Is<Hello> auto& message, const auto& visit) {
   auto& node = message.node;
   auto& shared = node.shared;
@@ -105,7 +116,8 @@ void visit_fields(Is<Hello> auto& message, const auto& visit) {
         Field{"node_rank", node.node_rank}, Field{"ranks", node.ranks}, Field{"role", node.role},
         Field{"host", node.host}, Field{"is_host", node.is_host},
         Field{"grace_period_ms", node.grace_period_ms}, Field{"challenge", message.challenge},
-        Field{"proof", message.proof});
+        Field{"proof", message.proof}, Field{"purpose", message.purpose}, Field{"look", message.look},
+        Field{"asked", message.asked});
 }
 
 std::string line_of(const auto& message, Json json) {
@@ -175,7 +187,7 @@ Hello decode_hello(const std::string& line) {
     constexpr std::int64_t longest = std::int64_t{25} * 3600 * 1000;  // more than any grace period
     const auto& node = hello.node;
     if (node.ranks < 1 || node.ranks > most || node.node_rank.value_or(0) < 0 || node.grace_period_ms < 0 ||
-        node.grace_period_ms > longest) {
+        node.grace_period_ms > longest || hello.purpose < Purpose::join || hello.purpose > Purpose::answer) {
       throw LaunchError("a launcher's first message has numbers that are out of range");
     }
     return hello;
@@ -238,7 +250,9 @@ void LineConnection::read_some() {
     if (count > 0) {
       in_.append(buffer.data(), static_cast<std::size_t>(count));
       if (in_.size() > max_line_) broken_ = "it sent a line that is too long for a launcher";
-      if (!broken_.empty()) return;
+      // The owner takes a line before it reads on, so that several long ones are no line that is too long.
+      const bool has_line = std::memchr(buffer.data(), '\n', static_cast<std::size_t>(count)) != nullptr;
+      if (!broken_.empty() || has_line) return;
       continue;
     }
     if (count == 0) {

@@ -52,7 +52,16 @@ struct Leaving {
   std::string reason{};
   int signal = 0;
 };
-using FromNode = std::variant<Reserved, Failed, Stopped, Finished, Leaving>;
+// A part of what a host's ranks do, see looks.h.
+struct Seen {
+  int host = 0;               // its place among those that were asked
+  std::string name{};         // of the host
+  std::string problem{};      // why it shows nothing; no parts come then
+  int parts = 0;              // of this host in all, which come in order
+  std::string text{};         // one of them
+  std::int64_t after_ms = 0;  // from the question to this part
+};
+using FromNode = std::variant<Reserved, Failed, Stopped, Finished, Leaving, Seen>;
 
 // Messages to a node.
 
@@ -93,7 +102,19 @@ struct Refused {
 // The coordinator is not frozen. It sends this to waiting nodes three times within the silence limit of its
 // Welcome.
 struct Alive {};
-using ToNode = std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused, Alive>;
+// Someone asks what the node's ranks do: connect with Purpose::answer and send Seen for each part.
+struct Look {
+  int id = 0;
+  int host = 0;
+  int first_rank = 0;  // of the node's ranks in the job,
+  int ranks = 0;       // and their number
+};
+using ToNode =
+    std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused, Alive, Look, Seen>;
+
+// For what a launcher connects: as a node of the run, to see what the ranks of all nodes do, or to answer a
+// Look. The last two are connections of their own, so that no order waits behind what is seen.
+enum class Purpose { join, look, answer };
 
 // The first message of a launcher. All formats of messages have its host, its version of Lockstep, the number
 // of its format, `challenge` and `proof` in the same places; launchers before format 6 give no version.
@@ -101,6 +122,9 @@ struct Hello {
   NodeInfo node{};
   std::string challenge{};
   std::string proof{};  // see Secret
+  Purpose purpose = Purpose::join;
+  int look = 0;   // the Look that is answered,
+  int asked = 0;  // and its host
 };
 
 // One message is one line of JSON, without its newline. decode_... throw LaunchError for a malformed line.
@@ -142,6 +166,9 @@ class LineConnection {
   void advance();
   // A received line, without its newline.
   std::optional<std::string> take_line();
+
+  // Bytes that wait to be written.
+  std::size_t queued() const { return out_.size(); }
 
   // Why the connection is broken, or empty. Lines received before can still be taken.
   const std::string& broken() const { return broken_; }

@@ -134,6 +134,12 @@ struct LaunchOptions {
   bool has_host_control = false;
   // A descriptor to which the supervisor of the ranks writes what happens, see account.h; -1: none.
   int account = -1;
+  // What this node's ranks do now, in texts of at most a MiB: those numbered first_rank and above, or all of the
+  // launcher if `ranks` is 0. Called in a thread of the launcher when someone looks at all hosts, see LaunchView.
+  // Throws Error. Null: nobody can.
+  std::function<std::vector<std::string>(int first_rank, int ranks)> snapshot{};
+  // The descriptor, which does not block, to which the supervisor writes a Look; -1: none.
+  int looks = -1;
   // In memory that child processes share. May be null.
   RunNotes* notes = nullptr;
 };

@@ -334,6 +334,12 @@ void NodeSupervisor::on(const Refused& refused) {
                            refused.reason);
 }
 
+// The launcher process answers. If it is frozen, the pipe may be full: nobody waits for it.
+void NodeSupervisor::on(const Look& look) const {
+  if (options_.looks < 0) return;
+  [[maybe_unused]] const auto written = ::write(options_.looks, &look, sizeof(look));
+}
+
 void NodeSupervisor::log_waiting() {
   if (phase() != Phase::idle || waiting_logged_ || !log_waiting_at_.expired() || over()) return;
   waiting_logged_ = true;

@@ -69,6 +69,8 @@ class NodeSupervisor : private RankSupervisor {
   void on(const End& end);
   [[noreturn]] void on(const Refused& refused);
   void on(const Alive& /*alive*/) {}
+  void on(const Look& look) const;
+  void on(const Seen& /*seen*/) {}
   void log_waiting();
   void expect_answer();
   void check_coordinator();

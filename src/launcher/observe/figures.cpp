@@ -74,8 +74,9 @@ std::optional<CallUnderWay> call_under_way(const Rank& rank, std::int64_t now) {
 }
 
 const Rank* same_rank(const Run& run, const Rank& rank) {
-  const auto found = std::ranges::find_if(
-      run.ranks, [&](const Rank& each) { return each.pid == rank.pid && each.thread == rank.thread; });
+  const auto found = std::ranges::find_if(run.ranks, [&](const Rank& each) {
+    return each.pid == rank.pid && each.thread == rank.thread && each.host == rank.host;
+  });
   return found == run.ranks.end() ? nullptr : &*found;
 }
 

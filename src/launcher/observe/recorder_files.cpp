@@ -21,6 +21,7 @@
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
+#include "observe/join_hosts.h"
 #include "observe/private_file.h"
 
 namespace lockstep::observe {
@@ -280,19 +281,9 @@ Run read_recorder_files(const fs::path& folder) {
                        folder.string());
   }
   std::ranges::sort(files);
-  Run whole = read_run_file(files.front());
-  for (std::size_t i = 1; i < files.size(); ++i) {
-    auto other = read_run_file(files[i]);
-    const auto shift = whole.taken_at - other.taken_at;  // the steady clock of a host begins when it starts
-    for (auto& rank : other.ranks) {
-      for (auto& member : rank.groups) {
-        for (auto& call : member.calls) call.issued_at += shift;
-      }
-      whole.ranks.push_back(std::move(rank));
-    }
-  }
-  std::ranges::sort(whole.ranks, {}, &Rank::rank);
-  return whole;
+  std::vector<Run> runs;
+  for (const auto& file : files) runs.push_back(read_run_file(file));
+  return runs.size() == 1 ? std::move(runs.front()) : join_hosts(std::move(runs));
 }
 
 }  // namespace lockstep::observe

@@ -76,10 +76,12 @@ json to_json(const Progress& progress) {
 json to_json(const Rank& rank) {
   json groups = json::array();
   for (const auto& member : rank.groups) groups.push_back(to_json(member));
-  return {{"rank", rank.rank},           {"pid", rank.pid},
-          {"thread", rank.thread},       {"life", kLives.at(static_cast<std::size_t>(rank.life))},
-          {"activity", rank.activity},   {"restarts", rank.restarts},
-          {"groups", std::move(groups)}, {"progress", rank.progress ? to_json(*rank.progress) : json()}};
+  json value{{"rank", rank.rank},           {"pid", rank.pid},
+             {"thread", rank.thread},       {"life", kLives.at(static_cast<std::size_t>(rank.life))},
+             {"activity", rank.activity},   {"restarts", rank.restarts},
+             {"groups", std::move(groups)}, {"progress", rank.progress ? to_json(*rank.progress) : json()}};
+  if (!rank.host.empty()) value["host"] = rank.host;
+  return value;
 }
 
 Call call_from(const json& value) {
@@ -155,6 +157,7 @@ Rank rank_from(const json& value) {
   rank.life = static_cast<Life>(place_of(kLives, value.at("life"), "life"));
   value.at("activity").get_to(rank.activity);
   rank.restarts = value.value("restarts", 0);  // not in format 1, like the progress
+  rank.host = value.value("host", "");         // of several hosts only
   for (const auto& member : value.at("groups")) rank.groups.push_back(membership_from(member));
   const auto progress = value.find("progress");
   if (progress != value.end() && !progress->is_null()) rank.progress = progress_from(*progress);
@@ -204,18 +207,27 @@ const Call* Membership::unfinished() const {
 }
 
 std::string Rank::describe() const {
-  return fmt::format("rank {} ({}pid {})", rank, thread == pid ? "" : fmt::format("thread {} of ", thread),
-                     pid);
+  return fmt::format("rank {} ({}pid {}{}{})", rank,
+                     thread == pid ? "" : fmt::format("thread {} of ", thread), pid,
+                     host.empty() ? "" : " on ", host);
+}
+
+bool Run::is_whole() const {
+  const auto known = std::ranges::find_if(ranks, [](const Rank& rank) { return rank.progress.has_value(); });
+  return known != ranks.end() && ranks.size() == static_cast<std::size_t>(known->progress->size);
 }
 
 json to_json(const Run& run) {
   json ranks = json::array();
   for (const auto& rank : run.ranks) ranks.push_back(to_json(rank));
-  return {{kFormatField, formats::kRecorderFiles.number},
-          {"run", run.id},
-          {"host", run.host},
-          {"taken_at_ns", run.taken_at},
-          {"ranks", std::move(ranks)}};
+  json value{{kFormatField, formats::kRecorderFiles.number},
+             {"run", run.id},
+             {"host", run.host},
+             {"taken_at_ns", run.taken_at},
+             {"ranks", std::move(ranks)}};
+  for (const auto& host : run.hosts)
+    value["hosts"].push_back({{"name", host.name}, {"problem", host.problem}});
+  return value;
 }
 
 Run run_from_json(const json& value) {

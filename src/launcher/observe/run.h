@@ -101,19 +101,31 @@ struct Rank {
   Life life = Life::alive;
   std::string activity{};  // of its thread: "its thread is running"
   int restarts = 0;        // of the ranks by the launcher before this one
+  std::string host{};      // in a run whose ranks were read on several hosts; else empty
   std::vector<Membership> groups{};
   std::optional<Progress> progress{};  // nullopt: not known, as of a rank that has ended
 
-  // "rank 1 (pid 4711)", "rank 1 (thread 4712 of pid 4711)"
+  // "rank 1 (pid 4711)", "rank 1 (thread 4712 of pid 4711)", "rank 1 (pid 4711 on node3)"
   std::string describe() const;
 };
 
-// The ranks of a run on one host, in the order of their numbers.
+// A host of which ranks were to be read.
+struct HostState {
+  std::string name{};     // differs from those of the others
+  std::string problem{};  // why its ranks, or some of them, are not known; empty if they are
+};
+
+// The ranks of a run on one host, or on all that could be read, in the order of their numbers.
 struct Run {
   std::string id{};  // of the launcher's --run-id; empty without one
   std::string host{};
   std::int64_t taken_at = 0;  // nanoseconds of the host's steady clock
   std::vector<Rank> ranks{};
+  std::vector<HostState> hosts{};  // if several were read; else empty
+  std::int64_t skew = 0;  // nanoseconds between the moments at which hosts were read, at most; not in JSON
+
+  // Whether all ranks of the job are here.
+  bool is_whole() const;
 };
 
 nlohmann::json to_json(const Run& run);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 
@@ -144,6 +145,7 @@ class Judge {
     for (const auto& rank : run_.ranks) {
       if (rank.life == Life::dead || rank.life == Life::stopped) return blame(rank, "", 0);
     }
+    if (auto verdict = find_absent()) return *verdict;
     if (auto verdict = judge_steps(run_)) return *verdict;
     if (auto verdict = judge_memory(run_)) return *verdict;
     return {.text = all_is_well()};
@@ -158,6 +160,9 @@ class Judge {
   }
 
  private:
+  // A host that was read earlier does not know yet what others wait for.
+  std::int64_t patience() const { return kPatience + run_.skew; }
+
   const Wait* wait_of_rank(const Rank& rank) const {
     const auto found = std::ranges::find(waits_, &rank, &Wait::rank);
     return found == waits_.end() ? nullptr : &*found;
@@ -200,7 +205,7 @@ class Judge {
     std::ranges::stable_sort(kinds, std::greater(), [](const auto& kind) { return kind.second.size(); });
     const bool is_tie = kinds[0].second.size() == kinds[1].second.size();
     // The ranks that are about to come decide which side is the minority.
-    if (is_tie && wait.age < kPatience && !wait.has_failed && !missing_in(wait).empty()) return std::nullopt;
+    if (is_tie && wait.age < patience() && !wait.has_failed && !missing_in(wait).empty()) return std::nullopt;
     Verdict verdict{.cause = Cause::mismatch};
     std::vector<std::string> texts;
     for (std::size_t i = 0; i < kinds.size(); ++i) {
@@ -245,7 +250,7 @@ class Judge {
 
   // From a wait to what it waits for, until a rank that waits for nobody, or in a circle.
   std::optional<Verdict> follow(const Wait& first) const {
-    if (first.age < kPatience && !first.has_failed) return std::nullopt;
+    if (first.age < patience() && !first.has_failed) return std::nullopt;
     std::vector<const Wait*> path{&first};
     while (true) {
       const auto& wait = *path.back();
@@ -280,18 +285,52 @@ class Judge {
     return verdict;
   }
 
-  // Calls are seen here if all ranks of their group are on this host.
+  // Calls are seen if all ranks of their group, or of its part, are on one host.
   std::vector<int> in_unseen_calls() const {
     std::vector<int> ranks;
     for (const auto& rank : run_.ranks) {
       const bool waits = rank.life == Life::alive && phase_of(rank) == Phase::communication;
-      if (waits && phase_age(run_, rank) >= kPatience) ranks.push_back(rank.rank);
+      if (waits && phase_age(run_, rank) >= patience()) ranks.push_back(rank.rank);
     }
     return ranks;
   }
 
+  // In a run on several hosts, all of whose ranks are known: the one rank that is in no call while all others
+  // wait in calls. Of several such ranks none is named, since the calls may be those of a group without them.
+  std::optional<Verdict> find_absent() const {
+    if (run_.hosts.size() < 2 || !run_.is_whole()) return std::nullopt;
+    const auto waiting = in_unseen_calls();
+    if (waiting.empty() || waiting.size() + 1 != run_.ranks.size()) return std::nullopt;
+    const auto absent = std::ranges::find_if(
+        run_.ranks, [&](const Rank& rank) { return std::ranges::find(waiting, rank.rank) == waiting.end(); });
+    const bool saves = phase_of(*absent) == Phase::checkpoint;
+    if (!absent->progress || phase_of(*absent) == Phase::communication || saves) return std::nullopt;
+    std::int64_t least = std::numeric_limits<std::int64_t>::max();
+    for (const auto& rank : run_.ranks) {
+      if (&rank != &*absent) least = std::min(least, phase_age(run_, rank));
+    }
+    return blame(*absent,
+                 fmt::format(" is in no call, and {} {} waited {} in calls over the hosts. It",
+                             list_ranks(waiting), waiting.size() == 1 ? "has" : "have", seconds_text(least)),
+                 least);
+  }
+
+  // " Not seen: the ranks of node4."
+  std::string missing_hosts() const {
+    std::vector<std::string> names;
+    for (const auto& host : run_.hosts) {
+      if (!host.problem.empty()) names.push_back(host.name);
+    }
+    return names.empty() ? "" : fmt::format(" Not seen: the ranks of {}.", fmt::join(names, ", "));
+  }
+
   std::string all_is_well() const {
     const auto unseen = waits_.empty() ? in_unseen_calls() : std::vector<int>{};
+    if (!unseen.empty() && run_.hosts.size() > 1) {
+      return fmt::format(
+          "No rank that is seen is late, but {} {} waited for more than a second in a call over several hosts.{}",
+          list_ranks(unseen), unseen.size() == 1 ? "has" : "have", missing_hosts());
+    }
     if (!unseen.empty()) {
       return fmt::format(
           "No rank of this host is late, but {} {} waited for more than a second in a call with ranks that are not "
@@ -299,13 +338,14 @@ class Judge {
           list_ranks(unseen), unseen.size() == 1 ? "has" : "have");
     }
     if (waits_.empty()) {
-      return fmt::format("No rank of {} waits for another one: all run the program's own code or have left.",
-                         run_.ranks.size());
+      return fmt::format(
+          "No rank of {} waits for another one: all run the program's own code or have left.{}",
+          run_.ranks.size(), missing_hosts());
     }
     const auto& wait = waits_.front();
-    return fmt::format("No rank is late: the longest wait is that of {} in {} of group {}, {}.",
+    return fmt::format("No rank is late: the longest wait is that of {} in {} of group {}, {}.{}",
                        wait.rank->describe(), wait.call->describe(), wait.member->group,
-                       seconds_text(wait.age));
+                       seconds_text(wait.age), missing_hosts());
   }
 
   const Run& run_;

@@ -355,7 +355,7 @@ TEST(Coordinator, RefusesOptionsThatDifferWithBothValuesAndHosts) {
   const std::string install = "; install the same version on all nodes";
   EXPECT_EQ(refusal([](auto& own) { own.lockstep = "99.1"; }),
             begin + "Lockstep 99.1" + middle + "Lockstep " + lockstep::version() + install);
-  EXPECT_THAT(refusal([](auto& own) { ++own.messages; }), HasSubstr(" with format 7 of messages, but"));
+  EXPECT_THAT(refusal([](auto& own) { own.messages = 70; }), HasSubstr(" with format 70 of messages, but"));
   EXPECT_THAT(run.told<Reserve>(), IsEmpty());
   EXPECT_EQ(run.join(2), "");
   EXPECT_EQ(run.join(3), "");

@@ -52,6 +52,7 @@ TEST(RecorderFiles, OfAllHostsAreOneRun) {
   ASSERT_EQ(whole.ranks.size(), 4U);
   EXPECT_EQ(whole.ranks[3].rank, 3);
   EXPECT_EQ(whole.ranks[2].groups[0].calls[0].issued_at, small_run().ranks[0].groups[0].calls[0].issued_at);
+  EXPECT_EQ(whole.ranks[2].describe(), "rank 2 (pid 100 on node4)");
 }
 
 TEST(RecorderFiles, OfTheFirstFailureStay) {

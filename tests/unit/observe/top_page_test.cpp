@@ -67,6 +67,23 @@ TEST(TopPage, ShowsTheCauseThePickedRankAndItsCall) {
               HasSubstr("\n 4.2 s ago  under way  all_reduce #2"));
 }
 
+TEST(TopPage, OfSeveralHostsShowsThemAndThoseThatAreNotSeen) {
+  auto snapshot = late_snapshot(4, 2);
+  snapshot.run.hosts = {{"node-with-a-long-name", ""}, {"node4", "its launcher did not answer within 2 s"}};
+  for (auto& rank : snapshot.run.ranks) rank.host = "node-with-a-long-name";
+  cli::View view{};
+  const auto text = text_of(page_of(snapshot, view));
+  EXPECT_THAT(text, HasSubstr("run job on 2 hosts: 4 ranks"));
+  EXPECT_THAT(text, HasSubstr("\nnot seen: node4: its launcher did not answer within 2 s\n"));
+  EXPECT_THAT(text, HasSubstr("\n RANK HOST       STATE       FOR "));
+  EXPECT_THAT(text, HasSubstr("\n>   0 node-with- comm      1.0 s       7 "));
+  EXPECT_THAT(text, HasSubstr("   RES\n"));
+  view.width = 100;
+  EXPECT_THAT(text_of(page_of(snapshot, view)),
+              HasSubstr("\n>   0 node-with-     100 comm      1.0 s       7 "));
+  EXPECT_THAT(plain_text(snapshot), HasSubstr("\nnot seen: node4: its launcher did not answer within 2 s\n"));
+}
+
 TEST(TopPage, OrdersRanksByAColumn) {
   auto snapshot = late_snapshot(3, 1);
   auto& ranks = snapshot.figures.ranks;
