@@ -191,7 +191,7 @@ const testing::Scenario flips("verify flips", [] {
                                       error->tensor())));
   }
   EXPECT_GT(found, 0);
-  if (context.is_main()) std::cout << found << " of " << rounds() << " flips changed a gradient" << std::endl;
+  if (context.is_main_process()) std::cout << found << " of " << rounds() << " flips changed a gradient" << std::endl;
 });
 
 TEST(StepVerifier, FindsEveryFlippedBitThatChangesAGradient) {
