@@ -191,7 +191,8 @@ const testing::Scenario flips("verify flips", [] {
                                       error->tensor())));
   }
   EXPECT_GT(found, 0);
-  if (context.is_main_process()) std::cout << found << " of " << rounds() << " flips changed a gradient" << std::endl;
+  if (context.is_main_process())
+    std::cout << found << " of " << rounds() << " flips changed a gradient" << std::endl;
 });
 
 TEST(StepVerifier, FindsEveryFlippedBitThatChangesAGradient) {
@@ -386,10 +387,35 @@ const testing::Scenario refusals("verify refusals", [] {
                 AllOf(HasSubstr("intra-op threads 1"), HasSubstr("OMP_NUM_THREADS")));
     at::set_num_threads(threads);
   }
-  StepVerifier verifier(ddp, {.interval = 1});
+  StepVerifier verifier(ddp, {.interval = 1, .all_ranks = true});
+  auto batch = batch_of(context.rank(), 0);
+  const auto train = [&](const data::Batch& each) {
+    torch::nn::functional::cross_entropy(ddp->forward(each.data), each.target).backward();
+  };
+  EXPECT_THAT(error_of<ArgumentError>([&] {
+                verifier.run(batch, [&](auto& each) {
+                  train(each);
+                  if (verifier.is_replaying()) all_reduce(torch::ones({1}));
+                });
+              }),
+              HasSubstr("StepVerifier: the function calls other ranks"));
+  EXPECT_THAT(error_of<ArgumentError>([&] {
+                verifier.run(batch, [&](auto& each) {
+                  train(each);
+                  train(each);
+                });
+              }),
+              HasSubstr("several backward passes that are reduced"));
+  ddp->zero_grad();
+  EXPECT_NO_THROW(verifier.run(batch, train));
+  EXPECT_NO_THROW(verifier.run(batch, train));  // with the gradients of the first
+  DistributedDataParallel averaging(torch::nn::Linear(2, 2));
+  averaging->register_comm_hook(PostLocalSGD({.subgroup = context.group()}));
+  EXPECT_THAT(error_of<ArgumentError>([&] { StepVerifier{averaging}; }),
+              HasSubstr("does not support PostLocalSGD"));
   auto shared = std::make_shared<at::Tensor>(torch::ones({2, kInputs}));
   EXPECT_THAT(error_of<ArgumentError>(
-                  [&] { verifier.run(shared, [&](auto& batch) { ddp->forward(*batch).sum().backward(); }); }),
+                  [&] { verifier.run(shared, [&](auto& each) { ddp->forward(*each).sum().backward(); }); }),
               HasSubstr("cannot be replaced in a copy: they are behind a shared pointer"));
 });
 

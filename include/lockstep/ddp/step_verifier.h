@@ -46,7 +46,9 @@ class VerificationError : public Error {
 
 /// How StepVerifier reacts to a rank that computes wrongly.
 enum class OnMismatch : std::uint8_t {
-  /// Throws VerificationError on all ranks.
+  /// Throws VerificationError on all ranks. Within elastic::run() under `lockstep run --on-loss replace` that ends the
+  /// processes of all ranks, and each is replaced: the run goes on from the last commit, and a rank that stays wrong ends
+  /// all of them again, until --max-restarts is used up. Use `replace` there.
   stop,
   /// Within elastic::run() under `lockstep run --on-loss replace` only the wrong rank throws VerificationError, which
   /// ends its process. The others log a warning and wait for the end of that process, whose PeerLost leaves
@@ -99,9 +101,10 @@ class StepVerifier {
 
   /// Calls `pass(batch)`, which computes forward and backward and does not step the optimizer. In a verified step it
   /// then verifies the gradients, for which some ranks call `pass` again with a copy of `batch` that has the tensors of
-  /// another rank: their number must be equal on all ranks, their sizes may differ. Members of the batch that are
+  /// another rank. There it must make no calls on a group, nor train a second DistributedDataParallel. The batches' tensors
+  /// are replaced: their number must be equal on all ranks, their sizes may differ. Members of the batch that are
   /// not tensors keep the values of the calling rank. Gradients, buffers and random generators are as after the first call. All ranks call
-  /// it equally often.
+  /// it equally often. A call makes one backward pass that is reduced; call run() for each, with accumulation_steps.
   ///
   /// Throws VerificationError, the errors of calls and those of `pass`. Throws ArgumentError inside of join() and of a
   /// GraphedStep, for sparse gradients, and for batches whose tensors cannot be replaced in a copy.

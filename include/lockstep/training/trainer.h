@@ -119,7 +119,7 @@ struct TrainerOptions {
 
   /// Steps between two that a StepVerifier verifies; 0: none. A rank that computes wrongly is then a VerificationError
   /// of fit(), or with `elastic` replaced. The type of the batches must be a PyTree. `loss_of` is also called for
-  /// batches of other ranks.
+  /// batches of other ranks, see is_replaying(); there it must make no calls on a group.
   std::int64_t verify_interval = 0;
   bool verify_all_ranks = false;  ///< StepVerifierOptions::all_ranks
 
@@ -281,6 +281,8 @@ class Trainer {
   void stop() { stop_requested_ = true; }
   /// Whether training ends before its last epoch: after a signal, stop() or early stopping.
   bool stopped() const { return stopped_; }
+  /// Within `loss_of`, with verify_interval: whether the batch is that of another rank, which must not be counted.
+  bool is_replaying() const { return verifier_ && verifier_->is_replaying(); }
   bool interrupted() const { return interrupted_; }  ///< stopped by a signal, on any rank
   /// The current epoch, from 0.
   std::int64_t epoch() const { return epoch_; }

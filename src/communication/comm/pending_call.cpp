@@ -22,6 +22,7 @@
 #include "comm/peer_check.h"
 #include "comm/profiler_event.h"
 #include "comm/unendable_call.h"
+#include "comm/without_calls.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::comm {
@@ -278,6 +279,7 @@ void check(GroupState& group, const Call& call) {
 }  // namespace
 
 Work start(const std::shared_ptr<GroupState>& group, Call&& call) {
+  WithoutCalls::check_call();
   check(*group, call);
   const MessageOrder order(call);
   const InferenceTensors ordinary(call);
@@ -288,6 +290,7 @@ Work start(const std::shared_ptr<GroupState>& group, Call&& call) {
 }
 
 int run(const std::shared_ptr<GroupState>& group, Call&& call) {
+  WithoutCalls::check_call();
   call.blocking = true;
   check(*group, call);
   const MessageOrder order(call);

@@ -160,6 +160,7 @@ void DdpState::require_can_verify() const {
   check_on(group_, Feature::verified_step);
   if (!options_.params_and_buffers_to_ignore.empty())
     check({Feature::ignored_tensors}, Feature::verified_step, group_);
+  if (hook_.target<PostLocalSGD>() != nullptr) check({Feature::local_sgd}, Feature::verified_step, group_);
   if (std::ranges::any_of(reducer_->parameters(), &TrainedParameter::sparse))
     check({Feature::sparse_gradient}, Feature::verified_step, group_);
 }

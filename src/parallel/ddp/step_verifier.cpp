@@ -102,9 +102,11 @@ std::vector<Checksums> gather(const ProcessGroup& group, const Checksums& own, s
   return rows;
 }
 
+// Within elastic::run(), on all ranks.
 bool can_replace_ranks() {
   auto* const run = runtime::current_run();
-  return run != nullptr && run->elastic() != nullptr;
+  auto* const elastic = run == nullptr ? nullptr : run->elastic();
+  return elastic != nullptr && elastic->memory().state().phase == RunPhase::running;
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -220,7 +222,9 @@ void StepVerifier::verify(const AnyPyTree& batch, const std::function<void()>& p
     if (graph_phase() != GraphPhase::none) check({graphed_step}, verified_step, group);
     // Throws on all ranks where a copy of the batch cannot get the tensors of another rank.
     static_cast<void>(batch.with_tensors(AnyPyTree::Tensors(batch.tensors().size(), at::empty({0}))));
+    ddp_.state_->require_can_verify();  // a hook may have been registered
     if (current_.pass == 0) compare_tensors(where);
+    ddp_.state_->prepare_for_forward(ddp_.sync_, false);  // follows changes of the module
     ddp_.state_->sync_buffers_if_due();
   }
   const auto verdict = compare_gradients(batch, pass, replay, where);
@@ -259,12 +263,7 @@ ddp::Verdict StepVerifier::compare_gradients(const AnyPyTree& batch, const std::
   OpenCases open(group.size(), subjects());
   ddp::VerifiedPass verified(ddp_, *ddp_.state_, options_.generators);
   const auto tensors = batch.tensors();
-  Checksums own(ddp_.state_->parameters().size());
-  if (open.contains(group.rank())) {
-    own = verified.run(tensors, pass);
-  } else {
-    pass();
-  }
+  const auto own = verified.run(open.contains(group.rank()) ? std::optional(tensors) : std::nullopt, pass);
   for (int distance = 1; !open.empty(); ++distance) {
     const int subject = (group.rank() - distance + group.size()) % group.size();
     const int replayer = (group.rank() + distance) % group.size();

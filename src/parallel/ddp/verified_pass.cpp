@@ -15,6 +15,7 @@
 
 #include "base/checksum.h"
 #include "base/throw_error.h"
+#include "comm/without_calls.h"
 #include "device/generators.h"
 
 namespace lockstep::ddp {
@@ -74,31 +75,43 @@ std::vector<at::Tensor> VerifiedPass::gradients() const {
   return gradients;
 }
 
-Checksums VerifiedPass::run(const std::vector<at::Tensor>& batch, const std::function<void()>& pass) {
+void VerifiedPass::keep(const std::vector<at::Tensor>& batch) {
   auto tensors = generator_states();
   for (const auto& group : {buffers_, gradients(), batch})
     tensors.insert(tensors.end(), group.begin(), group.end());
   kept_ = pack(tensors, "StepVerifier: a buffer, a gradient or a part of the batch");
+}
+
+Checksums VerifiedPass::run(const std::optional<std::vector<at::Tensor>>& batch,
+                            const std::function<void()>& pass) {
+  if (batch) keep(*batch);
   std::unordered_map<const void*, std::size_t> index;
   for (std::size_t i = 0; i < parameters_.size(); ++i) index.emplace(parameters_[i].unsafeGetTensorImpl(), i);
   divisions_.assign(parameters_.size(), Division::none);
   std::vector<std::optional<std::int64_t>> found(parameters_.size());
+  bool is_reduced_twice = false;
   auto& reducer = state_.reducer();
   {
     const auto observing = reducer.observe([&](const Bucket& bucket) {
       for (const auto& slot : bucket.slots) {
         const auto i = index.at(reducer.parameters()[slot.parameter].tensor.unsafeGetTensorImpl());
         divisions_[i] = slot.division;
-        found[i] = checksum_of(slot.view);
+        is_reduced_twice = is_reduced_twice || found[i];
+        found[i] = batch ? checksum_of(slot.view) : 0;
       }
     });
     pass();
   }
-  Checksums checksums;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+  if (is_reduced_twice) {
+    throw ArgumentError(
+        "StepVerifier: the function makes several backward passes that are reduced, so that the second begins with the "
+        "gradients of all ranks; call run() for each backward pass, and set accumulation_steps to their number");
+  }
+  Checksums checksums(parameters_.size());
+  for (std::size_t i = 0; batch && i < parameters_.size(); ++i) {
     const auto& gradient = parameters_[i].grad();  // of a pass in no_sync()
-    checksums.push_back(
-        found[i] ? *found[i] : checksum_of(gradient.defined() ? gradient : at::zeros_like(parameters_[i])));
+    checksums[i] =
+        found[i] ? *found[i] : checksum_of(gradient.defined() ? gradient : at::zeros_like(parameters_[i]));
   }
   return checksums;
 }
@@ -155,8 +168,13 @@ Checksums VerifiedPass::replay_from(const std::vector<at::Tensor>& gradients,
   };
   const auto restore = c10::make_scope_exit([&] { set(own); });
   set(gradients);
-  const auto replaying = state_.reducer().replay();
-  pass();
+  {
+    const auto replaying = state_.reducer().replay();
+    const comm::WithoutCalls no_calls(
+        "StepVerifier: the function calls other ranks, or trains a second DistributedDataParallel, which one rank alone "
+        "cannot do when it computes the step of another; make such calls outside of run()");
+    pass();
+  }
   Checksums checksums;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& gradient = parameters_[i].grad();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Generator.h>
@@ -33,8 +34,10 @@ class VerifiedPass {
   VerifiedPass(const torch::nn::Module& module, DdpState& state,
                const std::vector<at::Generator>& generators);
 
-  // Runs `pass` with this batch, and returns the checksums of the gradients that it makes on this rank.
-  Checksums run(const std::vector<at::Tensor>& batch, const std::function<void()>& pass);
+  // Runs `pass`. On a rank that is verified, `batch` is given: keeps what the pass begins with, and returns the
+  // checksums of the gradients that it makes on this rank. Throws ArgumentError on all ranks after a pass with several
+  // reduced backwards.
+  Checksums run(const std::optional<std::vector<at::Tensor>>& batch, const std::function<void()>& pass);
   // What run() has begun with, and how it has divided.
   PackedTensors packed() const;
 
@@ -47,6 +50,7 @@ class VerifiedPass {
   std::vector<at::Tensor> generator_states() const;
   void set_generator_states(const std::vector<at::Tensor>& states) const;
   std::vector<at::Tensor> gradients() const;
+  void keep(const std::vector<at::Tensor>& batch);
   Checksums replay_from(const std::vector<at::Tensor>& gradients, const std::vector<Division>& divisions,
                         const std::function<void()>& pass);
 

@@ -28,7 +28,8 @@ std::string text_of(Feature feature) {
   if (feature == Feature::skip_found_unused)
     return "`skip_all_reduce_unused_params` with `find_unused_parameters`";
   const bool is_code = feature <= Feature::static_graph || feature == Feature::graphed_step ||
-                       feature == Feature::ignored_tensors || feature == Feature::verified_step;
+                       feature == Feature::ignored_tensors || feature == Feature::local_sgd ||
+                       feature == Feature::verified_step;
   return is_code || name.ends_with("()") ? "`" + name + "`" : name;
 }
 
