@@ -81,12 +81,13 @@ int train_in_loop(Training& training, bool is_elastic) {
   lockstep::TrainingState state;
   state.add("model", training.ddp).add("optimizer", training.optimizer).add("loader", training.loader);
   state.add("step", step).add("epoch", epoch).add_generator();
-  if (auto checkpoint = lockstep::CheckpointManager(training.checkpoints()).load_latest())
-    state.load_state_dict(checkpoint->contents.as_dict());
 
   lockstep::StopSignals signals;
   bool interrupted = false;
   const auto train = [&](const lockstep::Context& context) {
+    if (step == 0)  // a replacement cannot load one before it is in elastic::run()
+      if (auto checkpoint = lockstep::CheckpointManager(training.checkpoints()).load_latest())
+        state.load_state_dict(checkpoint->contents.as_dict());
     training.tell_begin(step);
     for (; step < training.steps; ++epoch) {
       training.loader.set_epoch(epoch);

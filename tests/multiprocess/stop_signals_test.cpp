@@ -47,9 +47,14 @@ TEST(StopSignals, StopsAfterASignal) {
     EXPECT_TRUE(signals.should_stop());
     EXPECT_TRUE(signals.should_stop());
   }
+  std::raise(SIGUSR1);  // as on another way; it does not end this process
   EXPECT_EQ(former_calls, 0);
+  { const StopSignals again({SIGUSR1, SIGUSR2, SIGUSR1}); }  // restores the handlers of the program
   std::raise(SIGUSR2);
   EXPECT_EQ(former_calls, 1);
+  struct sigaction now {};
+  ::sigaction(SIGUSR1, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, SIG_DFL);
 }
 
 TEST(StopSignals, DoesNotSwallowASignalThatNobodyHasAskedFor) {

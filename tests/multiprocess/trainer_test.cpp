@@ -153,7 +153,7 @@ const Scenario signalled("a trainer that gets SIGTERM on one rank", [] {
   EXPECT_EQ(CheckpointManager(folder_of_run()).checkpoints().back().step, 3);
   struct sigaction now {};
   ::sigaction(SIGUSR1, nullptr, &now);
-  EXPECT_EQ(now.sa_handler, SIG_DFL);
+  EXPECT_NE(now.sa_handler, SIG_DFL);  // rank 0 may still get the signal of rank 1
 });
 
 const Scenario not_finite("a loss that is NaN on one rank", [] {

@@ -35,7 +35,8 @@ class StopSignals {
   /// Kubernetes and cloud machines send. Throws ArgumentError for a signal that cannot be handled, while another object
   /// or fit() of a Trainer handles signals, and in a thread of spawn_threads().
   explicit StopSignals(const std::vector<int>& signals = {SIGTERM, SIGUSR1});
-  /// Raises a signal that has arrived, unless should_stop() has returned true.
+  /// Raises a signal that has arrived. After should_stop() has returned true it raises none and leaves the handlers, since
+  /// the process is to end with kExitInterrupted: the signal that has reached another rank may still come to this one.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;

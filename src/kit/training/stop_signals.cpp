@@ -58,7 +58,8 @@ void handle_signal(int signal) {
   struct sigaction former {};
   int error = ::sigaction(signal, nullptr, &former) == 0 ? 0 : errno;
   if (error == 0) {
-    handled(signal).former = former;
+    // It is ours in a list with duplicates, and after a StopSignals that has stopped.
+    if (former.sa_handler != note_stop_signal) handled(signal).former = former;
     handled(signal).since = 0;
     if (::sigaction(signal, &action, nullptr) != 0) error = errno;
   }
@@ -98,9 +99,13 @@ StopSignals::StopSignals(const std::vector<int>& signals) {
 
 StopSignals::~StopSignals() {
   if (signals_.empty()) return;
+  if (stops_) {
+    is_in_use = false;  // the handlers stay: the same signal may still come from elsewhere
+    return;
+  }
   restore();
   const int signal = noted_signal.exchange(0);
-  if (signal != 0 && !stops_) ::raise(signal);
+  if (signal != 0) ::raise(signal);
 }
 
 void StopSignals::restore() noexcept {

@@ -100,12 +100,19 @@ class FailureTracker {
   void add_finished(int rank);
   // A rank ended with kExitInterrupted.
   void add_interrupted(int rank);
-  // The stop signal ended a rank.
-  void add_stopped(int rank) { stopped_.push_back(rank); }
+  // The stop signal, or SIGKILL after the grace period, ended a rank.
+  void add_stopped(int rank, bool killed = false) {
+    stopped_.push_back(rank);
+    killed_ = killed_ || killed;
+  }
 
   bool any() const { return first_.has_value(); }
-  // Whether ranks were interrupted and all others, if any, ended without an error.
-  bool interrupted() const { return !interrupted_.empty() && !first_ && later_.empty() && stopped_.empty(); }
+  // Whether ranks were interrupted and all others, if any, ended without an error. `with_stopped`: or by the stop
+  // signal.
+  bool interrupted(bool with_stopped = false) const {
+    const bool has_stopped = with_stopped ? killed_ : !stopped_.empty();
+    return !interrupted_.empty() && !first_ && later_.empty() && !has_stopped;
+  }
   // REQUIRES any().
   const FailureReport& first() const { return *first_; }
   // Whether the first failure may be a consequence of one that is not known yet.
@@ -118,6 +125,7 @@ class FailureTracker {
   std::optional<FailureReport> first_;
   std::vector<RankExit> later_;
   std::vector<int> stopped_;
+  bool killed_ = false;           // one of them
   std::vector<int> finished_;     // before the first failure
   std::vector<int> interrupted_;  // likewise
 };

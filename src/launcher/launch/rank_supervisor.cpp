@@ -106,7 +106,7 @@ void RankSupervisor::on_rank_exit(const RankExit& exit) {
   if (exit.interrupted) return failures_.add_interrupted(exit.rank);
   if (!exit.failed()) return failures_.add_finished(exit.rank);
   if (exit.signal != 0 && exit.signal == sent_signal_) {
-    failures_.add_stopped(exit.rank);
+    failures_.add_stopped(exit.rank, exit.signal == SIGKILL);
   } else if (is_stopping()) {
     failures_.add_later(exit);
   } else if (phase_ != Phase::running || !replace(exit)) {

@@ -133,7 +133,7 @@ void NodeSupervisor::handle_control() {
 void NodeSupervisor::warn_ranks(int signal) {
   const bool have_ranks = has_ranks();
   logs_.print(fmt::format("{}: {}", signal_name(signal),
-                          have_ranks ? "forwarded to the ranks" : "no rank runs; the launcher continues"));
+                          have_ranks ? "forwarded to the ranks" : "not forwarded: no rank runs"));
   if (have_ranks) workers_->warn_ranks(signal);
 }
 
@@ -349,7 +349,7 @@ void NodeSupervisor::log_waiting() {
 // Another node that leaves because of a signal is no failure to ranks that have saved their state because of it.
 bool NodeSupervisor::is_interrupted() const {
   const bool has_failed = end_ && end_->failure && !(stopped_by_signal_ && !end_->failure->reason.empty());
-  return failures().interrupted() && !has_failed;
+  return failures().interrupted(stopped_by_signal_) && !has_failed;
 }
 
 bool NodeSupervisor::is_reported_here() const {

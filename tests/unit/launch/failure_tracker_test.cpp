@@ -58,6 +58,9 @@ TEST(FailureTracker, IsInterruptedUnlessARankFailsOrIsStopped) {
   auto stopped = interrupted;
   stopped.add_stopped(2);
   EXPECT_FALSE(stopped.interrupted());
+  EXPECT_TRUE(stopped.interrupted(/*with_stopped=*/true));
+  stopped.add_stopped(4, /*killed=*/true);
+  EXPECT_FALSE(stopped.interrupted(/*with_stopped=*/true));
   auto later = interrupted;
   later.add_later({.rank = 2, .code = 3});
   EXPECT_FALSE(later.interrupted());
