@@ -87,7 +87,7 @@ TEST(LauncherFailure, KillsARankThatIgnoresSigtermAfterTheGracePeriod) {
   ::kill(launcher.rank_pid(1), SIGKILL);
   EXPECT_EQ(launcher.finish(), 137);
   launcher.wait_for_no_family();
-  EXPECT_THAT(launcher.err(), HasSubstr("still running after 0.2 s; killed: rank 0\n"));
+  EXPECT_THAT(launcher.err(), HasSubstr("still running after 0.2 s (--grace-period); killed: rank 0\n"));
   EXPECT_THAT(launcher.err(), HasSubstr("then stopped: rank 0\n"));
   EXPECT_THAT(last_line(launcher), HasSubstr("rank 1 failed first"));
 }

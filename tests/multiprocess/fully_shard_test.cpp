@@ -183,7 +183,8 @@ void check_clipping(const Context& context, const std::optional<DeviceMesh>& mes
       step.backward(context);
       const auto expected = clip_grad_norm_(ddp, 0.1, {.norm_type = type});
       const auto norm = clip_grad_norm_(step.sharded, 0.1, {.norm_type = type});
-      EXPECT_NEAR(norm, expected, 1e-6 * expected);
+      // The smallest gradients are differences of larger numbers, and replicas are summed in another order.
+      EXPECT_NEAR(norm, expected, (type < 0 ? 1e-4 : 1e-6) * expected);
       const auto bits = torch::full({1}, norm, at::kDouble), other = bits.clone();
       context.group().broadcast(other, 0);
       EXPECT_TRUE(bits.equal(other));
