@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -79,13 +80,14 @@ TEST(Guesses, AttributesOfALoader) {
                     {.batch_size = 5, .sampler = DistributedSampler(dataset, 2, 0), .num_workers = 1});
   for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
     loader.sampler().set_epoch(epoch);
+    EXPECT_EQ(loader.position().epoch, epoch);
     for (auto& [x, y] : loader) EXPECT_TRUE(y.equal(loader.sampler().indices()));
   }
   EXPECT_EQ(loader.batch_size() * loader.size(), 5);
   EXPECT_EQ(loader.num_workers(), 1);
   EXPECT_EQ(loader.dataset().size(), 10);
   EXPECT_FALSE(loader.drop_last() || loader.pin_memory());
-  const DataLoader of_batches(dataset, {.batch_sampler = BatchSampler(SequentialSampler(dataset), 4, true)});
+  DataLoader of_batches(dataset, {.batch_sampler = BatchSampler(SequentialSampler(dataset), 4, true)});
   EXPECT_EQ(of_batches.batch_size(), 4);
   EXPECT_TRUE(of_batches.drop_last());
   EXPECT_EQ(of_batches.sampler().size(), 10);

@@ -57,8 +57,11 @@ const testing::Scenario reductions("guesses: reductions", [] {
   all_reduce(t, {.op = ReduceOp::MAX, .async_op = false});
   EXPECT_EQ(t.item<double>(), 2);
   all_reduce_async(t, {.op = ReduceOp::AVG}).wait();
+  all_reduce(t, {});
+  all_reduce(t, {ReduceOp::AVG});
+  static_assert(!std::is_constructible_v<RequiredRank>);
   broadcast(t, {.src = 1});
-  EXPECT_EQ(t.item<double>(), 2);
+  EXPECT_EQ(t.item<double>(), 6);
   reduce_scatter_tensor(part, torch::full({3}, 1.0 * rank), {.op = ReduceOp::MAX});
   EXPECT_EQ(part.item<double>(), 2);
   monitored_barrier({.timeout = 30});
@@ -293,6 +296,7 @@ const testing::Scenario spawned("guesses: spawn", [] {
   spawn(train, std::tuple(2), {.nprocs = 2});
   spawn([&](int rank) { train(rank, 2); }, {.nprocs = 2});
   mp::spawn(train, std::tuple(2), 2);
+  spawn([](int, int value) { EXPECT_EQ(value, 7); }, std::tuple(7), {});
 });
 TEST(Guesses, SpawnWithoutDestroyProcessGroup) {
   testing::expect_all_passed(

@@ -238,13 +238,13 @@ class ScheduleRun {
 
 // Without what Python adds to a SequentialLR or ChainedScheduler inside another one.
 Value comparable(Value state) {
-  auto* parts = state.as_dict().find("_schedulers");
-  if (parts == nullptr) return state;
-  state.as_dict().erase("_step_count");
-  state.as_dict().erase("_is_initial");
+  auto& dict = state.as_dict();
+  if (!dict.contains("_schedulers")) return state;
+  dict.erase("_step_count");
+  dict.erase("_is_initial");
   List compared;
-  for (const auto& part : parts->as_items()) compared.items.push_back(comparable(part));
-  *parts = std::move(compared);
+  for (const auto& part : dict["_schedulers"].as_items()) compared.items.push_back(comparable(part));
+  dict.set("_schedulers", std::move(compared));
   return state;
 }
 

@@ -24,6 +24,26 @@ class CallerPlace;
 
 namespace lockstep::data {
 
+class LoaderBase;
+
+/// The sampler of a loader, which must outlive this. set_epoch() is that of the loader, so that positions have the
+/// epoch, too.
+class LoaderSampler {
+ public:
+  LoaderSampler(LoaderBase& loader, const Sampler& sampler) : loader_(&loader), sampler_(&sampler) {}
+  /// LoaderBase::set_epoch().
+  void set_epoch(std::int64_t epoch) const;
+  /// Number of indices in one pass.
+  std::int64_t size() const { return sampler_->size(); }
+  /// One whole pass as an int64 tensor of shape [size()].
+  at::Tensor indices() const { return sampler_->indices(); }
+  operator const Sampler&() const { return *sampler_; }  // NOLINT: implicit by design
+
+ private:
+  LoaderBase* loader_;
+  const Sampler* sampler_;
+};
+
 /// The part of a loader that does not depend on the dataset's type.
 class LoaderBase {
  public:
@@ -41,9 +61,9 @@ class LoaderBase {
   std::int64_t batch_size() const;
   /// Whether a smaller last batch is dropped. Throws ArgumentError as batch_size().
   bool drop_last() const;
-  /// The order of the samples: `loader.sampler().set_epoch(epoch)`, or set_epoch() of the loader. Throws
+  /// The order of the samples: `loader.sampler().set_epoch(epoch)` is set_epoch() of the loader. Throws
   /// ArgumentError as batch_size(), and for an iterable dataset.
-  Sampler& sampler() const;
+  LoaderSampler sampler();
   /// The threads that load batches.
   int num_workers() const { return options_.num_workers; }
   /// Whether batches are copied to pinned memory.

@@ -114,7 +114,11 @@ class ZeroShards {
 /// The type of braces as the options of ZeroRedundancyOptimizer: the arguments of `Base` by name, if it has them.
 template <typename Base>
 struct ArgumentsByName {
-  using type = double;  ///< the learning rate
+  /// Braces make none.
+  struct WriteTheOptionsOfBase {
+    WriteTheOptionsOfBase() = delete;
+  };
+  using type = WriteTheOptionsOfBase;  ///< does not compile
 };
 template <typename Base>
   requires requires { typename Base::Arguments; }

@@ -37,14 +37,26 @@ class WithArguments : public Base {
       : Base(param_groups, arguments.options()) {}
 };
 
+/// PyTorch's argument `maximize`, which LibTorch's optimizers lack. Only false compiles.
+class NoMaximize {
+ public:
+  consteval NoMaximize(bool maximize) {  // NOLINT: implicit
+    if (maximize) for_true_negate_the_loss();
+  }
+
+ private:
+  static void for_true_negate_the_loss() {}
+};
+
 /// Arguments of RMSprop by name.
 struct RMSpropArguments {
-  double lr = 1e-2;         ///< learning rate
-  double alpha = 0.99;      ///< decay rate of the average of squares
-  double eps = 1e-8;        ///< added to the denominator
-  double weight_decay = 0;  ///< factor of the L2 penalty
-  double momentum = 0;      ///< factor of the earlier steps' gradients
-  bool centered = false;    ///< divides by the deviation instead of the root mean square
+  double lr = 1e-2;             ///< learning rate
+  double alpha = 0.99;          ///< decay rate of the average of squares
+  double eps = 1e-8;            ///< added to the denominator
+  double weight_decay = 0;      ///< factor of the L2 penalty
+  double momentum = 0;          ///< factor of the earlier steps' gradients
+  bool centered = false;        ///< divides by the deviation instead of the root mean square
+  NoMaximize maximize = false;  ///< true does not compile
 
   /// LibTorch's options with these values.
   torch::optim::RMSpropOptions options() const {
@@ -61,6 +73,7 @@ struct AdagradArguments {
   double weight_decay = 0;               ///< factor of the L2 penalty
   double initial_accumulator_value = 0;  ///< of the sums of squares
   double eps = 1e-10;                    ///< added to the denominator
+  NoMaximize maximize = false;           ///< true does not compile
 
   /// LibTorch's options with these values.
   torch::optim::AdagradOptions options() const {
@@ -79,12 +92,12 @@ OneOf<"strong_wolfe"> literals_of(LineSearch);
 
 /// Arguments of LBFGS by name.
 struct LBFGSArguments {
-  double lr = 1;                                    ///< learning rate
-  std::int64_t max_iter = 20;                       ///< iterations of a step
-  std::optional<std::int64_t> max_eval = {};        ///< default: max_iter * 1.25
-  double tolerance_grad = 1e-7;                     ///< ends a step
-  double tolerance_change = 1e-9;                   ///< ends a step
-  std::int64_t history_size = 100;                  ///< updates that are kept
+  double lr = 1;                              ///< learning rate
+  std::int64_t max_iter = 20;                 ///< iterations of a step
+  std::optional<std::int64_t> max_eval = {};  ///< default: max_iter * 1.25
+  double tolerance_grad = 1e-7;               ///< greatest element of the gradient below which a step ends
+  double tolerance_change = 1e-9;   ///< change of the loss or of a parameter below which a step ends
+  std::int64_t history_size = 100;  ///< updates that are kept
   OptionalLiteral<LineSearch> line_search_fn = {};  ///< default: none; "strong_wolfe"
 
   /// LibTorch's options with these values.

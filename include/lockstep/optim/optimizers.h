@@ -139,7 +139,7 @@ class OptimizerOf : public NamedOptimizer {
       : OptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
   /// With the learning rate alone, as in Python.
   template <typename Number>
-    requires std::is_arithmetic_v<Number>
+    requires(std::is_arithmetic_v<Number> && !std::is_same_v<Number, bool>)
   OptimizerOf(std::vector<at::Tensor> params, Number lr) : OptimizerOf(std::move(params), with_rate(lr)) {}
 
   void save(torch::serialize::OutputArchive& archive) const override;

@@ -19,6 +19,16 @@ class AsyncOp {
   static void for_true_call_the_function_with_the_suffix_async() {}
 };
 
+/// A rank that has no default: `{}` does not compile.
+class RequiredRank {
+ public:
+  RequiredRank(int rank) : rank_(rank) {}  // NOLINT: implicit by design
+  operator int() const { return rank_; }   // NOLINT: implicit by design
+
+ private:
+  int rank_;
+};
+
 /// PyTorch's last arguments of a collective. A group converts to it: `all_reduce(tensor, op, group)` is
 /// `all_reduce(tensor, op, {.group = group})`.
 struct CollectiveOptions {

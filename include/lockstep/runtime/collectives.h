@@ -44,10 +44,10 @@ Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::SUM,
 
 /// ProcessGroup::broadcast(): every rank's `tensor` becomes that of global rank `src`. PyTorch:
 /// `torch.distributed.broadcast`.
-void broadcast(const at::Tensor& tensor, int src, const CollectiveOptions& options = {},
+void broadcast(const at::Tensor& tensor, RequiredRank src, const CollectiveOptions& options = {},
                AsyncOp async_op = false, std::source_location where = std::source_location::current());
 /// ProcessGroup::broadcast_async(): broadcast() without waiting. PyTorch: `broadcast(async_op=True)`.
-Work broadcast_async(const at::Tensor& tensor, int src, const CollectiveOptions& options = {},
+Work broadcast_async(const at::Tensor& tensor, RequiredRank src, const CollectiveOptions& options = {},
                      std::source_location where = std::source_location::current());
 
 /// ProcessGroup::reduce(): `tensor` of global rank `dst` becomes the reduction; on other ranks its contents are
@@ -225,6 +225,8 @@ void scatter_object_list(std::vector<std::string>& scatter_object_output_list,
                          const CollectiveOptions& options = {},
                          std::source_location where = std::source_location::current());
 
+// Functions of these are templates, so that `{}` and a list without names are the arguments above.
+
 /// Arguments of the functions that reduce, by name: `all_reduce(tensor, {.op = ReduceOp::AVG, .group = group})`.
 struct ReduceOptions {
   ReduceOp op = ReduceOp::SUM;             ///< how the tensors of all ranks become one
@@ -233,7 +235,7 @@ struct ReduceOptions {
 };
 /// Arguments of broadcast(), by name: `broadcast(tensor, {.src = 0, .group = group})`.
 struct BroadcastOptions {
-  int src;                                 ///< global rank
+  RequiredRank src;                        ///< global rank
   std::optional<ProcessGroup> group = {};  ///< default: the default group
   AsyncOp async_op = false;  ///< true does not compile: call the function with the suffix _async
 };
@@ -243,53 +245,62 @@ struct MonitoredBarrierOptions {
   std::optional<Timeout> timeout = {};     ///< default: that of the group
   bool wait_all_ranks = false;             ///< names all missing ranks instead of the first
 };
-inline void broadcast(const at::Tensor& tensor, const BroadcastOptions& options,
-                      std::source_location where = std::source_location::current()) {
+template <typename = void>
+void broadcast(const at::Tensor& tensor, const BroadcastOptions& options,
+               std::source_location where = std::source_location::current()) {
   broadcast(tensor, options.src, {options.group}, false, where);
 }
-inline Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options,
-                            std::source_location where = std::source_location::current()) {
+template <typename = void>
+Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options,
+                     std::source_location where = std::source_location::current()) {
   return broadcast_async(tensor, options.src, {options.group}, where);
 }
-template <typename = void>  // so that `{}` is the group
+template <typename = void>
 void monitored_barrier(const MonitoredBarrierOptions& options,
                        std::source_location where = std::source_location::current()) {
   monitored_barrier(options.group, options.timeout, options.wait_all_ranks, where);
 }
-inline void all_reduce(const at::Tensor& tensor, const ReduceOptions& options,
-                       std::source_location where = std::source_location::current()) {
+template <typename = void>
+void all_reduce(const at::Tensor& tensor, const ReduceOptions& options,
+                std::source_location where = std::source_location::current()) {
   all_reduce(tensor, options.op, {options.group}, false, where);
 }
-inline Work all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options,
-                             std::source_location where = std::source_location::current()) {
+template <typename = void>
+Work all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options,
+                      std::source_location where = std::source_location::current()) {
   return all_reduce_async(tensor, options.op, {options.group}, where);
 }
-inline void reduce(const at::Tensor& tensor, int dst, const ReduceOptions& options,
-                   std::source_location where = std::source_location::current()) {
+template <typename = void>
+void reduce(const at::Tensor& tensor, int dst, const ReduceOptions& options,
+            std::source_location where = std::source_location::current()) {
   reduce(tensor, dst, options.op, {options.group}, false, where);
 }
-inline Work reduce_async(const at::Tensor& tensor, int dst, const ReduceOptions& options,
-                         std::source_location where = std::source_location::current()) {
+template <typename = void>
+Work reduce_async(const at::Tensor& tensor, int dst, const ReduceOptions& options,
+                  std::source_location where = std::source_location::current()) {
   return reduce_async(tensor, dst, options.op, {options.group}, where);
 }
-inline void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
-                           const ReduceOptions& options,
-                           std::source_location where = std::source_location::current()) {
+template <typename = void>
+void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
+                    const ReduceOptions& options,
+                    std::source_location where = std::source_location::current()) {
   reduce_scatter(output, input_list, options.op, {options.group}, false, where);
 }
-inline Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
-                                 const ReduceOptions& options,
-                                 std::source_location where = std::source_location::current()) {
+template <typename = void>
+Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
+                          const ReduceOptions& options,
+                          std::source_location where = std::source_location::current()) {
   return reduce_scatter_async(output, input_list, options.op, {options.group}, where);
 }
-inline void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
-                                  const ReduceOptions& options,
-                                  std::source_location where = std::source_location::current()) {
+template <typename = void>
+void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceOptions& options,
+                           std::source_location where = std::source_location::current()) {
   reduce_scatter_tensor(output, input, options.op, {options.group}, false, where);
 }
-inline Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                        const ReduceOptions& options,
-                                        std::source_location where = std::source_location::current()) {
+template <typename = void>
+Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                 const ReduceOptions& options,
+                                 std::source_location where = std::source_location::current()) {
   return reduce_scatter_tensor_async(output, input, options.op, {options.group}, where);
 }
 

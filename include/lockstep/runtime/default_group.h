@@ -58,7 +58,7 @@ void manual_seed(std::uint64_t seed);
 struct GroupMember {
   /// The type of NON_GROUP_MEMBER.
   struct NonGroupMember {};
-  /// The type of WORLD, an argument of all functions that take a group.
+  /// The type of WORLD, an argument of functions whose group is the default group if it is left out.
   struct World {
     template <typename Group>
       requires(std::same_as<Group, std::optional<ProcessGroup>> || std::same_as<Group, CollectiveOptions>)

@@ -333,7 +333,7 @@ class Value {
   /// LibTorch's error for a tensor of several elements. PyTorch: `Tensor.item()`.
   template <serialize::Number T>
   T item() const {
-    if (const auto* tensor = get_if<at::Tensor>()) return tensor->item<T>();
+    if (is<at::Tensor>() || is<Parameter>()) return as_tensor().item<T>();
     return to<T>();
   }
 

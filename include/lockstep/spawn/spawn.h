@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -161,8 +162,8 @@ SpawnContext spawn(Fn&& fn, std::tuple<Args...> args, const SpawnOptions& option
 }
 
 /// With `nprocs` at PyTorch's position.
-template <typename Fn, typename... Args>
-SpawnContext spawn(Fn&& fn, std::tuple<Args...> args, int nprocs,
+template <typename Fn, typename... Args, std::same_as<int> Count>
+SpawnContext spawn(Fn&& fn, std::tuple<Args...> args, Count nprocs,
                    std::source_location where = std::source_location::current()) {
   return spawn(std::forward<Fn>(fn), std::move(args), SpawnOptions{.nprocs = nprocs, .where = where});
 }

@@ -70,7 +70,7 @@ class SummaryWriter {
   /// Makes the folder and an event file. Throws ArgumentError if the options name a folder, too.
   explicit SummaryWriter(std::filesystem::path log_dir = {}, const SummaryWriterOptions& options = {});
   /// With all arguments by name: `SummaryWriter writer({.comment = "_lr_0.1"});`.
-  template <typename = void>  // so that `{}` is the folder
+  template <typename = void>  // so that a path is the folder
   explicit SummaryWriter(const SummaryWriterOptions& options) : SummaryWriter({}, options) {}
 
   /// PyTorch: `add_scalar` with new_style=False, which stores float32.

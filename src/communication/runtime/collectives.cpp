@@ -62,13 +62,13 @@ Work all_reduce_async(const at::Tensor& tensor, ReduceOp op, const CollectiveOpt
   return on->all_reduce_async(tensor, op, where);
 }
 
-void broadcast(const at::Tensor& tensor, int src, const CollectiveOptions& options, AsyncOp /*async_op*/,
-               std::source_location where) {
+void broadcast(const at::Tensor& tensor, RequiredRank src, const CollectiveOptions& options,
+               AsyncOp /*async_op*/, std::source_location where) {
   const Target on("broadcast", options.group, where);
   if (on.skips()) return;
   on->broadcast(tensor, on.rank_of(src), where);
 }
-Work broadcast_async(const at::Tensor& tensor, int src, const CollectiveOptions& options,
+Work broadcast_async(const at::Tensor& tensor, RequiredRank src, const CollectiveOptions& options,
                      std::source_location where) {
   const Target on("broadcast_async", options.group, where);
   if (on.skips()) return {};

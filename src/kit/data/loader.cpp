@@ -230,7 +230,9 @@ bool LoaderBase::drop_last() const {
   return options_.batch_sampler ? own_batches("drop_last()").drop_last() : options_.drop_last.value_or(false);
 }
 
-Sampler& LoaderBase::sampler() const { return own_batches("sampler()").sampler(); }
+LoaderSampler LoaderBase::sampler() { return {*this, own_batches("sampler()").sampler()}; }
+
+void LoaderSampler::set_epoch(std::int64_t epoch) const { loader_->set_epoch(epoch); }
 
 void LoaderBase::set_epoch(std::int64_t epoch) {
   if (const auto& progress = current_progress()) progress->epoch = epoch;

@@ -58,6 +58,7 @@ TEST(Guesses, ATrainingCheckpointIsSavedAndLoaded) {
   EXPECT_EQ(saved["args"]["arch"].toStringRef(), "linear");
   EXPECT_TRUE(saved["model"]["weight"].toTensor().equal(net->weight));
   EXPECT_EQ(Value(torch::tensor(3)).item<int>(), 3);
+  EXPECT_EQ(Value(Parameter{torch::tensor(3)}).item<int>(), 3);
   const std::vector<double> read = saved["losses"];
   EXPECT_EQ(read, losses);
   EXPECT_THAT(error_of([&] { (void)saved["args"]["arch"].item<double>(); }), HasSubstr("has str 'linear'"));

@@ -149,8 +149,9 @@ TEST(Guesses, EveryOptimizerTakesItsArgumentsByName) {
             torch::optim::AdagradOptions());
   const optim::LBFGS lbfgs(parameters, {.max_iter = 4, .line_search_fn = "strong_wolfe"});
   EXPECT_EQ(options_of<torch::optim::LBFGSOptions>(lbfgs),
-            torch::optim::LBFGSOptions().max_iter(4).line_search_fn("strong_wolfe"));
+            torch::optim::LBFGSOptions().max_iter(4).max_eval(5).line_search_fn("strong_wolfe"));
   load_state_dict(rmsprop, state_dict(rmsprop));
+  static_assert(!std::is_constructible_v<optim::NAdam, std::vector<at::Tensor>, bool>);
 }
 
 TEST(Guesses, AveragesAreOfSwaUtils) {
