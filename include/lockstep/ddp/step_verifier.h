@@ -47,7 +47,7 @@ class VerificationError : public Error {
 /// How StepVerifier reacts to a rank that computes wrongly.
 enum class OnMismatch : std::uint8_t {
   /// Throws VerificationError on all ranks. Within elastic::run() under `lockstep run --on-loss replace` that ends the
-  /// processes of all ranks, and each is replaced: the run goes on from the last commit, and a rank that stays wrong ends
+  /// processes of all ranks, and each is replaced: the run continues from the last commit, and a rank that stays wrong ends
   /// all of them again, until --max-restarts is used up. Use `replace` there.
   stop,
   /// Within elastic::run() under `lockstep run --on-loss replace` only the wrong rank throws VerificationError, which
