@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A Trainer that undoes steps with a bad loss, beside one that does not get their batches.
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <set>
@@ -163,13 +164,28 @@ const Scenario sharded("a bad loss of rank 1 with shards", [] {
   auto net = make_net();
   const auto module = fully_shard(*net);
   torch::optim::SGD optimizer(module.parameters(), 0.5);
+  // A run that begins without the option, or ends without it.
+  std::int64_t max_steps = 0;
+  for (const bool skips : {false, true, false}) {
+    TrainerOptions options{
+        .max_steps = ++max_steps, .checkpoints = std::getenv("TRAINER_FOLDER"), .resume = true};
+    if (skips) options.on_bad_loss = "skip";
+    options.elastic = skips;
+    Trainer trainer(net, optimizer, options);
+    std::vector<int> batches(3);
+    trainer.fit(batches, [&](int) { return net->forward(torch::ones({2, 3})).square().sum(); });
+    EXPECT_EQ(trainer.step(), max_steps);
+  }
   EXPECT_THAT(error_of<ArgumentError>([&] { Trainer trainer(net, optimizer, {.on_bad_loss = "rewind"}); }),
               HasSubstr("use \"skip\""));
 });
 
 TEST(TrainerBadLosses, AreUndoneToTheBitOnAllRanks) { expect_all_passed(run_ranks(undone)); }
 TEST(TrainerBadLosses, AreAnErrorWhenTooManyFollowEachOther) { expect_all_passed(run_ranks(too_many)); }
-TEST(TrainerBadLosses, AreUndoneWithShards) { expect_all_passed(run_ranks(sharded)); }
+TEST(TrainerBadLosses, AreUndoneWithShards) {
+  const TempFolder folder;
+  expect_all_passed(run_ranks(sharded, {.env = {{"TRAINER_FOLDER", folder.path().string()}}}));
+}
 
 // Of one process: `losses` are trained, and the factors that the optimizer has seen are returned.
 struct Factors {
@@ -205,12 +221,17 @@ TEST(TrainerBadLosses, ASpikeMayBeAnError) {
 TEST(TrainerBadLosses, AGradientMayBeBadAlone) {
   torch::nn::Linear net(3, 3);
   torch::optim::SGD optimizer(net->parameters(), 0.1);
-  Trainer trainer(net, optimizer, {.on_bad_loss = "skip"});
   const auto before = net->weight.detach().clone();
   std::vector<int> batches(1);
-  // The slope of a root is infinite at 0, where the root is finite.
-  trainer.fit(batches, [&](int) { return (net->forward(torch::ones({1, 3})) * 0).sum().sqrt(); });
-  EXPECT_EQ(trainer.step(), 0);
+  for (const auto& norm : {std::optional<double>(), std::optional(1.0)}) {
+    Trainer trainer(net, optimizer, {.max_grad_norm = norm, .on_bad_loss = "skip"});
+    ::testing::internal::CaptureStderr();
+    // The slope of a root is infinite at 0, where the root is finite.
+    trainer.fit(batches, [&](int) { return net->weight.sum() + (net->bias * 0).sum().sqrt(); });
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                HasSubstr("the first parameter whose gradient is not finite is bias; the batch is skipped"));
+    EXPECT_EQ(trainer.step(), 0);
+  }
   EXPECT_TRUE(torch::equal(net->weight, before));
 }
 

@@ -71,6 +71,11 @@ std::deque<double> losses_in(const std::string& text) {
 
 }  // namespace
 
+Dict without_window(Dict state) {
+  state.erase("loss_guard");
+  return state;
+}
+
 std::unique_ptr<LossGuard> LossGuard::make(const TrainerOptions& options, const Trained& trained) {
   if (options.on_bad_loss == OnBadLoss::error && options.spike_factor == 0) return nullptr;
   if (trained.sharded != nullptr && options.on_bad_loss == OnBadLoss::rewind) {

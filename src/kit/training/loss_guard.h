@@ -23,6 +23,10 @@ struct Trained {
   std::optional<ProcessGroup> group;
 };
 
+// A state without the last losses. Checkpoints of fully_shard() have to have all parts of the state, so that one of a
+// run without a guard could not be loaded.
+Dict without_window(Dict state);
+
 // Note [Bad steps]
 //
 //     begin_step()  before the first forward of a step: keeps what a forward changes (buffers, generators, the reported

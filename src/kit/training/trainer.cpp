@@ -82,8 +82,7 @@ Trainer::Trainer(const CallerPlace& /*place*/, torch::nn::Module& module, torch:
                                                 .state = state_,
                                                 .reported_loss = reported_loss_,
                                                 .group = group_});
-  // Not in checkpoints that must have all parts of the state, so that one of a run without it can be loaded.
-  if (guard_ && (!sharded_ || options_.elastic)) state_.add("loss_guard", *guard_);
+  if (guard_) state_.add("loss_guard", *guard_);
   if (options_.verify_interval != 0 && group_)
     state_.add("verifier",
                verifier_.emplace(module_, training::verifier_options(options_, optimizer_), where_));
@@ -181,7 +180,7 @@ void Trainer::resume() {
     if (const auto saved = manager_->load_latest()) load(saved->contents.as_dict());
     return;
   }
-  auto contents = state_.state_dict();
+  auto contents = training::without_window(state_.state_dict());
   if (manager_->load_latest(contents)) load(contents);
 }
 
@@ -297,7 +296,7 @@ void Trainer::clip() {
   if (scaler_) scaler_->unscale_(optimizer_, where_);
   const auto most = options_.max_grad_norm.value_or(std::numeric_limits<double>::infinity());
   const comm::CallSite site(where_, "norm of the gradients");
-  const ClipGradNormOptions options{.error_if_nonfinite = !scaler_ && !guard_};
+  const ClipGradNormOptions options{.error_if_nonfinite = !scaler_};
   try {
     if (sharded_) {
       grad_norm_ = clip_grad_norm_(*sharded_, most, options);
@@ -307,7 +306,8 @@ void Trainer::clip() {
       grad_norm_ = clip_grad_norm_(module_, most, options);
     }
   } catch (const NonFiniteError&) {  // on all ranks
-    training::throw_non_finite(loss_.item<double>(), module_, step_ + 1, group_);
+    grad_norm_ = std::numeric_limits<double>::quiet_NaN();
+    if (!guard_) training::throw_non_finite(loss_.item<double>(), module_, step_ + 1, group_);
   }
 }
 
@@ -404,7 +404,8 @@ void Trainer::save(std::optional<double> metric) {
     const comm::CallSite site(where_);
     training::check_parameters_finite(module_, step_, group_);
   }
-  manager_->save(step_, state_.state_dict(where_), metric, where_);
+  const auto contents = state_.state_dict(where_);
+  manager_->save(step_, sharded_ ? training::without_window(contents) : contents, metric, where_);
   if (guard_) guard_->limit_rewinds();
   if (ends()) manager_->wait(where_);
 }
