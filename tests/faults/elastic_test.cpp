@@ -230,7 +230,7 @@ TEST(Elastic, RanksThatWaitOrReportProgressAreNotFrozen) {
   std::this_thread::sleep_for(5s);
   std::ofstream(training.folder() / "rested").flush();
   EXPECT_EQ(training.finish(), undisturbed());
-  EXPECT_THAT(training.launcher().err(), Not(HasSubstr("progress")));
+  EXPECT_THAT(training.launcher().err(), Not(HasSubstr("no progress")));
 }
 
 TEST(Elastic, ASlowRankIsNamedAndReplaced) {
@@ -243,7 +243,7 @@ TEST(Elastic, ASlowRankIsNamedAndReplaced) {
       training.launcher().err(),
       AllOf(ContainsRegex("warning: rank 1 .pid [0-9]*. is slow: in the last 10 steps it computes for"),
             HasSubstr("It is killed and replaced (--on-slow replace)."),
-            HasSubstr("rank 1 was killed by SIGKILL; its replacement runs (1 of 10 restarts)")));
+            ContainsRegex("rank 1 was killed by SIGKILL from the launcher .*; its replacement runs .1 of 10 restarts.")));
 }
 
 TEST(Elastic, ARankThatComputesWronglyIsReplaced) {
