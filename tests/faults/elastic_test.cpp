@@ -241,9 +241,11 @@ TEST(Elastic, ASlowRankIsNamedAndReplaced) {
   expect_survivors(training);
   EXPECT_THAT(
       training.launcher().err(),
-      AllOf(ContainsRegex("warning: rank 1 .pid [0-9]*. is slow: in the last 10 steps it computes for"),
-            HasSubstr("It is killed and replaced (--on-slow replace)."),
-            ContainsRegex("rank 1 was killed by SIGKILL from the launcher .*; its replacement runs .1 of 10 restarts.")));
+      AllOf(
+          ContainsRegex("warning: rank 1 .pid [0-9]*. is slow: in the last 10 steps it computes for"),
+          HasSubstr("It is killed and replaced (--on-slow replace)."),
+          ContainsRegex(
+              "rank 1 was killed by SIGKILL from the launcher .*; its replacement runs .1 of 10 restarts.")));
 }
 
 TEST(Elastic, ARankThatComputesWronglyIsReplaced) {
