@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <sstream>
 #include <string_view>
+#include <type_traits>
 
 namespace lockstep {
 
@@ -18,40 +20,93 @@ enum class LogLevel {
 /// environment variable LOCKSTEP_LOG_LEVEL (debug, info, warning or error; default info) are dropped. Safe
 /// from any thread.
 void log(LogLevel level, std::string_view message);
-/// One line of several parts, which are written one behind the other as by TORCH_WARN:
-/// `log(LogLevel::info, "epoch ", epoch, ": loss ", loss);`
-template <typename First, typename Second, typename... Others>
-void log(LogLevel level, const First& first, const Second& second, const Others&... others) {
-  std::ostringstream line;
-  line << first << second;
-  (void)(line << ... << others);
-  log(level, std::string_view(line.view()));
-}
+/// The first part of a line of the log. A literal with the place of a number, "%d" or "{}", does not compile: the
+/// parts are written one behind the other.
+class LogText {
+ public:
+  template <std::size_t size>
+  consteval LogText(const char (&text)[size]) : text_(text, size - 1) {  // NOLINT: implicit by design
+    for (std::size_t i = 0; i + 1 < size; ++i)
+      if (has_place(text_.substr(i))) write_the_parts_one_behind_the_other();
+  }
+  /// The text.
+  std::string_view text() const { return text_; }
+
+ private:
+  static constexpr bool has_place(std::string_view text) {
+    if (text.starts_with("{}") || text.starts_with("{:")) return true;
+    if (!text.starts_with('%')) return false;
+    const auto end = text.find_first_not_of(".0123456789", 1);
+    return end != text.npos && std::string_view("dfgisu").find(text[end]) != text.npos;
+  }
+  static void write_the_parts_one_behind_the_other() {}
+
+  std::string_view text_;
+};
+
+/// A part of a line that is no literal.
+template <typename Part>
+concept NoLiteral = !std::is_array_v<Part>;
 
 /// Python's functions of the module `logging`, which write the parts of a line as log() does.
 namespace logging {
 
-/// log(LogLevel::debug, ...). Python: `logging.debug`.
+/// log() of any parts.
 template <typename... Parts>
-void debug(const Parts&... parts) {
-  log(LogLevel::debug, parts...);
+void write_parts(LogLevel level, const Parts&... parts) {
+  std::ostringstream line;
+  (void)(line << ... << parts);
+  log(level, std::string_view(line.view()));
+}
+
+/// log(LogLevel::debug, ...). Python: `logging.debug`.
+template <typename... Others>
+void debug(LogText first, const Others&... others) {
+  write_parts(LogLevel::debug, first.text(), others...);
+}
+template <NoLiteral First, typename... Others>
+void debug(const First& first, const Others&... others) {
+  write_parts(LogLevel::debug, first, others...);
 }
 /// log(LogLevel::info, ...). Python: `logging.info`.
-template <typename... Parts>
-void info(const Parts&... parts) {
-  log(LogLevel::info, parts...);
+template <typename... Others>
+void info(LogText first, const Others&... others) {
+  write_parts(LogLevel::info, first.text(), others...);
+}
+template <NoLiteral First, typename... Others>
+void info(const First& first, const Others&... others) {
+  write_parts(LogLevel::info, first, others...);
 }
 /// log(LogLevel::warning, ...). Python: `logging.warning`.
-template <typename... Parts>
-void warning(const Parts&... parts) {
-  log(LogLevel::warning, parts...);
+template <typename... Others>
+void warning(LogText first, const Others&... others) {
+  write_parts(LogLevel::warning, first.text(), others...);
+}
+template <NoLiteral First, typename... Others>
+void warning(const First& first, const Others&... others) {
+  write_parts(LogLevel::warning, first, others...);
 }
 /// log(LogLevel::error, ...). Python: `logging.error`.
-template <typename... Parts>
-void error(const Parts&... parts) {
-  log(LogLevel::error, parts...);
+template <typename... Others>
+void error(LogText first, const Others&... others) {
+  write_parts(LogLevel::error, first.text(), others...);
+}
+template <NoLiteral First, typename... Others>
+void error(const First& first, const Others&... others) {
+  write_parts(LogLevel::error, first, others...);
 }
 
 }  // namespace logging
+
+/// One line of several parts, which are written one behind the other as by TORCH_WARN:
+/// `log(LogLevel::info, "epoch ", epoch, ": loss ", loss);`
+template <typename Second, typename... Others>
+void log(LogLevel level, LogText first, const Second& second, const Others&... others) {
+  logging::write_parts(level, first.text(), second, others...);
+}
+template <NoLiteral First, typename Second, typename... Others>
+void log(LogLevel level, const First& first, const Second& second, const Others&... others) {
+  logging::write_parts(level, first, second, others...);
+}
 
 }  // namespace lockstep
