@@ -67,6 +67,7 @@ class Stuck {
     ::close(ends[0]);
     ::close(ends[1]);
     wait_for('S');
+    wait_until_no_thread_runs();
   }
   ~Stuck() {
     ::kill(pid_, SIGKILL);
@@ -84,6 +85,15 @@ class Stuck {
   }
 
  private:
+  // A thread that has written its byte can still be on its way to its function.
+  void wait_until_no_thread_runs() const {
+    const auto runs = [](int thread) { return state_letter(thread) == 'R'; };
+    const Deadline deadline(std::chrono::seconds(30));
+    while (std::ranges::any_of(observe::threads_of(pid_), runs) && !deadline.expired())
+      std::this_thread::yield();
+    EXPECT_THAT(observe::threads_of(pid_), Not(Contains(Truly(runs))));
+  }
+
   pid_t pid_ = 0;
 };
 
