@@ -204,7 +204,8 @@ class Requeue(SlurmTest):
             state = ("squeue", "--noheader", f"--job={job}", "--format=%T")
             wait_until("the job waits again", lambda: cluster.run(*state).out.strip() == "PENDING")
             (folder / "enough").touch()
-            self.run_well("scontrol", "update", f"JobId={job}", "StartTime=now")
+            # Not within the second in which it was stopped: a node does not start what has the credential of that time.
+            self.run_well("scontrol", "update", f"JobId={job}", "StartTime=now+2")
             wait_until("the job has ended", lambda: told(r"trained \d: \w+", 4))
         except TimeoutError as error:
             self.fail(f"{error}\n{output.read_text() if output.exists() else ''}\n{cluster.logs()}")
