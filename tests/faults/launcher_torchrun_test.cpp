@@ -186,7 +186,7 @@ std::vector<int> run_torchrun(const fs::path& folder, const std::vector<Case>& a
   }
   std::ofstream(folder / "cases.json") << list;
   std::istringstream lines(run_python("faults/torchrun_cases.py", {.args = {(folder / "cases.json").string()},
-                                                                   .timeout = std::chrono::seconds(200)}));
+                                                                   .timeout = std::chrono::seconds(350)}));
   std::vector<int> codes;
   for (int code = 0; lines >> code;) codes.push_back(code);
   return codes;
