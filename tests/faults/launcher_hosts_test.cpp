@@ -279,9 +279,8 @@ class RealSsh : public ::testing::Test {
         "ssh -i {0}/user -p {1} -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile={0}/known "
         "-o LogLevel=ERROR",
         folder_.path().string(), port_);
-    return LauncherProcess({"run", "--hosts", "127.0.0.1,127.0.0.2:2", "--master-port",
-                            free_port(), "--ssh", ssh, "--", "/bin/sh", "-c",
-                            script});
+    return LauncherProcess({"run", "--hosts", "127.0.0.1,127.0.0.2:2", "--master-port", free_port(), "--ssh",
+                            ssh, "--", "/bin/sh", "-c", script});
   }
 
   // `pids`: a file to which the ranks wrote theirs. Processes under sshd are not in the launcher's family.

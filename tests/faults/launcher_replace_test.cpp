@@ -90,7 +90,8 @@ bool is_open(std::uint64_t inode) {
   };
   for (const auto& process : fs::directory_iterator("/proc")) {
     std::error_code ended;  // the process may end meanwhile
-    for (fs::directory_iterator fd(process.path() / "fd", ended), end; !ended && fd != end; fd.increment(ended))
+    for (fs::directory_iterator fd(process.path() / "fd", ended), end; !ended && fd != end;
+         fd.increment(ended))
       if (is_it(fd->path())) return true;
   }
   return false;

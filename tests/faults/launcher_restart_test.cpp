@@ -73,8 +73,8 @@ TEST(LauncherRestart, EndsOnASignalDuringARestart) {
       "trap 'echo asked; until test -e {1}; do sleep 0.01; done; exit 0' TERM; sleep 1000 & : > {0};"
       "while :; do wait; done",
       folder.file("up"), folder.file("told"));
-  LauncherProcess launcher(
-      shell_ranks(2, script, {"--max-restarts", "100", "--grace-period", "1000"}), {.output = Output::one_pipe});
+  LauncherProcess launcher(shell_ranks(2, script, {"--max-restarts", "100", "--grace-period", "1000"}),
+                           {.output = Output::one_pipe});
   launcher.wait_for("asked");
   launcher.send(SIGTERM);
   launcher.wait_for("SIGTERM: the ranks will not be restarted");

@@ -235,8 +235,8 @@ const testing::Scenario deadline("spawn: timeout", [] {
         },
         {.nprocs = 3, .timeout = 3s, .grace_period = 50ms});
   };
-  EXPECT_THAT(run,
-              ThrowsMessage<TimeoutError>(AllOf(HasSubstr("3000 ms"), HasSubstr("still running: rank 1, 2"))));
+  EXPECT_THAT(
+      run, ThrowsMessage<TimeoutError>(AllOf(HasSubstr("3000 ms"), HasSubstr("still running: rank 1, 2"))));
   EXPECT_EQ(::waitpid(-1, nullptr, 0), -1) << "a process is left";
 });
 TEST(Spawn, EndsAtItsTimeLimit) { expect_passes_alone(deadline); }

@@ -16,7 +16,8 @@ inline std::size_t living_threads() {
   constexpr unsigned long kExits = 0x4;  // PF_EXITING
   std::size_t count = 0;
   std::error_code code;
-  for (fs::directory_iterator task("/proc/self/task", code), end; !code && task != end; task.increment(code)) {
+  for (fs::directory_iterator task("/proc/self/task", code), end; !code && task != end;
+       task.increment(code)) {
     std::string text;
     std::getline(std::ifstream(task->path() / "stat"), text, '\0');
     if (text.empty()) continue;
