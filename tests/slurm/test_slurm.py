@@ -203,8 +203,10 @@ class Requeue(SlurmTest):
             wait_until("the ranks have saved a checkpoint", lambda: told(r"saved \d: step \d+", 4))
             state = ("squeue", "--noheader", f"--job={job}", "--format=%T")
             wait_until("the job waits again", lambda: cluster.run(*state).out.strip() == "PENDING")
+            # A node refuses a job that starts in the second in which the node has ended it.
+            nodes = ("sinfo", "--noheader", "--format=%T")
+            wait_until("the nodes have ended the job", lambda: cluster.run(*nodes).out.split() == ["idle"])
             (folder / "enough").touch()
-            # Not within the second in which it was stopped: a node does not start what has the credential of that time.
             self.run_well("scontrol", "update", f"JobId={job}", "StartTime=now+2")
             wait_until("the job has ended", lambda: told(r"trained \d: \w+", 4))
         except TimeoutError as error:
