@@ -56,6 +56,7 @@
 #include <lockstep/optim/libtorch.h>
 #include <lockstep/optim/lr_scheduler.h>
 #include <lockstep/optim/optimizers.h>
+#include <lockstep/optim/reduce_lr_on_plateau.h>
 
 // State dicts and files.
 #include <lockstep/checkpoint/state_dict.h>
