@@ -17,6 +17,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
+#include "fsdp/flat_optimizer_state.h"
 #include "optim/optimizer_states.h"
 #include "optim/unaveraged.h"
 #include "state/optimizer_state.h"
@@ -207,61 +208,6 @@ Value to_value(const std::string& key, const Value& value, const ParameterEntry&
   return !entry.cuts.empty() && is_part ? to_value(*tensor, entry, options) : value;
 }
 
-// flatten_optimizer_state_dict of {"state": ..., "param_groups": ...}.
-Dict flattened(const Dict& nested) {
-  Dict flat;
-  for (const auto& [name, state] : nested.at("state").as_dict()) {
-    for (const auto& [key, value] : state.as_dict())
-      flat.set(fmt::format("state.{}.{}", name.as_string(), key.as_string()), value);
-  }
-  for (const auto& group : nested.at("param_groups").as_items()) {
-    for (const auto& name : group["params"].as_items()) {
-      for (const auto& [key, value] : group.as_dict())
-        if (key.as_string() != "params")
-          flat.set(fmt::format("param_groups.{}.{}", name.as_string(), key.as_string()), value);
-    }
-  }
-  return flat;
-}
-
-// The entries below a name.
-Dict entries_below(const Dict& flat, const std::string& prefix) {
-  Dict found;
-  for (const auto& [key, value] : flat) {
-    const auto name = key.as_string();
-    if (name.starts_with(prefix) && name.find('.', prefix.size()) == std::string::npos)
-      found.set(name.substr(prefix.size()), value);
-  }
-  return found;
-}
-
-Dict unflattened(const StateEntries& entries, const torch::optim::Optimizer& optimizer, const Dict& flat) {
-  Dict states;
-  List groups;
-  for (const auto& each : optimizer.param_groups()) {
-    List names;
-    Dict group;
-    for (const auto& parameter : each.params()) {
-      const auto& name = entry_of(entries, parameter).name;
-      if (auto state = entries_below(flat, "state." + name + "."); state.size() > 0)
-        states.set(name, std::move(state));
-      auto own = entries_below(flat, "param_groups." + name + ".");
-      if (own.size() == 0)
-        throw_error<CheckpointError>("the optimizer's state dict has no entries param_groups.{}.*", name);
-      if (!names.items.empty() && !equal(own, group)) {
-        throw_error<CheckpointError>(
-            "{} and {} are in one group of the optimizer, and have other options in its state dict", name,
-            names.items.front().as_string());
-      }
-      group = std::move(own);
-      names.items.emplace_back(name);
-    }
-    group.set("params", names);
-    groups.items.emplace_back(std::move(group));
-  }
-  return {{"state", std::move(states)}, {"param_groups", std::move(groups)}};
-}
-
 // This rank's parts of a parameter's state.
 Dict own_state(const Dict& saved, const ParameterEntry& entry) {
   Dict state;
@@ -374,10 +320,11 @@ void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimi
     refuse_other_parameters(entries, "set_optimizer_state_dict()");
   }
   const bool is_flat = options.flatten_optimizer_state_dict;
+  const auto name_of = [&](const at::Tensor& parameter) { return entry_of(entries, parameter).name; };
   std::optional<Dict> nested;
   const auto read = [&](const std::function<Value(const Dict&)>& part) {
     const auto own = [&] {
-      if (!nested) nested = is_flat ? unflattened(entries, optimizer, optim_state_dict) : optim_state_dict;
+      if (!nested) nested = is_flat ? unflattened(optim_state_dict, optimizer, name_of) : optim_state_dict;
       return part(*nested);
     };
     return options.broadcast_from_rank0 ? value_of_rank_0(own) : own();
