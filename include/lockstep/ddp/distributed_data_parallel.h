@@ -88,12 +88,12 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   /// Replaces the averaging of buckets. Call it once, before the first forward. See CommHook. PyTorch:
   /// `register_comm_hook`.
   void register_comm_hook(CommHook hook, std::source_location where = std::source_location::current());
-  /// The same with PyTorch's argument for a hook that has no state: `register_comm_hook(nullptr, hook)`.
+  /// Takes PyTorch's first argument, for a hook that has no state: `register_comm_hook(nullptr, hook)`.
   void register_comm_hook(std::nullptr_t /*state*/, CommHook hook,
                           std::source_location where = std::source_location::current()) {
     register_comm_hook(std::move(hook), where);
   }
-  /// The same with the caller's state: `register_comm_hook(&state, hook)`, or with a shared_ptr. The hook is
+  /// Registers a hook with the caller's state: `register_comm_hook(&state, hook)`, or with a shared_ptr. The hook is
   /// called with it as it was passed, or as a `State&`. A temporary state is the hook's own. The object
   /// of a pointer must outlive this module.
   template <typename State, typename Hook>

@@ -182,7 +182,7 @@ class FSDPModule {
   /// Gathers the module's own parameters now, e.g. for code that reads them by data_ptr(); operators that use
   /// parameters do so by themselves. They stay until an operator has used them, or reshard(). Collective.
   void unshard() const;
-  /// The same without waiting, e.g. for a module that is used later. Call it after the optimizer's step.
+  /// Starts unshard() and does not wait, e.g. for a module that is used later. Call it after the optimizer's step.
   /// PyTorch: `unshard(async_op=True)`.
   UnshardHandle unshard_async() const;
   /// Frees the module's gathered parameters. With shared parameters, returns when no rank reads them any

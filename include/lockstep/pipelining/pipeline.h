@@ -235,7 +235,7 @@ class PipelineSchedule {
     return step<Tensors>(arguments.args, arguments.target, arguments.losses,
                          where);  // no template: is preferred
   }
-  /// The same without backward and without gradients. `target` is optional.
+  /// Runs the forward passes of step() alone, without gradients. `target` is optional.
   template <PyTree Output = Tensors>
   Output eval(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr,
               std::source_location where = std::source_location::current()) {

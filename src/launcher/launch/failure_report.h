@@ -127,7 +127,7 @@ class FailureTracker {
   std::vector<int> stopped_;
   bool killed_ = false;           // one of them
   std::vector<int> finished_;     // before the first failure
-  std::vector<int> interrupted_;  // likewise
+  std::vector<int> interrupted_;  // before the first failure
 };
 
 // For nlohmann::json.
