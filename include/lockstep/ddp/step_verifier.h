@@ -145,9 +145,8 @@ class StepVerifier {
                                  const Replay& replay, std::source_location where);
   // The ranks that the present step verifies.
   std::vector<int> subjects() const;
-  // Throws.
-  void refuse(const ddp::Verdict& verdict, const std::string& text, const std::string& tensor,
-              std::source_location where) const;
+  [[noreturn]] void refuse(const ddp::Verdict& verdict, const std::string& text, const std::string& tensor,
+                           std::source_location where) const;
 
   struct Position {
     std::int64_t step = 0;  // complete ones
