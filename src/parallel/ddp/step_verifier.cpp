@@ -308,7 +308,7 @@ void StepVerifier::refuse(const ddp::Verdict& verdict, const std::string& text, 
     while (is_wrong(first)) ++first;
     if (group.rank() == first) log(LogLevel::warning, message + "; it is replaced");
     const comm::CallSite site(where, "end of the process of a wrong rank");
-    group.barrier(where);  // throws PeerLost, unless the wrong rank goes on in spite of its error
+    group.barrier(where);  // throws PeerLost, unless the program of the wrong rank catches its error
   }
   throw VerificationError(with_reporter(comm::reporter_of(group), message), comm::about(group, verdict.wrong),
                           current_.step + 1, tensor);
