@@ -71,7 +71,7 @@ struct GroupMember {
   /// `group == GroupMember::NON_GROUP_MEMBER` is `!group`.
   static constexpr NonGroupMember NON_GROUP_MEMBER = {};
 };
-/// PyTorch: `torch.distributed.group`.
+/// PyTorch: `torch.distributed.group.WORLD`.
 namespace group {
 inline constexpr GroupMember::World WORLD = {};  ///< GroupMember::WORLD
 }
