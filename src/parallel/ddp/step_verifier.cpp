@@ -305,7 +305,7 @@ void StepVerifier::refuse(const ddp::Verdict& verdict, const std::string& text, 
       options_.on_mismatch == OnMismatch::replace && verdict.is_decided && can_replace_ranks();
   if (!replaces || is_wrong(group.rank())) {
     throw VerificationError(with_reporter(comm::reporter_of(group), message),
-                            comm::about(group, verdict.wrong), current_.step + 1, tensor);
+                            comm::about(group, verdict.wrong), current_.step + 1, tensor, !replaces);
   }
   int first = 0;
   while (is_wrong(first)) ++first;
