@@ -279,7 +279,7 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
         if (step == 5 && mode == "leaves" && context.rank() == 1 && is_first) std::_Exit(0);
         if (step == 5 && mode == "hangs" && context.rank() == 1 && is_first) loop_without_end();
         if (step == 5 && mode == "hangs" && context.rank() == 2 && is_first) sleep_without_end();
-        if (mode == "drags" && context.rank() == 1 && is_first) std::this_thread::sleep_for(60ms);
+        if (mode == "drags" && context.rank() == 1 && is_first) std::this_thread::sleep_for(150ms);
         if (step == 5 && mode == "works" && context.rank() == 1) work_until(folder / "rested");
         state.commit();
         if (step == 3 && mode == "loads")

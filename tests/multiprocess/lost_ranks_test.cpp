@@ -63,6 +63,15 @@ void await_all(const ProcessGroup& group) {
     while (ranks->status(rank).completed.load() < 1 && !deadline.expired()) std::this_thread::yield();
 }
 
+// Until the survivors have failed, too: the end of this one would end their waits.
+void await_failures(const ProcessGroup& group, int lost) {
+  const auto ranks = comm::state_of(group).node_group();
+  const Deadline deadline(20s);
+  for (int rank = 0; rank < ranks->size(); ++rank)
+    while (rank != lost && ranks->status(rank).failed.load() == 0 && !deadline.expired())
+      std::this_thread::yield();
+}
+
 const testing::Scenario is_killed("lost: killed between calls", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
   context.barrier();
@@ -101,6 +110,7 @@ void wait_for_dead_rank(bool has_refused) {
   const auto others = comm::state_of(context.group()).node_group();
   context.barrier();
   if (context.rank() == 1) {
+    await_all(context.group());
     if (has_refused) others->refuse(kStep, "its data ended", true);
     ::raise(SIGKILL);
   }
@@ -150,11 +160,18 @@ TEST_P(LostRanks, ARankThatDiesWithinACallIsNamed) {
 }
 
 const testing::Scenario one_stops("lost: stopped", [] {
-  const auto context = init({.backend = testing::backend_under_test(), .timeout = 2s});
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
   context.barrier();
   if (context.rank() == 1) ::raise(SIGSTOP);
   auto x = torch::ones({10});
-  make_calls([&] { context.group().all_reduce(x); });
+  make_calls([&] {
+    try {
+      context.group().all_reduce_async(x).wait(2s);
+    } catch (const Error&) {
+      await_failures(context.group(), 1);
+      throw;
+    }
+  });
 });
 
 TEST_P(LostRanks, AStoppedRankIsNamedAtTheTimeout) {
@@ -189,6 +206,7 @@ const testing::Scenario does_not_come("lost: does not arrive", [] {
                   AllOf(HasSubstr("barrier #2 at lost_ranks_test.cpp:"),
                         HasSubstr("rank " + std::to_string(context.world_size() - 1) + " (pid "),
                         HasSubstr("is in none of the group's calls"))));
+  await_failures(context.group(), context.world_size() - 1);
 });
 
 TEST_P(LostRanks, AMonitoredBarrierNamesMissingRanks) {
