@@ -19,10 +19,13 @@ import auditwheel.main_repair  # noqa: F401  (a missing package is known before 
 import scikit_build_core.build
 from wheel.wheelfile import WheelFile
 
+SOURCE = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(SOURCE / "scripts/release"))
+import third_party  # noqa: E402
+
 GLIBC = os.confstr("CS_GNU_LIBC_VERSION").split()[1]
 PLATFORM = f"manylinux_{GLIBC.replace('.', '_')}_x86_64"
 TAG = "cp{0}{1}-cp{0}{1}-{2}".format(*sys.version_info[:2], PLATFORM)
-SOURCE = Path(__file__).resolve().parent.parent
 # libtorch's libraries are the torch wheel's.
 TORCH = ["libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"]
 
@@ -55,13 +58,10 @@ def write_metadata(stage):
     return info
 
 
-def add_licenses(stage, info):
-    """The licences of the libraries that are not ours, as Debian's packages carry them."""
-    folder = info / "licenses" / "bundled"
-    folder.mkdir(parents=True, exist_ok=True)
-    for library in sorted((stage / "lockstep_torch/lib/bundled").iterdir()):
-        package = run("dpkg", "-S", f"*/{library.name}").splitlines()[0].split(":")[0]
-        shutil.copy(f"/usr/share/doc/{package}/copyright", folder / f"{library.name}.txt")
+def add_licenses(build, stage, info):
+    """The licences of the libraries that are not ours, bundled or compiled in."""
+    bundled = {library.name for library in (stage / "lockstep_torch/lib/bundled").iterdir()}
+    third_party.copy_licences(third_party.libraries(build, [], bundled), info / "licenses" / "bundled")
 
 
 def pack(stage, info, folder):
@@ -90,7 +90,7 @@ def main(build, output):
         stage.mkdir()
         install(build, stage)
         info = write_metadata(stage)
-        add_licenses(stage, info)
+        add_licenses(build, stage, info)
         wheel = pack(stage, info, folder)
         output.mkdir(parents=True, exist_ok=True)
         for old in output.glob("lockstep_torch-*.whl"):
