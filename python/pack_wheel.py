@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Makes the wheel of a build tree: pack_wheel.py <build folder> <output folder>
 
-Compiles nothing. Name and metadata are those of pyproject.toml, but it requires the torch of this interpreter, with which
-the tree is built. auditwheel decides whether the tag holds; it refuses a tree with the nccl backend (-DLOCKSTEP_WITH_CUDA=OFF).
+Compiles nothing. Name and metadata are those of pyproject.toml, but its extra `torch` is the torch of this interpreter, with
+which the tree is built. auditwheel decides whether the tag holds; it refuses a tree with the nccl backend (-DLOCKSTEP_WITH_CUDA=OFF).
 """
 
 import os
@@ -51,9 +51,9 @@ def write_metadata(stage):
     lines = (info / "WHEEL").read_text().strip().splitlines()
     lines = [line for line in lines if not line.startswith("Tag:")] + [f"Tag: {TAG}"]
     (info / "WHEEL").write_text("\n".join(lines) + "\n")
-    text, found = re.subn(r"(?m)^Requires-Dist: torch==.*$", f"Requires-Dist: torch=={metadata.version('torch').split('+')[0]}",
+    text, found = re.subn(r"(?m)^(Requires-Dist: torch==)[\d.]+(?=;)", rf"\g<1>{metadata.version('torch').split('+')[0]}",
                           (info / "METADATA").read_text())
-    assert found == 1, "pyproject.toml does not require one release of torch"
+    assert found == 1, "the extra torch of pyproject.toml is not one release"
     (info / "METADATA").write_text(text)
     return info
 

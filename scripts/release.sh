@@ -16,7 +16,7 @@ notes and SHA256SUMS. It builds in build/release-tree. Refuses a tree with chang
 scripts/release/version.py set <version> makes all files state it. docs/releasing.md is about releases.
 
   --rehearse         takes a version that the changelog still calls unreleased
-  --tree <folder>    takes this build tree, after it is brought up to date, instead of build/release-tree. Its programs
+  --tree <folder>    takes this build tree, after updating it, instead of build/release-tree. Its programs
                      name folders of this machine, so the files differ from those of another machine
   --output <folder>  a folder that does not exist yet
   --use              installs each file in a minimal Debian and uses it on two ranks (root; needs the network for torch)

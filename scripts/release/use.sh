@@ -49,7 +49,7 @@ cpp() {
 
 install_wheel() {
   python3 -m venv "$venv"
-  retry 3 "$venv/bin/pip" install --quiet "$release"/lockstep_torch-*.whl
+  retry 3 "$venv/bin/pip" install --quiet "$(echo "$release"/lockstep_torch-*.whl)[torch]"
 }
 
 use_wheel() {
