@@ -25,6 +25,7 @@ LICENCES = {
     "ncurses": "X11-distribute-modifications-variant",
     "nlohmann-json3": "MIT",
     "openssl": "Apache-2.0",
+    "pybind11": "BSD-3-Clause",
     "python": "PSF-2.0",
     "torch": "BSD-3-Clause",
     "zlib": "Zlib",
@@ -125,7 +126,12 @@ def compiled_in(tree):
     tree, torch = Path(tree).resolve(), torch_folder(tree)
     real = {str((tree / header).resolve()) for header in headers_of(run("ninja", "-C", tree, "-t", "deps"))}
     elsewhere = sorted(path for path in real if path.startswith("/usr/") and not path.startswith(str(torch)))
-    return by_source([package for package in owners(elsewhere) if not TOOLCHAIN.match(package)], "compiled in")
+    found = by_source([package for package in owners(elsewhere) if not TOOLCHAIN.match(package)], "compiled in")
+    if any(path.startswith(f"{torch}/include/pybind11/") for path in real):
+        text = (torch / "include/pybind11/detail/common.h").read_text()
+        numbers = [re.search(rf"#\s*define PYBIND11_VERSION_{part} (\w+)", text)[1] for part in ("MAJOR", "MINOR", "MICRO")]
+        found.append(Library("pybind11", ".".join(numbers), "compiled in"))
+    return found
 
 
 def linked(programs):
@@ -154,9 +160,10 @@ def libraries(tree, programs, bundled):
 
 def copyright_of(library):
     """The file with its licence."""
-    if library.name == "torch":
-        files = [file for file in metadata.files("torch") if re.search(r"dist-info/(licenses/)?LICENSE$", str(file))]
-        return Path(files[0].locate())
+    if not library.packages:  # torch's, or in its package
+        folder = "" if library.name == "torch" else f"third_party/{library.name}/"
+        [file] = [file for file in metadata.files("torch") if str(file).endswith(f".dist-info/licenses/{folder}LICENSE")]
+        return Path(file.locate())
     path = Path("/usr/share/doc") / library.packages[0] / "copyright"
     if not path.exists():
         raise SystemExit(f"error: {path} is missing; this machine installs packages without their licences")
