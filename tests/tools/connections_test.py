@@ -54,6 +54,14 @@ class Recorder:
                 yield recorder.recv(65536)
 
 
+def asked_name(question):
+    labels = []
+    while question and question[0]:
+        labels.append(question[1:question[0] + 1].decode(errors="replace"))
+        question = question[question[0] + 1:]
+    return ".".join(labels)
+
+
 def describe(data, interface):
     """Where an IP packet goes; "" for one of the kernel's own (ICMPv6) and for those that stay on this host."""
     version = data[0] >> 4
@@ -64,6 +72,8 @@ def describe(data, interface):
     port, = struct.unpack("!H", data[start + 2:start + 4])
     if interface == "lo" and port != NAME_SERVICE:
         return ""
+    if port == NAME_SERVICE and protocol == socket.IPPROTO_UDP:
+        return f"a question for the name {asked_name(data[start + 20:])}, to {socket.inet_ntop(family, address)} port {port}"
     return f"{'TCP' if protocol == socket.IPPROTO_TCP else 'UDP'} to {socket.inet_ntop(family, address)} port {port}"
 
 
