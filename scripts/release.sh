@@ -76,7 +76,7 @@ done
 bash scripts/setup.sh --tests
 if [[ -z $tree ]]; then
   tree=$root/build/release-tree
-  configure_tree "$(torch_prefix .venv)"
+  configure_tree "$(realpath "$(torch_prefix .venv)")"
 fi
 say "Building ${tree#"$root"/}"
 cmake --build "$tree" --parallel "$(jobs_that_fit)" --target lockstep_wheel | thin_progress

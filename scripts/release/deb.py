@@ -20,7 +20,7 @@ MAINTAINER = "The Lockstep authors <authors@lockstep.invalid>"
 # What find_package(Lockstep) asks for.
 FOR_PROGRAMS = "libjpeg-dev, libpng-dev, libssl-dev, libwebp-dev, zlib1g-dev"
 # Opened when a call needs them.
-LOADED = "libcurl4, libdw1, libhdf5-103 | libhdf5-310, libmicrohttpd12 | libmicrohttpd12t64, libncurses6"
+LOADED = "libcurl4, libdw1, libhdf5-103-1 | libhdf5-310, libmicrohttpd12 | libmicrohttpd12t64, libncurses6"
 
 
 def control(name, torch, version, depends, size, text, **more):
