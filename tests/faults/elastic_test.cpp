@@ -260,6 +260,27 @@ TEST(Elastic, ARankThatComputesWronglyIsReplaced) {
             HasSubstr("its replacement runs (1 of 1 restarts)")));
 }
 
+// Which would make the same error after each replacement, until --max-restarts is used up.
+TEST(Elastic, ARankThatComputesWronglyEndsTheRunIfItIsToStop) {
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "10", "--spares", "1"}, 60s,
+                           "wrong-stop");
+  training.finish(1);
+  EXPECT_THAT(training.launcher().err(),
+              AllOf(ContainsRegex("in step 50 rank 1 computed another gradient of "),
+                    HasSubstr("no rank is replaced or started again: all ranks have left elastic::run()"),
+                    Not(HasSubstr("its replacement runs")), Not(HasSubstr("restart 1 of"))));
+}
+
+// The replacements read by themselves, since rank 0 shares nothing with them there.
+TEST(Elastic, ReplacementsLoadBeforeTheyMeetTheOthers) {
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "2"}, 60s, "loads");
+  EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+  expect_survivors(training);
+  EXPECT_THAT(training.launcher().out(),
+              AllOf(HasSubstr("loaded 0: step 3"), HasSubstr("loaded 1: step 3"),
+                    Not(HasSubstr("loaded 2: step")), HasSubstr("of 1 at step 4")));
+}
+
 TEST(Elastic, RefusesAtTheStartWhatCannotContinueLater) {
   for (const auto& [mode, text] :
        {std::pair{"gloo", "the default group has the backend gloo"},

@@ -165,6 +165,16 @@ TEST(LauncherReplace, StartsAllRanksAgainWithNewMemoryInOtherPhases) {
   }
 }
 
+TEST(LauncherReplace, StartsNoRankAgainWhenTheRunIsToStop) {
+  LauncherProcess launcher(
+      shell_ranks(2, script("stopped", "test $RANK = 0 && exec sleep 1000; exit 3"), replacing(5)));
+  EXPECT_EQ(launcher.finish(), 3);
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("no rank is replaced or started again"),
+                                    Not(HasSubstr("its replacement")), Not(HasSubstr("restart 1 of"))));
+  EXPECT_THAT(last_line(launcher), HasSubstr("rank 1 failed first: it exited with code 3"));
+  launcher.wait_for_no_family();
+}
+
 TEST(LauncherReplace, CountsReplacementsAndRestartsTogether) {
   LauncherProcess launcher(
       shell_ranks(1,
