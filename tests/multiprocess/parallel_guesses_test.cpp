@@ -30,28 +30,27 @@ const testing::Scenario missing_groups("guesses: groups that may be missing", []
   const std::optional<ProcessGroup> none;
   const std::optional<ProcessGroup> some = new_group({0, 1});
   auto t = one();
-  all_reduce(t, ReduceOp::SUM, none);
+  all_reduce(t, ReduceOp::SUM, {.group = none});
   EXPECT_EQ(t.item<double>(), 3);
-  all_reduce(t, ReduceOp::SUM, std::nullopt);
+  all_reduce(t, ReduceOp::SUM, {});
   EXPECT_EQ(t.item<double>(), 9);
-  all_reduce_async(t, ReduceOp::SUM, some).wait();
+  all_reduce_async(t, ReduceOp::SUM, {.group = some}).wait();
   EXPECT_EQ(t.item<double>(), rank == 2 ? 9 : 18);
-  broadcast(t, 1, some);
+  broadcast(t, 1, {.group = some});
   auto all = torch::zeros({3});
-  all_gather_into_tensor(all, one(), none);
+  all_gather_into_tensor(all, one(), {.group = none});
   EXPECT_EQ(all.sum().item<double>(), 3);
-  reduce_scatter_tensor(t, torch::ones({3}), ReduceOp::SUM, none);
-  all_to_all_single(all, torch::ones({3}), {}, {}, none);
-  barrier(none);
-  barrier(std::nullopt);
+  reduce_scatter_tensor(t, torch::ones({3}), ReduceOp::SUM, {.group = none});
+  all_to_all_single(all, torch::ones({3}), {}, {}, {.group = none});
+  barrier({.group = none});
   all_reduce(t, ReduceOp::MAX, group::WORLD);
   if (rank == 0) {
-    send(t, 1, none);
+    send(t, 1, {.group = none});
     send(t, 1, {.tag = 3});
     isend(t, 1, {.group = some, .tag = 4}).wait();
   }
   if (rank == 1) {
-    EXPECT_EQ(recv(t, 0, none), 0);
+    EXPECT_EQ(recv(t, 0, {.group = none}), 0);
     EXPECT_EQ(recv(t, 0, {.tag = 3}), 0);
     irecv(t, 0, {.tag = 4}).wait();
   }
