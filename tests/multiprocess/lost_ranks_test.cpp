@@ -19,6 +19,7 @@
 #include "base/deadline.h"
 #include "base/host.h"
 #include "comm/group_state.h"
+#include "multiprocess/await_failures.h"
 #include "multiprocess/backends.h"
 #include "node/node_group.h"
 
@@ -61,15 +62,6 @@ void await_all(const ProcessGroup& group) {
   const Deadline deadline(20s);
   for (int rank = 0; rank < ranks->size(); ++rank)
     while (ranks->status(rank).completed.load() < 1 && !deadline.expired()) std::this_thread::yield();
-}
-
-// Until the survivors have failed, too: the end of this one would end their waits.
-void await_failures(const ProcessGroup& group, int lost) {
-  const auto ranks = comm::state_of(group).node_group();
-  const Deadline deadline(20s);
-  for (int rank = 0; rank < ranks->size(); ++rank)
-    while (rank != lost && ranks->status(rank).failed.load() == 0 && !deadline.expired())
-      std::this_thread::yield();
 }
 
 const testing::Scenario is_killed("lost: killed between calls", [] {
@@ -168,7 +160,7 @@ const testing::Scenario one_stops("lost: stopped", [] {
     try {
       context.group().all_reduce_async(x).wait(2s);
     } catch (const Error&) {
-      await_failures(context.group(), 1);
+      testing::await_failures(context.group(), 1);
       throw;
     }
   });
@@ -206,7 +198,7 @@ const testing::Scenario does_not_come("lost: does not arrive", [] {
                   AllOf(HasSubstr("barrier #2 at lost_ranks_test.cpp:"),
                         HasSubstr("rank " + std::to_string(context.world_size() - 1) + " (pid "),
                         HasSubstr("is in none of the group's calls"))));
-  await_failures(context.group(), context.world_size() - 1);
+  testing::await_failures(context.group(), context.world_size() - 1);
 });
 
 TEST_P(LostRanks, AMonitoredBarrierNamesMissingRanks) {
