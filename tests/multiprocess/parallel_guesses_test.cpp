@@ -22,36 +22,35 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-at::Tensor one() { return torch::ones({1}); }
+at::Tensor filled_one() { return torch::ones({1}); }
 
 const testing::Scenario missing_groups("guesses: groups that may be missing", [] {
   init_process_group("shm");
   const int rank = get_rank();
   const std::optional<ProcessGroup> none;
   const std::optional<ProcessGroup> some = new_group({0, 1});
-  auto t = one();
-  all_reduce(t, ReduceOp::SUM, none);
+  auto t = filled_one();
+  all_reduce(t, ReduceOp::SUM, {.group = none});
   EXPECT_EQ(t.item<double>(), 3);
-  all_reduce(t, ReduceOp::SUM, std::nullopt);
+  all_reduce(t, ReduceOp::SUM, {});
   EXPECT_EQ(t.item<double>(), 9);
-  all_reduce_async(t, ReduceOp::SUM, some).wait();
+  all_reduce_async(t, ReduceOp::SUM, {.group = some}).wait();
   EXPECT_EQ(t.item<double>(), rank == 2 ? 9 : 18);
-  broadcast(t, 1, some);
+  broadcast(t, 1, {.group = some});
   auto all = torch::zeros({3});
-  all_gather_into_tensor(all, one(), none);
+  all_gather_into_tensor(all, filled_one(), {.group = none});
   EXPECT_EQ(all.sum().item<double>(), 3);
-  reduce_scatter_tensor(t, torch::ones({3}), ReduceOp::SUM, none);
-  all_to_all_single(all, torch::ones({3}), {}, {}, none);
-  barrier(none);
-  barrier(std::nullopt);
+  reduce_scatter_tensor(t, torch::ones({3}), ReduceOp::SUM, {.group = none});
+  all_to_all_single(all, torch::ones({3}), {}, {}, {.group = none});
+  barrier({.group = none});
   all_reduce(t, ReduceOp::MAX, group::WORLD);
   if (rank == 0) {
-    send(t, 1, none);
+    send(t, 1, {.group = none});
     send(t, 1, {.tag = 3});
     isend(t, 1, {.group = some, .tag = 4}).wait();
   }
   if (rank == 1) {
-    EXPECT_EQ(recv(t, 0, none), 0);
+    EXPECT_EQ(recv(t, 0, {.group = none}), 0);
     EXPECT_EQ(recv(t, 0, {.tag = 3}), 0);
     irecv(t, 0, {.tag = 4}).wait();
   }
@@ -66,7 +65,7 @@ TEST(Guesses, AGroupMayBeMissing) {
   testing::expect_all_passed(testing::run_ranks(missing_groups, {.world_size = 3}));
 }
 
-const testing::Scenario values("guesses: values as objects", [] {
+const testing::Scenario value_objects("guesses: values as objects", [] {
   init_process_group("shm");
   const int rank = get_rank();
   std::vector<Value> all(2);
@@ -91,7 +90,7 @@ const testing::Scenario values("guesses: values as objects", [] {
               ThrowsMessage<CheckpointError>(HasSubstr("an object cannot be sent")));
   destroy_process_group();
 });
-TEST(Guesses, ObjectsAreValues) { testing::expect_all_passed(testing::run_ranks(values)); }
+TEST(Guesses, ObjectsAreValues) { testing::expect_all_passed(testing::run_ranks(value_objects)); }
 
 // Equal on all ranks, with equal gradients once a loss is backpropagated.
 torch::nn::Sequential equal_net() {
@@ -102,7 +101,7 @@ void add_gradients(torch::nn::Sequential net) {
   net->forward(torch::arange(8, torch::kFloat).reshape({2, 4})).square().sum().backward();
 }
 
-const testing::Scenario clipping("guesses: clipping", [] {
+const testing::Scenario clipped_lists("guesses: clipping", [] {
   const auto context = init({.backend = "shm"});
   auto alone = equal_net();
   add_gradients(alone);
@@ -137,9 +136,9 @@ const testing::Scenario clipping("guesses: clipping", [] {
   experts = nullptr;
   EXPECT_NEAR(clip_grad_norm_(alone->parameters(), 1), 0.5, 1e-6);
 });
-TEST(Guesses, ClippingTakesParameters) { testing::expect_all_passed(testing::run_ranks(clipping)); }
+TEST(Guesses, ClippingTakesParameters) { testing::expect_all_passed(testing::run_ranks(clipped_lists)); }
 
-const testing::Scenario state_dicts("guesses: state dicts", [] {
+const testing::Scenario loaded_shards("guesses: state dicts", [] {
   init_process_group("shm");
   auto net = equal_net();
   const auto sharded = fully_shard(net);
@@ -168,10 +167,10 @@ const testing::Scenario state_dicts("guesses: state dicts", [] {
   destroy_process_group();
 });
 TEST(Guesses, LoadingShardsReturnsTheKeysThatDoNotFit) {
-  testing::expect_all_passed(testing::run_ranks(state_dicts));
+  testing::expect_all_passed(testing::run_ranks(loaded_shards));
 }
 
-const testing::Scenario pipelines("guesses: pipelines", [] {
+const testing::Scenario named_schedules("guesses: pipelines", [] {
   const auto context = init({.backend = "shm"});
   torch::nn::Sequential part(torch::nn::Linear(4, 4));
   const pipelining::PipelineStage stage(part, context.rank(), 2);
@@ -188,9 +187,9 @@ const testing::Scenario pipelines("guesses: pipelines", [] {
   }
   EXPECT_GT(part->parameters()[0].grad().abs().sum().item<double>(), 0);
 });
-TEST(Guesses, SchedulesTakeArgumentsByName) { testing::expect_all_passed(testing::run_ranks(pipelines)); }
+TEST(Guesses, SchedulesTakeArgumentsByName) { testing::expect_all_passed(testing::run_ranks(named_schedules)); }
 
-const testing::Scenario wrappers("guesses: wrappers without arrows", [] {
+const testing::Scenario without_arrows("guesses: wrappers without arrows", [] {
   const auto context = init({.backend = "shm"});
   DistributedDataParallel ddp(torch::nn::Linear(4, 1));
   int buckets = 0;
@@ -208,7 +207,7 @@ const testing::Scenario wrappers("guesses: wrappers without arrows", [] {
   const auto join = uneven.join({.enable = true});
   for (int step = 0; step <= context.rank(); ++step) uneven(torch::ones({1, 4})).sum().backward();
 });
-TEST(Guesses, WrappersWithoutArrows) { testing::expect_all_passed(testing::run_ranks(wrappers)); }
+TEST(Guesses, WrappersWithoutArrows) { testing::expect_all_passed(testing::run_ranks(without_arrows)); }
 
 }  // namespace
 }  // namespace lockstep

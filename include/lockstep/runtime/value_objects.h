@@ -4,7 +4,7 @@
 #include <source_location>
 #include <vector>
 
-#include <lockstep/runtime/collective_options.h>
+#include <lockstep/runtime/collectives.h>
 #include <lockstep/serialize/value.h>
 
 // The functions of runtime/collectives.h that carry objects, for values: numbers, strings, tensors, and lists and dicts

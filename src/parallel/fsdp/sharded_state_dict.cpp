@@ -188,13 +188,6 @@ const ParameterEntry& entry_of(const StateEntries& entries, const at::Tensor& pa
       repr(Size{parameter.sizes().vec()}), entries.owner);
 }
 
-std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups())
-    all.insert(all.end(), group.params().begin(), group.params().end());
-  return all;
-}
-
 // Replaces the parameters of each group by `rename(parameter)`.
 template <class Rename>
 List renamed_groups(const Value& groups, const Rename& rename) {
@@ -315,7 +308,7 @@ LoadReport load_model_state_dict(const StateEntries& entries, const Dict& model_
 
 Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                           const StateDictOptions& options) {
-  const auto parameters = parameters_of(optimizer);
+  const auto parameters = optim::parameters_of(optimizer);
   const auto entry_at = [&](const Value& index) -> const ParameterEntry& {
     return entry_of(entries, parameters.at(static_cast<std::size_t>(index.as_int())));
   };
@@ -350,7 +343,7 @@ void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimi
     };
     return options.broadcast_from_rank0 ? value_of_rank_0(own) : own();
   };
-  const auto parameters = parameters_of(optimizer);
+  const auto parameters = optim::parameters_of(optimizer);
   Dict states;
   Dict indices;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
