@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstring>
+#include <iostream>
 #include <optional>
+#include <random>
+#include <string>
 #include <vector>
 
 #include <torch/torch.h>
@@ -12,6 +16,7 @@
 #include <lockstep/lockstep.h>
 
 #include "base/env.h"
+#include "support/ranks.h"
 
 // What the tests of StepVerifier train: a net whose faults each test chooses.
 namespace lockstep::testing {
@@ -91,6 +96,19 @@ inline bool have_equal_bits(const std::vector<at::Tensor>& some, const std::vect
   return std::ranges::equal(some, others, [](const at::Tensor& one, const at::Tensor& other) {
     return std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
   });
+}
+
+inline constexpr const char* kSeed = "LOCKSTEP_FAULT_SEED";
+
+// On four ranks. The variable kSeed has a seed, which is printed, as is what rank 0 writes.
+inline void run_with_seed(const Scenario& scenario) {
+  const auto seed = Env().get_int(kSeed).value_or(std::random_device()());
+  std::cout << kSeed << "=" << seed << std::endl;
+  const auto results = run_ranks(
+      scenario,
+      {.world_size = 4, .env = {{kSeed, std::to_string(seed)}}, .timeout = std::chrono::seconds(600)});
+  std::cout << results.front().out << std::flush;
+  expect_all_passed(results);
 }
 
 inline std::int64_t rounds() { return Env().get_int("LOCKSTEP_FAULT_ROUNDS").value_or(30); }

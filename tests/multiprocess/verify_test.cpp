@@ -32,8 +32,6 @@ using testing::loss_of;
 using testing::Net;
 using testing::rounds;
 
-constexpr const char* kSeed = "LOCKSTEP_FAULT_SEED";
-
 std::vector<at::Tensor> gradients_of(const torch::nn::Module& net) {
   std::vector<at::Tensor> gradients;
   for (const auto& each : net.parameters()) gradients.push_back(each.grad());
@@ -87,7 +85,7 @@ std::optional<VerificationError> error_in_step(StepVerifier& verifier, Distribut
 
 const testing::Scenario flips("verify flips", [] {
   const auto context = init({.backend = "shm"});
-  std::mt19937 random(static_cast<unsigned>(Env().get_int(kSeed).value()));
+  std::mt19937 random(static_cast<unsigned>(Env().get_int(testing::kSeed).value()));
   torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
   Net net;
   DistributedDataParallel ddp(net);
@@ -121,13 +119,7 @@ const testing::Scenario flips("verify flips", [] {
     std::cout << found << " of " << rounds() << " flips changed a gradient" << std::endl;
 });
 
-TEST(StepVerifier, FindsEveryFlippedBitThatChangesAGradient) {
-  const auto seed = Env().get_int(kSeed).value_or(std::random_device()());
-  std::cout << kSeed << "=" << seed << std::endl;
-  testing::expect_all_passed(testing::run_ranks(
-      flips,
-      {.world_size = 4, .env = {{kSeed, std::to_string(seed)}}, .timeout = std::chrono::seconds(600)}));
-}
+TEST(StepVerifier, FindsEveryFlippedBitThatChangesAGradient) { testing::run_with_seed(flips); }
 
 // Rank 2 is wrong in its own steps and in what it computes for rank 1.
 const testing::Scenario always_wrong("verify always wrong", [] {

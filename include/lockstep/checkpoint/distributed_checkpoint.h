@@ -139,9 +139,9 @@ inline void save(const Dict& contents, const SaveOptions& options,
 }
 
 /// Does not compile: a CheckpointManager saves while training continues. PyTorch: `async_save`.
-template <typename Folder = std::filesystem::path>
-void async_save(const Dict& /*contents*/, const Folder& /*folder*/) {
-  static_assert(sizeof(Folder) == 0,
+template <typename Contents = Dict, typename Target = SaveOptions, typename... Rest>
+auto async_save(const Contents& /*contents*/, const Target& /*folder*/, const Rest&... /*rest*/) {
+  static_assert(sizeof(Target) == 0,
                 "use CheckpointManager manager(folder, {.async_save = true}), manager.save(step, contents)");
 }
 

@@ -15,13 +15,14 @@
 // The collectives as free functions with the names and the order of arguments of `torch.distributed`. They are
 // the functions of ProcessGroup, whose rules and errors apply, with two differences:
 //
-// - `options` is a group, or `{.group = group}`; by default the default group, of init() or init_process_group().
-//   Without one they throw ArgumentError. On a rank that is not in the group, as new_group() returns it there, they log a warning once and
-//   do nothing: results stay as they are, a Work is complete, and recv() returns -1, as in Python.
+// - `options` is a group, or `{.group = group}`, where the group may be a std::optional; by default the default group,
+//   of init() or init_process_group(). Without one they throw ArgumentError. On a rank that is not in the group, as new_group() returns it there, they
+//   log a warning once and do nothing: results stay as they are, a Work is complete, and recv() returns -1, as in Python.
 // - `src` and `dst` are global ranks, as in Python; ProcessGroup takes ranks within the group. A rank outside of
 //   the group is an ArgumentError.
 //
-// The functions that reduce also take the operation by name: `all_reduce(tensor, {.op = ReduceOp::AVG})`.
+// The functions that reduce also take the operation by name: `all_reduce(tensor, {.op = ReduceOp::AVG})`; messages
+// take the tag: `send(tensor, 1, {.tag = 3})`.
 // PyTorch's `async_op=True` is the function with the suffix `_async`, or isend() and irecv().
 namespace lockstep {
 
@@ -269,6 +270,11 @@ struct BroadcastOptions {
   std::optional<ProcessGroup> group = {};  ///< default: the default group
   AsyncOp async_op = false;  ///< true does not compile: call the function with the suffix _async
 };
+/// The last arguments of send(), isend(), recv() and irecv(), by name: `send(tensor, 1, {.tag = 3})`.
+struct MessageOptions {
+  std::optional<ProcessGroup> group = {};  ///< default: the default group
+  int tag = 0;                             ///< of the call on the other rank
+};
 /// Arguments of monitored_barrier(), by name: `monitored_barrier({.timeout = 30})`.
 struct MonitoredBarrierOptions {
   std::optional<ProcessGroup> group = {};  ///< default: the default group
@@ -284,6 +290,26 @@ template <typename = void>
 Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options,
                      std::source_location where = std::source_location::current()) {
   return broadcast_async(tensor, options.src, {options.group}, where);
+}
+template <typename = void>
+void send(const at::Tensor& tensor, int dst, const MessageOptions& options,
+          std::source_location where = std::source_location::current()) {
+  send(tensor, dst, {options.group}, options.tag, where);
+}
+template <typename = void>
+Work isend(const at::Tensor& tensor, int dst, const MessageOptions& options,
+           std::source_location where = std::source_location::current()) {
+  return isend(tensor, dst, {options.group}, options.tag, where);
+}
+template <typename = void>
+int recv(const at::Tensor& tensor, std::optional<int> src, const MessageOptions& options,
+         std::source_location where = std::source_location::current()) {
+  return recv(tensor, src, {options.group}, options.tag, where);
+}
+template <typename = void>
+Work irecv(const at::Tensor& tensor, std::optional<int> src, const MessageOptions& options,
+           std::source_location where = std::source_location::current()) {
+  return irecv(tensor, src, {options.group}, options.tag, where);
 }
 template <typename = void>
 void monitored_barrier(const MonitoredBarrierOptions& options,

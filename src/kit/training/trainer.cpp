@@ -37,11 +37,6 @@ void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
   for (const auto& callback : callbacks) callback(arguments...);
 }
 
-bool is_replacement() {
-  auto* const run = runtime::current_run();
-  return run != nullptr && run->elastic() != nullptr && run->elastic()->is_replacement();
-}
-
 }  // namespace
 
 Trainer::Trainer(ModuleRef module, torch::optim::Optimizer& optimizer, const TrainerOptions& options,
@@ -126,7 +121,7 @@ std::shared_ptr<void> Trainer::begin_fit() {
   if (!step_function_)
     training::check_optimizer(training::optimizable_parameters(module_, sharded_), first_parameters_,
                               optimizer_);
-  if (is_replacement()) {
+  if (runtime::is_replacement()) {
     // The commits of the run have what the other ranks have loaded.
   } else if (options_.resume) {
     resume();

@@ -23,10 +23,10 @@ namespace {
 
 std::set<pid_t> threads_of(pid_t process) {
   std::set<pid_t> threads;
-  std::error_code ignored;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(fmt::format("/proc/{}/task", process), ignored)) {
-    if (const auto thread = parse_number<pid_t>(entry.path().filename().string())) threads.insert(*thread);
+  std::error_code gone;  // it may end meanwhile
+  std::filesystem::directory_iterator entries(fmt::format("/proc/{}/task", process), gone);
+  for (; !gone && entries != std::filesystem::directory_iterator(); entries.increment(gone)) {
+    if (const auto thread = parse_number<pid_t>(entries->path().filename().string())) threads.insert(*thread);
   }
   return threads;
 }

@@ -311,7 +311,7 @@ void StepVerifier::refuse(const ddp::Verdict& verdict, const std::string& text, 
     group.barrier(where);  // throws PeerLost, unless the program of the wrong rank catches its error
   }
   throw VerificationError(with_reporter(comm::reporter_of(group), message), comm::about(group, verdict.wrong),
-                          current_.step + 1, tensor);
+                          current_.step + 1, tensor, !replaces);
 }
 
 Dict StepVerifier::state_dict() const { return {{"step", next_.step}, {"pass", next_.pass}}; }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -149,6 +151,18 @@ std::vector<ParameterEntry> parameters_and_buffers(const StateEntries& entries) 
   return all;
 }
 
+// The names of the dict that the module does not have.
+List unexpected_names(const StateEntries& entries, const std::vector<ParameterEntry>& wanted,
+                      const Dict& dict) {
+  std::set<std::string> known;
+  for (const auto& entry : wanted) known.insert(entry.name);
+  for (const auto& [alias, first] : entries.aliases) known.insert(alias);
+  List unexpected;
+  for (const auto& [key, value] : dict)
+    if (!key.is<std::string>() || !known.contains(key.as_string())) unexpected.items.push_back(key);
+  return unexpected;
+}
+
 // The names of `wanted` that the dict lacks. Throws CheckpointError, with `strict` for the first of them, with
 // `whole` for what is no tensor of the parameter's shape.
 List missing_names(const StateEntries& entries, const std::vector<ParameterEntry>& wanted, const Dict& dict,
@@ -257,23 +271,28 @@ Dict model_state_dict(const StateEntries& entries, const StateDictOptions& optio
   return dict;
 }
 
-void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
-                           const StateDictOptions& options) {
+LoadReport load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
+                                 const StateDictOptions& options) {
   const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
   auto wanted = parameters_and_buffers(entries);
-  const auto find_missing = [&] {
-    return missing_names(entries, wanted, model_state_dict, options.strict, options.broadcast_from_rank0);
+  const auto compare = [&]() -> Value {
+    return List{
+        missing_names(entries, wanted, model_state_dict, options.strict, options.broadcast_from_rank0),
+        unexpected_names(entries, wanted, model_state_dict)};
   };
-  Value missing;
+  Value differences;
   if (options.broadcast_from_rank0) {
     refuse_experts(entries, "set_model_state_dict(): broadcast_from_rank0");
     refuse_other_parameters(entries, "set_model_state_dict()");
-    missing = value_of_rank_0(find_missing);
+    differences = value_of_rank_0(compare);
   } else {
-    missing = find_missing();
+    differences = compare();
   }
-  for (const auto& name : missing.as_items())
-    std::erase_if(wanted, [&](const auto& entry) { return entry.name == name.as_string(); });
+  LoadReport report;
+  report.missing_keys = differences[0];
+  report.unexpected_keys = differences[1];
+  for (const auto& name : report.missing_keys)
+    std::erase_if(wanted, [&](const auto& entry) { return entry.name == name; });
   const c10::NoGradGuard no_gradients;
   const auto set = [&](const ParameterEntry& entry) {
     const auto* const value = reads ? &saved_value(model_state_dict, entry.name, entries) : nullptr;
@@ -281,8 +300,10 @@ void load_model_state_dict(const StateEntries& entries, const Dict& model_state_
     const auto part = part_of(own, entry, entry.name), target = entry.part.detach();
     if (part.data_ptr() != target.data_ptr() || part.numel() == 0) target.copy_(part);
     optim::forget_changes(entry.part);
+    report.loaded_keys.push_back(entry.name);
   };
   for (const auto& entry : wanted) set(entry);
+  return report;
 }
 
 Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
