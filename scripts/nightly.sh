@@ -18,9 +18,10 @@ Runs one part or all of them (default), and reports every part that failed.
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
   rehearsal  scripts/gpu_check.sh --rehearse: the plan for a machine with a GPU, in a minimal Debian 13 without network; needs root
   hosts    DDP's parity cases and collectives between hosts with networks of their own; DDP's parity cases over mpi at 3 and 4 ranks
-  faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
-           examples/ killed at random steps, 20 times; ranks with faults that lockstep recorder analyze has to name, 25 times
-           each, and programs of examples/ for an hour (LOCKSTEP_HEALTHY_MINUTES=60), which it has to find healthy
+  faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; flipped bits that
+           StepVerifier has to find; the programs of examples/ killed at random steps, 20 times; ranks with faults that
+           lockstep recorder analyze has to name, 25 times each, and programs of examples/ for an hour
+           (LOCKSTEP_HEALTHY_MINUTES=60), which it has to find healthy
   pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32; 50 steps on 2 x 2 x 2 ranks
   memory   fully_shard() trains a GPT that the kernel kills under DistributedDataParallel: memory cgroups, so as root
   limits   docs/limits.md: what library, launcher, doctor and tools print under each limit of the system; needs root
@@ -60,7 +61,8 @@ run_faults() {
     LOCKSTEP_FAULT_ROUNDS=$rounds "build/release/bin/$test" || status=1
   done
   LOCKSTEP_FAULT_ROUNDS=$((rounds / 5)) build/release/bin/faults_elastic --gtest_filter='*Preemption*' || status=1
-  bash scripts/build.sh release multiprocess_programs || return
+  bash scripts/build.sh release multiprocess_programs multiprocess_verify || return
+  LOCKSTEP_FAULT_ROUNDS=$rounds build/release/bin/multiprocess_verify || status=1
   build/release/bin/multiprocess_programs --gtest_repeat=$((rounds / 25)) || status=1
   return "$status"
 }

@@ -14,6 +14,7 @@
 #include "base/throw_error.h"
 #include "comm/non_member.h"
 #include "intercept/thread_defaults.h"
+#include "runtime/elastic_run.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -34,6 +35,11 @@ Run*& thread_run() {
 }  // namespace
 
 Run* current_run() { return thread_run() != nullptr ? thread_run() : process_run().load(); }
+
+bool is_replacement() {
+  auto* const run = current_run();
+  return run != nullptr && run->elastic() != nullptr && run->elastic()->is_replacement();
+}
 
 Run& require_run(const char* caller) {
   if (auto* run = current_run()) return *run;

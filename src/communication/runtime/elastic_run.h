@@ -35,4 +35,7 @@ class ElasticRun {
   virtual void form_again() = 0;
 };
 
+// ElasticRun::is_replacement() of the current run; false without one.
+bool is_replacement();
+
 }  // namespace lockstep::runtime
