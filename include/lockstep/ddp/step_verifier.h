@@ -50,7 +50,7 @@ enum class OnMismatch : std::uint8_t {
   /// processes of all ranks, and each is replaced: the run continues from the last commit, and a rank that stays wrong ends
   /// all of them again, until --max-restarts is used up. Use `replace` there.
   stop,
-  /// Within elastic::run() under `lockstep run --on-loss replace` only the wrong rank throws VerificationError, which
+  /// Within elastic::run() under `lockstep run --on-loss replace` or `shrink` only the wrong rank throws VerificationError, which
   /// ends its process. The others log a warning and wait for the end of that process, whose PeerLost leaves
   /// StepVerifier::run(), so that all ranks return to the last commit. Elsewhere, where no majority names one rank, and
   /// when parameters differ, which a commit may have, too: as `stop`.

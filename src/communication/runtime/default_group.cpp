@@ -61,10 +61,16 @@ void enter(Run& run, Scope scope) {
   publish_progress(world.rank, world.size, false);
 }
 
-void change_world(const Run& run) {
+void change_world(const Run& run, bool by_loss) {
   const auto& world = run.world();
   const bool is_thread = thread_run() == &run;
-  is_thread ? set_thread_world(world) : set_current_world(world);
+  if (is_thread) {
+    set_thread_world(world);
+  } else if (by_loss) {
+    shrink_current_world(world);
+  } else {
+    set_current_world(world);
+  }
   publish_progress(world.rank, world.size, is_thread);
 }
 
