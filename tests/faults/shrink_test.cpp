@@ -46,8 +46,8 @@ struct RanksLeft {
 
 class Shrinking {
  public:
-  Shrinking(int ranks, const std::string& mode, const std::string& kills, Words options = {"--on-loss", "shrink"},
-            std::chrono::seconds watchdog = 60s)
+  Shrinking(int ranks, const std::string& mode, const std::string& kills,
+            Words options = {"--on-loss", "shrink"}, std::chrono::seconds watchdog = 60s)
       : launcher_(arguments(ranks, options, folder_.path().string(), {mode, kills}),
                   {.env = {{"OMP_NUM_THREADS", "1"}}, .watchdog = watchdog}) {}
 
@@ -67,7 +67,8 @@ class Shrinking {
   std::map<int, RanksLeft> worlds() const {
     std::map<int, RanksLeft> worlds;
     for (const auto& line : lines_of(launcher_.out())) {
-      static const std::regex begins("pid [0-9]+ of ([0-9]+) begins as ([0-9]+) of ([0-9]+) at step ([0-9]+)");
+      static const std::regex begins(
+          "pid [0-9]+ of ([0-9]+) begins as ([0-9]+) of ([0-9]+) at step ([0-9]+)");
       std::smatch match;
       if (!std::regex_search(line, match, begins)) continue;
       const auto number = [&](int i) { return std::stoi(match[static_cast<std::size_t>(i)]); };
@@ -85,14 +86,15 @@ class Shrinking {
     std::vector<int> launched;
     for (const auto& [rank, of_launcher] : last.launched) launched.push_back(of_launcher);
     EXPECT_THAT(launched, SizeIs(size));
-    LauncherProcess fresh(arguments(size, {}, folder_.path().string(),
-                                    {"from", std::to_string(last.step), fmt::format("{}", fmt::join(launched, ","))}),
-                          {.env = {{"OMP_NUM_THREADS", "1"}}, .watchdog = 60s});
+    LauncherProcess fresh(
+        arguments(size, {}, folder_.path().string(),
+                  {"from", std::to_string(last.step), fmt::format("{}", fmt::join(launched, ","))}),
+        {.env = {{"OMP_NUM_THREADS", "1"}}, .watchdog = 60s});
     EXPECT_EQ(fresh.finish(), 0) << fresh.err();
     return digests_in(fresh.out());
   }
 
-  // Of what was committed. A step that is done again is done by fewer ranks.
+  // A step counts as it was committed: one that is done again is done by fewer ranks.
   void expect_each_sample_once() const {
     std::map<std::pair<int, int>, std::map<int, std::vector<int>>> steps;  // [epoch, step][ranks]
     for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
@@ -153,7 +155,7 @@ TEST(Shrink, TheOthersGoOnWithoutALostRank) {
   Shrinking run(3, "train", "1@20");
   expect_results_of_fresh_start(run, 2);
   EXPECT_THAT(run.launcher().err(),
-              AllOf(HasSubstr("rank 1 was killed by SIGKILL; the run goes on with 2 ranks\n"),
+              AllOf(HasSubstr("rank 1 was killed by SIGKILL; the run continues with 2 ranks\n"),
                     ContainsRegex("2 of 3 ranks are left and continued from commit (19|20): [0-9]+ ms")));
 }
 
@@ -204,25 +206,30 @@ TEST(Shrink, TrainerSharesOutTheRestOfAnEpoch) {
 TEST(Shrink, EndsWithFewerRanksThanTheLeast) {
   Shrinking run(3, "train", "1@10,2@20", {"--on-loss", "shrink", "--min-ranks", "2"});
   EXPECT_THAT(run.finish(128 + SIGKILL), IsEmpty());
-  EXPECT_THAT(run.launcher().err(),
-              AllOf(HasSubstr("rank 1 was killed by SIGKILL; the run goes on with 2 ranks"),
-                    HasSubstr("rank 2 failed first: it was killed by SIGKILL, which leaves 1 rank, fewer than "
-                              "--min-ranks 2; pid")));
+  EXPECT_THAT(
+      run.launcher().err(),
+      AllOf(HasSubstr("rank 1 was killed by SIGKILL; the run continues with 2 ranks"),
+            HasSubstr("rank 2 failed first: it was killed by SIGKILL, which leaves 1 rank, fewer than "
+                      "--min-ranks 2; pid")));
 }
 
 // With all ranks from the first step, which then kill themselves again: more are left than the least.
 TEST(Shrink, StartsAllRanksAgainWhileRestartsAreLeft) {
   Shrinking run(2, "train", "1@10", {"--on-loss", "shrink", "--min-ranks", "2", "--max-restarts", "1"});
   run.finish(128 + SIGKILL);
-  EXPECT_THAT(run.launcher().err(),
-              AllOf(HasSubstr("which leaves 1 rank, fewer than --min-ranks 2; restart 1 of 1"),
-                    ContainsRegex("rank 1 failed first: [^\n]*fewer than --min-ranks 2; pid [^\n]*after 1 restart")));
+  EXPECT_THAT(
+      run.launcher().err(),
+      AllOf(HasSubstr("which leaves 1 rank, fewer than --min-ranks 2; restart 1 of 1"),
+            ContainsRegex("rank 1 failed first: [^\n]*fewer than --min-ranks 2; pid [^\n]*after 1 restart")));
 }
 
 TEST(Shrink, RefusesAtTheStartWhatFewerRanksCannotHave) {
   for (const auto& [mode, text] : {
-           std::pair{"zero", "--on-loss shrink does not support 'zero': a ZeroRedundancyOptimizer distributes its states"},
-           std::pair{"sharded", "--on-loss shrink does not support 'shards': fully_shard() distributes its parameters"},
+           std::pair{
+               "zero",
+               "--on-loss shrink does not support 'zero': a ZeroRedundancyOptimizer distributes its states"},
+           std::pair{"sharded",
+                     "--on-loss shrink does not support 'shards': fully_shard() distributes its parameters"},
            std::pair{"outside", "--on-loss shrink does not support modules of fully_shard()"},
            std::pair{"iterable", "does not support 'stream': loader: its dataset is iterable"},
            std::pair{"random", "does not support 'loader': loader: its sampler is no DistributedSampler"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A rank of a training that goes on without the ranks that are lost: shrinking_rank <folder> <mode> [kills]
+// A rank of a training that continues without the ranks that are lost: shrinking_rank <folder> <mode> [kills]
 //
 // kills: "<rank>@<step>,...": that rank of the launcher kills itself in backward of that step; "<rank>@load": when it
 // restores its state after the loss of another one. Before the end it waits for the file <folder>/enough.
@@ -109,10 +109,12 @@ struct Endless {
   struct Stream {
     std::optional<at::Tensor> next() { return torch::zeros({1}); }
   };
-  std::unique_ptr<Stream> iter(const data::StreamShare& /*share*/) const { return std::make_unique<Stream>(); }
+  std::unique_ptr<Stream> iter(const data::StreamShare& /*share*/) const {
+    return std::make_unique<Stream>();
+  }
 };
 
-// The state of a run that cannot go on with fewer ranks.
+// The state of a run that cannot continue with fewer ranks.
 void add_refused(lockstep::TrainingState& state, const std::string& mode) {
   static auto net = make_net();
   if (mode == "zero") {
@@ -160,7 +162,8 @@ void train(const Plan& plan, const std::string& mode, std::int64_t from, const s
   lockstep::amp::GradScaler scaler(at::kCPU, {.growth_interval = 10});
   const auto place = net->parameters().front().data_ptr();
   data::DataLoader loader(Samples(), loader_options(mode, context));
-  data::DataLoader validation(Samples(), {.batch_size = 7, .sampler = data::DistributedEvalSampler(kSamples)});
+  data::DataLoader validation(Samples(),
+                              {.batch_size = 7, .sampler = data::DistributedEvalSampler(kSamples)});
   torch::manual_seed(static_cast<std::uint64_t>(context.rank()));
   std::int64_t step = 0, epoch = 0;
   lockstep::TrainingState state;
@@ -179,8 +182,8 @@ void train(const Plan& plan, const std::string& mode, std::int64_t from, const s
     at::Generator(at::detail::getDefaultCPUGenerator()).set_state(loaded.at("generator").as_tensor());
   }
   lockstep::elastic::run(state, [&](const lockstep::Context& run) {
-    std::cout << fmt::format("pid {} of {} begins as {} of {} at step {}\n", ::getpid(), plan.rank, run.rank(),
-                             run.world_size(), step)
+    std::cout << fmt::format("pid {} of {} begins as {} of {} at step {}\n", ::getpid(), plan.rank,
+                             run.rank(), run.world_size(), step)
               << std::flush;
     for (; epoch < kEpochs; ++epoch) {
       loader.set_epoch(epoch);
@@ -202,7 +205,8 @@ void train(const Plan& plan, const std::string& mode, std::int64_t from, const s
                                  {"step", step},
                                  {"epoch", epoch},
                                  {"generator", generator_state()}};
-        if (from < 0) std::ofstream(plan.state(step, plan.rank), std::ios::binary) << lockstep::save_bytes(own);
+        if (from < 0)
+          std::ofstream(plan.state(step, plan.rank), std::ios::binary) << lockstep::save_bytes(own);
         state.commit();
       }
       validate(net, validation, run);
@@ -220,7 +224,8 @@ void train_by_trainer(const Plan& plan) {
   lockstep::DistributedDataParallel ddp(net);
   torch::optim::AdamW optimizer(ddp->parameters(), 1e-3);
   data::DataLoader loader(Samples(), {.batch_size = kBatch, .shuffle = true});
-  data::DataLoader validation(Samples(), {.batch_size = 7, .sampler = data::DistributedEvalSampler(kSamples)});
+  data::DataLoader validation(Samples(),
+                              {.batch_size = 7, .sampler = data::DistributedEvalSampler(kSamples)});
   lockstep::Trainer trainer(ddp, optimizer,
                             {.epochs = kEpochs,
                              .accumulation_steps = 2,

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "run_command.h"
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -16,6 +14,7 @@
 #include "launch/worker_group.h"
 #include "machine/host.h"
 #include "rank_watch.h"
+#include "run_command.h"
 
 namespace lockstep::cli {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "run_report.h"
-
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -24,6 +22,7 @@
 #include "base/throw_error.h"
 #include "observe/private_file.h"
 #include "observe/report/redaction.h"
+#include "run_report.h"
 
 namespace lockstep::cli {
 namespace {

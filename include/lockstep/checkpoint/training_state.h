@@ -159,7 +159,8 @@ class TrainingState {
   TrainingState& add_part(std::string name, Functions all, Functions own);
   // `functions` make no calls.
   TrainingState& add_part(std::string name, Functions functions);
-  TrainingState& add_position(std::string name, Functions functions, std::function<void()> require_can_shrink);
+  TrainingState& add_position(std::string name, Functions functions,
+                              std::function<void()> require_can_shrink);
   TrainingState& add_entry(Entry entry);
   static Functions without_own_state(std::string name);
 

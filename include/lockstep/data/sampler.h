@@ -307,7 +307,7 @@ class DistributedSampler : public Sampler {
   std::int64_t size() const override;
   void set_epoch(std::int64_t epoch) override;
   /// Whether the ranks share the samples as those of the current world: rank and num_replicas are its numbers. When
-  /// elastic::run() goes on with fewer ranks, they become those of the smaller world.
+  /// elastic::run() continues with fewer ranks, they become those of the smaller world.
   bool is_of_current_world() const;
 
  protected:

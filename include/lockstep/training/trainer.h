@@ -310,7 +310,7 @@ class Trainer {
     }
   }
 
-  // Of the pass that begins or continues, where known.
+  // How many the pass has that begins or continues, where known.
   template <typename Loader>
   static std::optional<std::int64_t> batches_of(Loader& loader) {
     if constexpr (requires { loader.continues_pass_of_other_ranks(); })

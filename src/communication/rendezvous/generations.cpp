@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rendezvous/generations.h"
-
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -11,6 +9,7 @@
 #include "base/deadline.h"
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
+#include "rendezvous/generations.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -67,8 +66,7 @@ Generations::Members Generations::meet(const std::string& handle, milliseconds t
     const auto absent = missing(generation, remaining);
     if (absent.empty()) {
       Members members{.generation = generation, .handles = {}};
-      for (const int rank : remaining)
-        members.handles.push_back(store_->get_to_str(key(generation, rank)));
+      for (const int rank : remaining) members.handles.push_back(store_->get_to_str(key(generation, rank)));
       return members;
     }
     if (memory_->state().phase.load() == RunPhase::finished) {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rendezvous/session.h"
-
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -20,6 +18,7 @@
 #include "comm/group_state.h"
 #include "comm/membership.h"
 #include "rendezvous/python_group.h"
+#include "rendezvous/session.h"
 
 namespace lockstep::rendezvous {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "base/run_memory.h"
-
 #include <cerrno>
 #include <fcntl.h>
 #include <new>
@@ -11,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "base/host.h"
+#include "base/run_memory.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 
@@ -52,8 +51,9 @@ void make_mutex(pthread_mutex_t& mutex) {
 
 RunMemory RunMemory::create(int world_size, bool can_shrink) {
   if (world_size > RunState::kMostRanks) {
-    throw_error<Error>("the memory of the run: {} ranks; a run whose ranks are lost one by one has at most {}",
-                       world_size, RunState::kMostRanks);
+    throw_error<Error>(
+        "the memory of the run: {} ranks; a run whose ranks are lost one by one has at most {}", world_size,
+        RunState::kMostRanks);
   }
   auto memory = SharedMemory::create("lockstep-run", kHeader + kStore);
   memory.commit(0, kHeader, "the state of the run");

@@ -67,7 +67,7 @@ class RunMemory {
   static std::optional<RunMemory> inherited(const Env& env);
 
   std::string variable() const;  // the value of kVariable
-  // Of the launcher, lost ranks included.
+  // Lost ranks included.
   int world_size() const { return state().world_size; }
   bool can_shrink() const { return state().can_shrink; }
   // The ranks of the launcher that are not lost, ascending.

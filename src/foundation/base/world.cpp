@@ -14,7 +14,7 @@ namespace {
 
 Mutex world_mutex;
 World process_world LOCKSTEP_GUARDED_BY(world_mutex);
-// Of the same run, before ranks were lost.
+// The worlds that this run had before ranks were lost.
 std::vector<World> larger_worlds LOCKSTEP_GUARDED_BY(world_mutex);
 std::atomic<bool> has_had_one{false};
 thread_local std::optional<World> thread_world;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "checkpoint/own_state.h"
-
 #include <algorithm>
 
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/checkpoint/training_state.h>
 
 #include "base/throw_error.h"
+#include "checkpoint/own_state.h"
 #include "checkpoint/training_state_access.h"
 #include "intercept/storage_guard.h"
 #include "modules/rank_part.h"
@@ -17,8 +16,8 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& name, const char* why) {
   throw_error<ArgumentError>(
-      "'{}' cannot be part of an elastic run yet: {}; run it with --on-loss restart and checkpoints",
-      name, why);
+      "'{}' cannot be part of an elastic run yet: {}; run it with --on-loss restart and checkpoints", name,
+      why);
 }
 
 // parallelize_module() and fully_shard() see by guards where a parameter of a module is used.
@@ -77,7 +76,8 @@ void require_can_shrink(const torch::nn::Module& module) {
 
 void require_can_shrink(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const optim::DistributedStates*>(&optimizer) != nullptr)
-    throw ArgumentError("a ZeroRedundancyOptimizer distributes its states, and only the lost rank has its own");
+    throw ArgumentError(
+        "a ZeroRedundancyOptimizer distributes its states, and only the lost rank has its own");
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params())
       if (optim::rows_of(parameter) != nullptr)

@@ -260,7 +260,8 @@ void LoaderBase::seek(const LoaderPosition& position, std::source_location where
 void LoaderBase::require_can_shrink() const {
   const auto refuse = [](const std::string& why) {
     throw_error<ArgumentError>(
-        "loader: {}, so the ranks that are left after a loss could not share out the rest of an epoch; {}", why,
+        "loader: {}, so the ranks that are left after a loss could not share out the rest of an epoch; {}",
+        why,
         "use a loader over a dataset with size() that shares the samples itself, or a DistributedSampler of this "
         "rank and world size, or run it with --on-loss replace");
   };

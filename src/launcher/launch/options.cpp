@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "launch/options.h"
-
 #include <algorithm>
 #include <sstream>
 #include <string.h>
@@ -12,6 +10,7 @@
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "launch/environment.h"
+#include "launch/options.h"
 #include "machine/gpu.h"
 
 namespace lockstep::launch {

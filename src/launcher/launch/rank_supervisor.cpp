@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "launch/rank_supervisor.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -15,6 +13,7 @@
 #include "launch/log_multiplexer.h"
 #include "launch/options.h"
 #include "launch/process_tree.h"
+#include "launch/rank_supervisor.h"
 
 namespace lockstep::launch {
 namespace {

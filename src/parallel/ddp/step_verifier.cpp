@@ -310,7 +310,9 @@ void StepVerifier::refuse(const ddp::Verdict& verdict, const std::string& text, 
   }
   int first = 0;
   while (is_wrong(first)) ++first;
-  if (group.rank() == first) log(LogLevel::warning, message + (run->can_shrink() ? "; the run goes on without it" : "; it is replaced"));
+  if (group.rank() == first)
+    log(LogLevel::warning,
+        message + (run->can_shrink() ? "; the run continues without it" : "; it is replaced"));
   const comm::CallSite site(where, "end of the process of a wrong rank");
   group.barrier(where);  // throws PeerLost
 }
