@@ -248,7 +248,11 @@ void Session::form(const ReconfigureOptions& options, Formation formation) {
   config_.store = formed_store_;
   config_.hosts = HostMap(comm::state_of(*group_).required_membership()->hosts());
   config_.world = world_of(config_.hosts, {.rank = group_->rank(), .world_size = group_->size()});
-  runtime::change_world(*this, is_after_loss && before_size != group_->size());
+  if (is_after_loss && group_->size() < before_size) {
+    runtime::shrink_world(*this);
+  } else {
+    runtime::change_world(*this);
+  }
   if (!config_.threads) share_cores();  // spawn_threads() has done it for its ranks
 }
 

@@ -14,6 +14,7 @@
 #include "base/throw_error.h"
 #include "comm/non_member.h"
 #include "intercept/thread_defaults.h"
+#include "runtime/elastic_run.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -61,17 +62,17 @@ void enter(Run& run, Scope scope) {
   publish_progress(world.rank, world.size, false);
 }
 
-void change_world(const Run& run, bool by_loss) {
+void change_world(const Run& run) {
   const auto& world = run.world();
   const bool is_thread = thread_run() == &run;
-  if (is_thread) {
-    set_thread_world(world);
-  } else if (by_loss) {
-    shrink_current_world(world);
-  } else {
-    set_current_world(world);
-  }
+  is_thread ? set_thread_world(world) : set_current_world(world);
   publish_progress(world.rank, world.size, is_thread);
+}
+
+void shrink_world(const Run& run) {
+  const auto& world = run.world();
+  shrink_current_world(world);
+  publish_progress(world.rank, world.size, false);
 }
 
 void leave(Run& run) noexcept {

@@ -12,6 +12,8 @@ class Context;
 
 namespace lockstep::runtime {
 
+class Run;
+
 // A rank's side of a run that continues after the loss of ranks: the launcher replaces them, or the others go on
 // without them. Note [Replaced ranks] in
 // rendezvous/generations.h.
@@ -36,5 +38,9 @@ class ElasticRun {
   // RendezvousError naming the ranks that have not come.
   virtual void form_again() = 0;
 };
+
+// The current run has lost ranks, and its world is that of before without them. As change_world(), but what was made in
+// the world of before belongs to this one: see world_since().
+void shrink_world(const Run& run);
 
 }  // namespace lockstep::runtime

@@ -52,8 +52,8 @@ Run& require_run(const char* caller);
 // Makes `run` the current run of this process or of this thread. Throws ArgumentError if the process has one.
 enum class Scope { process, thread };
 void enter(Run& run, Scope scope);
-// The current run has another world. `by_loss`: that of before without the ranks that were lost.
-void change_world(const Run& run, bool by_loss = false);
+// The current run has another world.
+void change_world(const Run& run);
 // Reverts enter(). Does nothing for a run that is not current.
 void leave(Run& run) noexcept;
 
