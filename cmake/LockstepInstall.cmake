@@ -23,8 +23,16 @@ function(lockstep_add_install_rules)
   install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
     TYPE DOC)
   set(package_libtorch "${LOCKSTEP_LIBTORCH_PREFIX}")
+  set(package_such_as ", such as ${package_libtorch}")
   configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in"
     "${CMAKE_BINARY_DIR}/package/LockstepConfig.cmake" INSTALL_DESTINATION "${package_dir}")
+  # For machines that are not this one: it names no LibTorch of this machine. scripts/release makes packages of it.
+  set(package_libtorch "")
+  set(package_such_as "")
+  configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in"
+    "${CMAKE_BINARY_DIR}/package/elsewhere/LockstepConfig.cmake" INSTALL_DESTINATION "${package_dir}")
+  install(FILES "${CMAKE_BINARY_DIR}/package/elsewhere/LockstepConfig.cmake" DESTINATION "${package_dir}"
+    COMPONENT elsewhere EXCLUDE_FROM_ALL)
   write_basic_package_version_file("${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"
     COMPATIBILITY SameMinorVersion)
   install(FILES "${CMAKE_BINARY_DIR}/package/LockstepConfig.cmake" "${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"

@@ -129,7 +129,9 @@ function(lockstep_add_layer layer)
   endif()
   lockstep_set_warnings(${target})
   lockstep_set_unity(${target})
-  set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")
+  # docs/compatibility.md: before 1.0 a minor release may change the binary interface.
+  set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "" VERSION "${PROJECT_VERSION}"
+    SOVERSION "${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}")
   lockstep_install_later(${target} ${layer})
 endfunction()
 

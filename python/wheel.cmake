@@ -33,6 +33,7 @@ configure_file(LockstepBundled.cmake.in "${PROJECT_BINARY_DIR}/python/LockstepBu
 
 set(package_dir lib/cmake/Lockstep)
 set(package_libtorch "\${PACKAGE_PREFIX_DIR}/../torch")
+set(package_such_as ", such as ${package_libtorch}")
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/python/LockstepConfig.cmake" INSTALL_DESTINATION "${package_dir}")
 install(FILES "${PROJECT_BINARY_DIR}/python/LockstepBundled.cmake" "${PROJECT_BINARY_DIR}/python/LockstepConfig.cmake"

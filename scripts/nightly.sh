@@ -18,9 +18,10 @@ Runs one part or all of them (default), and reports every part that failed.
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
   rehearsal  scripts/gpu_check.sh --rehearse: the plan for a machine with a GPU, in a minimal Debian 13 without network; needs root
   hosts    DDP's parity cases and collectives between hosts with networks of their own; DDP's parity cases over mpi at 3 and 4 ranks
-  faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
-           examples/ killed at random steps, 20 times; ranks with faults that lockstep recorder analyze has to name, 25 times
-           each, and programs of examples/ for an hour (LOCKSTEP_HEALTHY_MINUTES=60), which it has to find healthy
+  faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; flipped bits that
+           StepVerifier has to find; the programs of examples/ killed at random steps, 20 times; ranks with faults that
+           lockstep recorder analyze has to name, 25 times each, and programs of examples/ for an hour
+           (LOCKSTEP_HEALTHY_MINUTES=60), which it has to find healthy
   pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32; 50 steps on 2 x 2 x 2 ranks
   memory   fully_shard() trains a GPT that the kernel kills under DistributedDataParallel: memory cgroups, so as root
   limits   docs/limits.md: what library, launcher, doctor and tools print under each limit of the system; needs root
@@ -45,6 +46,7 @@ Runs one part or all of them (default), and reports every part that failed.
   versions [commit]  files that a build of this commit writes, loaded by the present build; default: the first commit
            that has tests/versions
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
+  release  the files of a release, made twice with equal bytes, used in a minimal Debian 12 and 13; needs root
   torch <version>   not among all of them: a build with this release of torch, such as 2.15.0, and all tests beside its Python;
            90 minutes at most. Appends a line for docs/libtorch-versions.md to build/torch/results.md.
 END
@@ -59,7 +61,8 @@ run_faults() {
     LOCKSTEP_FAULT_ROUNDS=$rounds "build/release/bin/$test" || status=1
   done
   LOCKSTEP_FAULT_ROUNDS=$((rounds / 5)) build/release/bin/faults_elastic --gtest_filter='*Preemption*' || status=1
-  bash scripts/build.sh release multiprocess_programs || return
+  bash scripts/build.sh release multiprocess_programs multiprocess_verify || return
+  LOCKSTEP_FAULT_ROUNDS=$rounds build/release/bin/multiprocess_verify || status=1
   build/release/bin/multiprocess_programs --gtest_repeat=$((rounds / 25)) || status=1
   return "$status"
 }
@@ -305,6 +308,18 @@ run_wheel() (
   .venv/bin/python tests/package/wheel_test.py "$folder/work" c++ build/wheel build/wheel/lockstep_torch-*.tar.gz --download
 )
 
+# Two clones in different folders of a minimal Debian 12 give equal files, which two minimal Debians use.
+run_release() (
+  version=$(sed -n 's/^#define LOCKSTEP_VERSION_[A-Z]* //p' include/lockstep/version.h | paste -sd .) folder=$root/build/release-nightly status=0
+  rm -rf "$folder" && mkdir -p "$folder" || return
+  # shellcheck disable=SC2016  # $0 is the version
+  bash scripts/fresh.sh bookworm --packages "git dpkg-dev" --wheels "$folder" bash -c '
+    scripts/release.sh "$0" --rehearse --output /wheels/first && git clone --quiet . /root/elsewhere/lockstep && cd /root/elsewhere/lockstep &&
+    scripts/release.sh "$0" --rehearse --output /wheels/second && scripts/release.sh --compare /wheels/first /wheels/second' "$version" || return
+  for suite in bookworm trixie; do bash scripts/release.sh --use "$suite" "$folder/first" || status=1; done
+  return "$status"
+)
+
 # run_torch <version>
 run_torch() (
   version=$1 venv=$root/build/torch/venv-$1 tree=build/torch/$1
@@ -354,13 +369,14 @@ run_part() {
     report) run_report ;;
     versions) run_versions "$version" ;;
     wheel) run_wheel ;;
+    release) run_release ;;
     torch) run_torch "$version" ;;
   esac
 }
 
 version=${2:-}
 options=()
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers asan tsan plain shared distributed mutations docs report versions wheel
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers asan tsan plain shared distributed mutations docs report versions wheel release
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;

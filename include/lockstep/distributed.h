@@ -14,6 +14,7 @@
 #include <lockstep/runtime/collectives.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
+#include <lockstep/runtime/value_objects.h>
 #include <lockstep/spawn/spawn.h>
 #include <lockstep/version.h>
 
@@ -56,6 +57,7 @@
 #include <lockstep/optim/libtorch.h>
 #include <lockstep/optim/lr_scheduler.h>
 #include <lockstep/optim/optimizers.h>
+#include <lockstep/optim/reduce_lr_on_plateau.h>
 
 // State dicts and files.
 #include <lockstep/checkpoint/state_dict.h>

@@ -9,10 +9,17 @@ import functools
 import os
 from datetime import timedelta
 
-import torch
-import torch.distributed as dist
-
 from lockstep_torch._build import torch_version, version as __version__
+
+try:
+    import torch
+    import torch.distributed as dist
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        f"lockstep_torch {__version__} needs torch {torch_version}, and no torch is installed: install torch=={torch_version}",
+        name="torch") from None
 
 # Their C++ interfaces differ, so loading the module would fail with an undefined symbol, or crash.
 if torch.__version__.split("+")[0] != torch_version:

@@ -92,7 +92,7 @@ def check_monitored_barrier(rank):
     dist.monitored_barrier(mixed, timeout=timedelta(seconds=60), wait_all_ranks=True)
     gloo = dist.new_group([0, 1], backend="gloo")
     dist.monitored_barrier(gloo)
-    late = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    late = dist.new_group([0, 1], timeout=timedelta(seconds=3))  # in which the ranks also meet
     if rank == 0:
         check_error(dist.DistBackendError, "Rank 1 failed to pass monitoredBarrier", lambda: dist.monitored_barrier(late))
 
@@ -243,7 +243,7 @@ def check_beside_nccl():
 
 def check_late(rank):
     """The GIL is free while a rank waits, and a missing rank is named."""
-    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=1)) for _ in range(2)]
+    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=3)) for _ in range(2)]  # in which the ranks also meet
     if rank == 0:
         check_error(dist.DistBackendError, "rank 1 (pid", lambda: dist.barrier(groups[0]))
         work = dist.all_reduce(torch.ones(3), group=groups[1], async_op=True)
@@ -267,8 +267,8 @@ def check_interrupted(action):
         raise Interrupted
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
         action()
         raise AssertionError("nobody joins, but the call ended")
     except Interrupted:
@@ -284,8 +284,10 @@ def join_alone():
 def check_keyboard_interrupt():
     """Ctrl-C: a signal that another process sends, with Python's own handler."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    kill = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.1); os.kill({os.getpid()}, {signal.SIGINT})"])
+    code = f"import os, sys, time; sys.stdin.read(); time.sleep(0.1); os.kill({os.getpid()}, {signal.SIGINT})"
+    kill = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
+        kill.stdin.close()
         join_alone()
         raise AssertionError("nobody joins, but the call ended")
     except KeyboardInterrupt:
@@ -476,7 +478,7 @@ def main():
     import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
 
     rounds = int(os.environ.get("LOCKSTEP_FAULT_ROUNDS", "1"))
-    limit = 60 if rounds == 1 else 300
+    limit = 120 if rounds == 1 else 300
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() if rounds > 1 else 0)]
     try:
         for i in range(rounds):

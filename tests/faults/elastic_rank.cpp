@@ -8,8 +8,11 @@
 //   hangs           never ends step 5; nor does rank 2, which sleeps
 //   drags           takes 60 ms longer for each step
 //   wrong           computes wrongly from step 50 on, which the ranks verify
+//   wrong-stop      the same, and no rank is to be replaced for that
 //   works           reports progress in step 5 until <folder>/rested exists, while the others wait
 // and of all ranks:
+//   loads           starting weights and the newest checkpoint before elastic::run(); it writes "loaded <rank>: step <step>".
+//                   Ranks 0 and 1 exit with code 3 in step 5 at their first start, after a checkpoint of step 3
 //   trainer         the Trainer has the loop: epochs with a validation, early stopping, checkpoints in <folder>
 //   trainer-fsdp    the same with shards of the parameters
 //   zero            a ZeroRedundancyOptimizer
@@ -205,6 +208,7 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
         steps, folder, context, net, sharded.parameters(),
         [&](const at::Tensor& input) { return net->forward(input); }, [&] { return digest(sharded); });
   }
+  if (mode == "loads") lockstep::share_starting_weights(net, folder / "start.pt");
   lockstep::DistributedDataParallel ddp(net);
   if (mode == "trainer") {
     return train_by_trainer(
@@ -232,19 +236,28 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
   if (mode == "number") state.add("sharded", unsupported);
   if (mode == "unknown") state.add("of shards", of_shards.emplace(shards->parameters(), 0.1));
   std::optional<lockstep::StepVerifier> verifier;
-  if (mode == "wrong") {
-    const lockstep::StepVerifierOptions verified{.interval = 10,
-                                                 .all_ranks = true,
-                                                 .on_mismatch = lockstep::OnMismatch::replace,
-                                                 .accumulation_steps = 2,
-                                                 .optimizer = optimizer.get()};
+  const bool is_wrong = mode.starts_with("wrong");
+  if (is_wrong) {
+    const lockstep::StepVerifierOptions verified{
+        .interval = 10,
+        .all_ranks = true,
+        .on_mismatch = mode == "wrong-stop" ? lockstep::OnMismatch::stop : lockstep::OnMismatch::replace,
+        .accumulation_steps = 2,
+        .optimizer = optimizer.get()};
     state.add("verifier", verifier.emplace(ddp, verified));
   }
   const auto pass = [&](lockstep::data::Batch& batch) {
     auto outputs = ddp->forward(batch.data);
-    if (mode == "wrong" && step >= 49 && context.rank() == 1 && is_first) outputs = outputs * 1.001;
+    if (is_wrong && step >= 49 && context.rank() == 1 && is_first) outputs = outputs * 1.001;
     torch::nn::functional::cross_entropy(outputs, batch.target).backward();
   };
+  const auto checkpoints = folder / "checkpoints";
+  if (mode == "loads") {
+    if (const auto saved = lockstep::CheckpointManager(checkpoints).load_latest()) {
+      state.load_state_dict(saved->contents.as_dict());
+      std::cout << "loaded " << context.rank() << ": step " << step << std::endl;
+    }
+  }
   exit_if("before");
   lockstep::elastic::run(state, [&](const lockstep::Context& of_run) {
     std::cout << "pid " << ::getpid() << " of " << of_run.rank() << " at step " << step << std::endl;
@@ -262,12 +275,15 @@ void train(std::int64_t steps, const std::filesystem::path& folder, const std::s
         ++step;
         if (step == 5 && mode == "throws" && context.rank() == 1 && is_first)
           throw std::runtime_error("a mistake");
+        if (step == 5 && mode == "loads" && context.rank() < 2 && is_first) std::_Exit(3);
         if (step == 5 && mode == "leaves" && context.rank() == 1 && is_first) std::_Exit(0);
         if (step == 5 && mode == "hangs" && context.rank() == 1 && is_first) loop_without_end();
         if (step == 5 && mode == "hangs" && context.rank() == 2 && is_first) sleep_without_end();
-        if (mode == "drags" && context.rank() == 1 && is_first) std::this_thread::sleep_for(60ms);
+        if (mode == "drags" && context.rank() == 1 && is_first) std::this_thread::sleep_for(150ms);
         if (step == 5 && mode == "works" && context.rank() == 1) work_until(folder / "rested");
         state.commit();
+        if (step == 3 && mode == "loads")
+          lockstep::CheckpointManager(checkpoints).save(step, state.state_dict());
         if (step == steps) return;
       }
     }

@@ -39,7 +39,7 @@ std::string name_of(pid_t pid) {
 
 class ElasticTraining {
  public:
-  explicit ElasticTraining(const std::vector<std::string>& options, std::chrono::seconds watchdog = 60s,
+  explicit ElasticTraining(const std::vector<std::string>& options, std::chrono::seconds watchdog = 120s,
                            const std::string& mode = "", int ranks = kRanks)
       : launcher_(arguments(ranks, options, folder_.path().string(), mode),
                   {.env = {{"OMP_NUM_THREADS", "1"}}, .watchdog = watchdog}) {}
@@ -91,7 +91,7 @@ const std::set<std::string>& undisturbed(const std::string& mode = "") {
   static std::map<std::string, std::set<std::string>> weights;
   const auto kept = mode == "zero" ? std::string() : mode;
   auto& found = weights[kept];
-  if (found.empty()) found = ElasticTraining({}, 60s, kept).finish();
+  if (found.empty()) found = ElasticTraining({}, 120s, kept).finish();
   return found;
 }
 
@@ -111,7 +111,7 @@ void kill_and_compare(std::vector<std::string> options, int kills, std::chrono::
   std::cout << "LOCKSTEP_FAULT_SEED=" << seed << std::endl;
   std::mt19937 random(static_cast<unsigned>(seed));
   for (const auto* word : {"--on-loss", "replace", "--max-restarts", "10000"}) options.emplace_back(word);
-  ElasticTraining training(options, std::chrono::seconds(60 + 5 * kills), mode);
+  ElasticTraining training(options, std::chrono::seconds(120 + 5 * kills), mode);
   training.wait();
   for (int i = 0; i < kills; ++i) {
     std::this_thread::sleep_for(
@@ -136,7 +136,7 @@ TEST(Elastic, TrainerGoesOnInTheMiddleOfAnEpoch) {
 }
 
 TEST(Elastic, TrainerReturnsToItsLastStep) {
-  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "1"}, 60s, "trainer");
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "1"}, 120s, "trainer");
   training.launcher().wait_for("waits");
   ::kill(training.processes().front(), SIGKILL);
   EXPECT_EQ(training.finish(), undisturbed("trainer")) << training.launcher().err();
@@ -168,7 +168,7 @@ const std::vector<std::string> kOnce{"--on-loss", "replace", "--max-restarts", "
 class ElasticMode : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(ElasticMode, HasTheSameWeights) {
-  ElasticTraining training(kOnce, 60s, GetParam());
+  ElasticTraining training(kOnce, 120s, GetParam());
   EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
   const std::string_view mode = GetParam();
   const bool is_replaced = mode == "throws" || mode == "leaves";
@@ -184,7 +184,7 @@ std::vector<std::string> with_limit(int seconds) {
 
 // One in a loop, one asleep, one stopped.
 TEST(Elastic, FrozenRanksAreNamedKilledAndReplaced) {
-  ElasticTraining training(with_limit(2), 60s, "hangs");
+  ElasticTraining training(with_limit(2), 120s, "hangs");
   auto& launcher = training.launcher();
   launcher.wait_for("waits");
   const pid_t stopped = launcher.rank_pid(3);
@@ -212,7 +212,7 @@ TEST(Elastic, FrozenRanksAreNamedKilledAndReplaced) {
 
 // Rank 2 waits for reductions when rank 1 is lost, and freezes once it has recovered.
 TEST(Elastic, ARankIsKilledWhileShardsAreReduced) {
-  ElasticTraining training(with_limit(2), 60s, "fsdp-backward");
+  ElasticTraining training(with_limit(2), 120s, "fsdp-backward");
   EXPECT_EQ(training.finish(), undisturbed("fsdp")) << training.launcher().err();
   expect_survivors(training);
   EXPECT_THAT(
@@ -225,7 +225,7 @@ TEST(Elastic, ARankIsKilledWhileShardsAreReduced) {
 
 // The limit passes twice.
 TEST(Elastic, RanksThatWaitOrReportProgressAreNotFrozen) {
-  ElasticTraining training(with_limit(2), 60s, "works");
+  ElasticTraining training(with_limit(2), 120s, "works");
   training.launcher().wait_for("works");
   std::this_thread::sleep_for(5s);
   std::ofstream(training.folder() / "rested").flush();
@@ -236,7 +236,7 @@ TEST(Elastic, RanksThatWaitOrReportProgressAreNotFrozen) {
 TEST(Elastic, ASlowRankIsNamedAndReplaced) {
   ElasticTraining training({"--on-loss", "replace", "--max-restarts", "10", "--slow-factor", "3",
                             "--slow-steps", "10", "--on-slow", "replace"},
-                           60s, "drags");
+                           120s, "drags");
   EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
   expect_survivors(training);
   EXPECT_THAT(
@@ -249,7 +249,7 @@ TEST(Elastic, ASlowRankIsNamedAndReplaced) {
 }
 
 TEST(Elastic, ARankThatComputesWronglyIsReplaced) {
-  ElasticTraining training(kOnce, 60s, "wrong");
+  ElasticTraining training(kOnce, 120s, "wrong");
   EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
   expect_survivors(training);
   EXPECT_THAT(
@@ -258,6 +258,27 @@ TEST(Elastic, ARankThatComputesWronglyIsReplaced) {
                           "ranks[^\n]*; it is replaced"),
             HasSubstr("all 4 ranks continued from commit 49:"),
             HasSubstr("its replacement runs (1 of 1 restarts)")));
+}
+
+// Which would make the same error after each replacement, until --max-restarts is used up.
+TEST(Elastic, ARankThatComputesWronglyEndsTheRunIfItIsToStop) {
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "10", "--spares", "1"}, 60s,
+                           "wrong-stop");
+  training.finish(1);
+  EXPECT_THAT(training.launcher().err(),
+              AllOf(ContainsRegex("in step 50 rank 1 computed another gradient of "),
+                    HasSubstr("no rank is replaced or started again: all ranks have left elastic::run()"),
+                    Not(HasSubstr("its replacement runs")), Not(HasSubstr("restart 1 of"))));
+}
+
+// The replacements read by themselves, since rank 0 shares nothing with them there.
+TEST(Elastic, ReplacementsLoadBeforeTheyMeetTheOthers) {
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "2"}, 60s, "loads");
+  EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
+  expect_survivors(training);
+  EXPECT_THAT(training.launcher().out(),
+              AllOf(HasSubstr("loaded 0: step 3"), HasSubstr("loaded 1: step 3"),
+                    Not(HasSubstr("loaded 2: step")), HasSubstr("of 1 at step 4")));
 }
 
 TEST(Elastic, RefusesAtTheStartWhatCannotContinueLater) {
@@ -271,7 +292,7 @@ TEST(Elastic, RefusesAtTheStartWhatCannotContinueLater) {
         std::pair{"number", "reshard_after_forward is a number"},
         std::pair{"unknown",
                   "an optimizer has parameters of fully_shard() whose module is not in the state"}}) {
-    ElasticTraining training(kOnce, 60s, mode, 2);
+    ElasticTraining training(kOnce, 120s, mode, 2);
     training.finish(1);
     EXPECT_THAT(training.launcher().err(), HasSubstr(text)) << mode;
     EXPECT_THAT(training.launcher().err(), Not(HasSubstr("its replacement runs"))) << mode;

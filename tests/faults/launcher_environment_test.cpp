@@ -34,8 +34,6 @@ Variables variables_of(const std::string& text, const std::string& before) {
   return found;
 }
 
-std::string free_port() { return std::to_string(ReservedPort().port()); }
-
 bool is_launchers(const std::string& name) {
   return name.starts_with("TORCHELASTIC_") || name.starts_with("MASTER_") || name.starts_with("ROLE_") ||
          name.ends_with("RANK") || name.ends_with("WORLD_SIZE") || name == "TORCH_NCCL_ASYNC_ERROR_HANDLING";
@@ -114,13 +112,8 @@ TEST(LauncherEnvironment, ABusyPortIsReportedBeforeAnythingStarts) {
 }
 
 TEST(LauncherEnvironment, AGivenPortCanBeServed) {
-  std::uint16_t number = 0;
-  {
-    const ReservedPort port;
-    number = port.port();
-  }
-  LauncherProcess launcher({"run", "--nproc-per-node", "2", "--master-port", std::to_string(number),
-                            LAUNCHER_RANK_PROGRAM, "meet"});
+  LauncherProcess launcher(
+      {"run", "--nproc-per-node", "2", "--master-port", free_port(), LAUNCHER_RANK_PROGRAM, "meet"});
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
 }
 

@@ -40,7 +40,7 @@ class LauncherHosts : public ::testing::Test {
   }
 
   LauncherProcess run(const std::string& hosts, const std::string& script, HostWords more = {}) const {
-    HostWords words{"run", "--hosts", hosts, "--master-port", std::to_string(ReservedPort().port())};
+    HostWords words{"run", "--hosts", hosts, "--master-port", free_port()};
     words.insert(words.end(), more.begin(), more.end());
     words.insert(words.end(), {"--", "/bin/sh", "-c", script});
     const std::string path = std::getenv("PATH");
@@ -217,7 +217,7 @@ constexpr const char* kSayRank = "echo $RANK/$WORLD_SIZE node $GROUP_RANK";
 
 // As the training operator of Kubeflow sets them; RANK and WORLD_SIZE count pods.
 TEST(LauncherPods, OfAPyTorchJob) {
-  const auto port = std::to_string(ReservedPort().port());
+  const auto port = free_port();
   const auto variables = [&](const std::string& rank) {
     return std::map<std::string, std::string>{
         {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port},      {"RANK", rank},
@@ -233,7 +233,7 @@ TEST(LauncherPods, OfAPyTorchJob) {
 }
 
 TEST(LauncherPods, OfAnIndexedJob) {
-  const auto port = std::to_string(ReservedPort().port());
+  const auto port = free_port();
   const auto variables = [&](const std::string& index) {
     return std::map<std::string, std::string>{
         {"JOB_COMPLETION_INDEX", index}, {"PET_MASTER_PORT", port}, {"PET_NNODES", "2"}};
@@ -279,9 +279,8 @@ class RealSsh : public ::testing::Test {
         "ssh -i {0}/user -p {1} -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile={0}/known "
         "-o LogLevel=ERROR",
         folder_.path().string(), port_);
-    return LauncherProcess({"run", "--hosts", "127.0.0.1,127.0.0.2:2", "--master-port",
-                            std::to_string(ReservedPort().port()), "--ssh", ssh, "--", "/bin/sh", "-c",
-                            script});
+    return LauncherProcess({"run", "--hosts", "127.0.0.1,127.0.0.2:2", "--master-port", free_port(), "--ssh",
+                            ssh, "--", "/bin/sh", "-c", script});
   }
 
   // `pids`: a file to which the ranks wrote theirs. Processes under sshd are not in the launcher's family.
@@ -298,7 +297,7 @@ class RealSsh : public ::testing::Test {
 
   static constexpr const char* kServer = "/usr/sbin/sshd";
   TempFolder folder_;
-  const int port_ = ReservedPort().port();
+  const int port_ = std::stoi(free_port());
   std::optional<LauncherProcess> server_;
 };
 

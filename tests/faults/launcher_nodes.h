@@ -16,8 +16,6 @@ namespace lockstep::testing {
 
 using Words = std::vector<std::string>;
 
-inline std::string free_port() { return std::to_string(ReservedPort().port()); }
-
 inline std::string last_line(const LauncherProcess& launcher) {
   const auto lines = lines_of(launcher.err());
   return lines.empty() ? "" : lines.back();

@@ -111,7 +111,7 @@ int save_on_signal() {
 
 // Sets the phase of the run, if one is named, and tells it.
 int tell_phase(std::string_view name) {
-  constexpr std::array<std::string_view, 3> names{"starting", "running", "finished"};
+  constexpr std::array<std::string_view, 4> names{"starting", "running", "finished", "stopped"};
   const auto memory = lockstep::RunMemory::inherited(lockstep::Env());
   if (!memory) {
     write_all(STDOUT_FILENO, "no phase\n");

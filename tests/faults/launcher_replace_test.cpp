@@ -82,14 +82,17 @@ bool is_alive(pid_t pid) { return ::kill(pid, 0) == 0; }
 bool is_open(std::uint64_t inode) {
   namespace fs = std::filesystem;
   std::error_code ignored;
+  const auto is_it = [&](const fs::path& fd) {
+    struct stat file {};
+    return fd.string().find("/proc/self") == std::string::npos && ::stat(fd.c_str(), &file) == 0 &&
+           file.st_ino == inode &&
+           fs::read_symlink(fd, ignored).string().find("lockstep-run") != std::string::npos;
+  };
   for (const auto& process : fs::directory_iterator("/proc")) {
-    for (const auto& fd : fs::directory_iterator(process.path() / "fd", ignored)) {
-      struct stat file {};
-      if (fd.path().string().find("/proc/self") == std::string::npos &&
-          ::stat(fd.path().c_str(), &file) == 0 && file.st_ino == inode &&
-          fs::read_symlink(fd.path(), ignored).string().find("lockstep-run") != std::string::npos)
-        return true;
-    }
+    std::error_code ended;  // the process may end meanwhile
+    for (fs::directory_iterator fd(process.path() / "fd", ended), end; !ended && fd != end;
+         fd.increment(ended))
+      if (is_it(fd->path())) return true;
   }
   return false;
 }
@@ -160,6 +163,16 @@ TEST(LauncherReplace, StartsAllRanksAgainWithNewMemoryInOtherPhases) {
     EXPECT_THAT(launcher.err(),
                 HasSubstr("rank 1 exited with code 3; restart 1 of 1; stopping the other ranks"));
   }
+}
+
+TEST(LauncherReplace, StartsNoRankAgainWhenTheRunIsToStop) {
+  LauncherProcess launcher(
+      shell_ranks(2, script("stopped", "test $RANK = 0 && exec sleep 1000; exit 3"), replacing(5)));
+  EXPECT_EQ(launcher.finish(), 3);
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("no rank is replaced or started again"),
+                                    Not(HasSubstr("its replacement")), Not(HasSubstr("restart 1 of"))));
+  EXPECT_THAT(last_line(launcher), HasSubstr("rank 1 failed first: it exited with code 3"));
+  launcher.wait_for_no_family();
 }
 
 TEST(LauncherReplace, CountsReplacementsAndRestartsTogether) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Ranks that are started again, on one node and on several.
 #include <array>
+#include <fstream>
 #include <memory>
 #include <signal.h>
 #include <thread>
@@ -65,15 +66,20 @@ TEST(LauncherRestart, LeavesNothingOfThePreviousAttempt) {
 }
 
 TEST(LauncherRestart, EndsOnASignalDuringARestart) {
-  LauncherProcess launcher(
-      shell_ranks(2,
-                  "trap 'echo asked; trap \"\" TERM' TERM; echo up $RANK; test $RANK = 1 && exit 3;"
-                  "while :; do sleep 0.01; done",
-                  {"--max-restarts", "100", "--grace-period", "0.5"}));
+  // Rank 0 takes part in the restart until the launcher has had its signal.
+  const TempFolder folder;
+  const auto script = fmt::format(
+      "test $RANK = 1 && {{ until test -e {0}; do sleep 0.01; done; exit 3; }};"
+      "trap 'echo asked; until test -e {1}; do sleep 0.01; done; exit 0' TERM; sleep 1000 & : > {0};"
+      "while :; do wait; done",
+      folder.file("up"), folder.file("told"));
+  LauncherProcess launcher(shell_ranks(2, script, {"--max-restarts", "100", "--grace-period", "1000"}),
+                           {.output = Output::one_pipe});
   launcher.wait_for("asked");
   launcher.send(SIGTERM);
-  EXPECT_EQ(launcher.finish(), 3);
-  EXPECT_THAT(launcher.err(), HasSubstr("SIGTERM: the ranks will not be restarted"));
+  launcher.wait_for("SIGTERM: the ranks will not be restarted");
+  std::ofstream(folder.file("told")) << "";
+  EXPECT_EQ(launcher.finish(), 3) << launcher.out();
   launcher.wait_for_no_family();
 }
 
@@ -136,8 +142,9 @@ TEST(LauncherNodes, NameTheCauseAndNotItsConsequence) {
   const TempFolder folder;
   const auto said = folder.file("said");
   const std::string script = fmt::format(
-      "test $RANK = 0 && {{ echo failed because another rank is gone >&2; echo > {0}; exit 1; }};"
-      "while ! test -e {0}; do sleep 0.01; done; sleep 0.05; echo the cause >&2; exit 7",
+      "test $RANK = 0 && {{ echo failed because another rank is gone >&2; echo $$ > {0}.part; mv {0}.part {0}; exit 1; }};"
+      "while ! test -e {0}; do sleep 0.01; done; read pid < {0};"
+      "while kill -0 $pid; do :; done 2> /dev/null; echo the cause >&2; exit 7",
       said);
   auto first = node(numbered(0, port), script);
   auto second = node(numbered(1, port), script);

@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "base/sockets.h"
 #include "support/launcher_process.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
@@ -107,7 +106,7 @@ class Side {
     const auto script = folder_ / "show.sh";
     std::ofstream(script) << "#!/bin/sh\nexec " << LOCKSTEP_PYTHON << " " << kShowRank << " \"$@\"\n";
     fs::permissions(script, fs::perms::owner_all);
-    const auto port = std::to_string(ReservedPort().port());
+    const auto port = free_port();
     for (auto& word : arguments_) {
       replace(word, "{py}", kShowRank);
       replace(word, "{sh}", script.string());
@@ -187,7 +186,7 @@ std::vector<int> run_torchrun(const fs::path& folder, const std::vector<Case>& a
   }
   std::ofstream(folder / "cases.json") << list;
   std::istringstream lines(run_python("faults/torchrun_cases.py", {.args = {(folder / "cases.json").string()},
-                                                                   .timeout = std::chrono::seconds(200)}));
+                                                                   .timeout = std::chrono::seconds(350)}));
   std::vector<int> codes;
   for (int code = 0; lines >> code;) codes.push_back(code);
   return codes;

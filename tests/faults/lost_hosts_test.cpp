@@ -35,16 +35,17 @@ constexpr int kRanks = 4;
 
 const Scenario on_two_hosts("faults: calls on two hosts", [] {
   const Env env;
-  const auto context = init({.timeout = 2s});
-  context.barrier();
+  const auto context = init({.timeout = 60s});
+  const auto group = context.new_group({0, 1, 2, 3}, {.timeout = 2s});
+  group.barrier();
   std::cout << "pid " << ::getpid() << " of " << context.rank() << std::endl;
   std::mt19937 random(static_cast<unsigned>(*env.get_int("TEST_SEED")));
   while (true) {
     const auto numbers = torch::ones({kRanks * static_cast<std::int64_t>(10 + random() % 100'000)});
     if (random() % 3 == 0) {
-      context.group().reduce_scatter_tensor(torch::empty({numbers.numel() / kRanks}), numbers);
+      group.reduce_scatter_tensor(torch::empty({numbers.numel() / kRanks}), numbers);
     } else {
-      context.group().all_reduce(numbers);
+      group.all_reduce(numbers);
     }
   }
 });

@@ -84,10 +84,9 @@ int train_in_loop(Training& training, bool is_elastic) {
 
   lockstep::StopSignals signals;
   bool interrupted = false;
+  if (auto checkpoint = lockstep::CheckpointManager(training.checkpoints()).load_latest())
+    state.load_state_dict(checkpoint->contents.as_dict());
   const auto train = [&](const lockstep::Context& context) {
-    if (step == 0)  // a replacement cannot load one before it is in elastic::run()
-      if (auto checkpoint = lockstep::CheckpointManager(training.checkpoints()).load_latest())
-        state.load_state_dict(checkpoint->contents.as_dict());
     training.tell_begin(step);
     for (; step < training.steps; ++epoch) {
       training.loader.set_epoch(epoch);

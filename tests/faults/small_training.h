@@ -47,10 +47,12 @@ inline std::string digest(const torch::nn::Module& net) {
   return digest(tensors);
 }
 
-// Rank 0 looks, and the others learn of lost ranks meanwhile. `ends`: a call of all ranks that ends the wait, too.
+// Rank 0 says that all ranks wait, which have committed their steps, and looks; the others learn of lost ranks meanwhile.
+// `ends`: a call of all ranks that ends the wait, too.
 inline void wait_for(
     const std::filesystem::path& file, const Context& context,
     const std::function<bool()>& ends = [] { return false; }) {
+  context.group().barrier();
   if (context.is_main_process()) std::cout << "waits" << std::endl;
   const auto exists = torch::zeros({1});
   while (exists.item<float>() == 0 && !ends()) {

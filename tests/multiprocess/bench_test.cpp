@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "base/sockets.h"
 #include "lockstep_bench/kinds.h"
 #include "support/launcher_process.h"
 #include "support/temp_folder.h"
@@ -108,7 +107,7 @@ TEST(Bench, StartsOnHosts) {
   LauncherProcess launcher({"bench", "--hosts", "127.0.0.1,localhost", "--nproc", "1", "all-reduce",
                             "--backend", "gloo", "--sizes", "1K", "--iterations", "2", "--csv"},
                            {.env = {{"PET_SSH", shell},
-                                    {"PET_MASTER_PORT", std::to_string(ReservedPort().port())},
+                                    {"PET_MASTER_PORT", free_port()},
                                     {"LOCKSTEP_SECRET", "the secret of a test"}}});
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
   EXPECT_THAT(launcher.out(), HasSubstr("\nall-reduce,1024,256,float32,sum,gloo,ordinary,2,2,"));

@@ -4,6 +4,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "multiprocess/await_failures.h"
 #include "multiprocess/mistakes.h"
 
 namespace lockstep::testing {
@@ -76,7 +77,14 @@ const Mistake to_self("SendToItself", {.on_rank0 = {"send", "0"}}, [] {
 const Mistake both_receive("BothRanksReceive",
                            {.on_all = {"recv #1", "did not finish in time", "matching call"}}, [] {
                              const auto context = init({.timeout = 20s});
-                             context.group().recv_async(torch::zeros({2}), 1 - context.rank()).wait(300ms);
+                             const auto call =
+                                 context.group().recv_async(torch::zeros({2}), 1 - context.rank());
+                             try {
+                               call.wait(1s);
+                             } catch (const Error&) {
+                               await_failures(context.group());
+                               throw;
+                             }
                            });
 
 const Mistake one_output("AllGatherIntoOneTensorTwice", {.on_all = {"all_gather", "output[0] and output[1]"}},

@@ -4,6 +4,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -26,9 +27,10 @@ inline at::Tensor numbers_of(int rank, std::int64_t count) {
 }
 
 // [rank]: number of its host.
-inline std::vector<RankResult> run_on_hosts(const Scenario& scenario, const std::vector<int>& host_of) {
+inline std::vector<RankResult> run_on_hosts(const Scenario& scenario, const std::vector<int>& host_of,
+                                            const std::map<std::string, std::string>& env = {}) {
   const auto size = static_cast<int>(host_of.size());
-  RunOptions options{.world_size = size, .timeout = std::chrono::seconds(60)};
+  RunOptions options{.world_size = size, .env = env, .timeout = std::chrono::seconds(60)};
   for (int rank = 0; rank < size; ++rank) {
     options.rank_env[rank] = {{"GLOO_SOCKET_IFNAME", "lo"},
                               {"LOCKSTEP_HOST_ID", std::to_string(host_of[static_cast<std::size_t>(rank)])}};

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <sstream>
 
@@ -191,18 +192,27 @@ const Scenario over_a_cable("sums over a cable", [] {
   const auto context = init();
   const auto& group = context.group();
   EXPECT_EQ(group.backend_name(), "hierarchical");
+  // The least of three calls: TCP sends again what a busy host acknowledges late.
   const auto sent_in = [&](const auto& call) {
-    group.barrier();
-    const auto before = sent_bytes();
-    call();
-    group.barrier();
-    return static_cast<double>(sent_bytes() - before);
+    auto least = std::numeric_limits<std::int64_t>::max();
+    for (int time = 0; time < 3; ++time) {
+      group.barrier();
+      const auto before = sent_bytes();
+      group.barrier();  // the other rank of this host has looked, too
+      call();
+      group.barrier();
+      least = std::min(least, sent_bytes() - before);
+    }
+    return static_cast<double>(least);
   };
   constexpr std::int64_t kCount = 3'000'000;  // in several chunks
   constexpr double kBytes = 4.0 * kCount;
   const auto expected = sum_in_order({{0, 1}, {2, 3}}, kCount);
-  auto sum = numbers_of(context.rank(), kCount);
-  const auto in_all_reduce = sent_in([&] { group.all_reduce(sum); });
+  auto sum = torch::empty({kCount});
+  const auto in_all_reduce = sent_in([&] {
+    sum.copy_(numbers_of(context.rank(), kCount));
+    group.all_reduce(sum);
+  });
   EXPECT_TRUE(torch::equal(sum, expected));
   EXPECT_THAT(in_all_reduce / kBytes, AllOf(::testing::Ge(1), ::testing::Le(1.1)));
   auto part = torch::empty({kCount / 4});
@@ -219,7 +229,7 @@ const Scenario over_a_cable("sums over a cable", [] {
                              numbers_of(rank, kCount).chunk(4)[index]));
   }
   EXPECT_THAT(in_all_to_all / kBytes, AllOf(::testing::Ge(1), ::testing::Le(1.1)));
-  EXPECT_LT(static_cast<double>(sent_bytes(true) - to_itself) / kBytes, 0.1);
+  EXPECT_LT(static_cast<double>(sent_bytes(true) - to_itself) / kBytes, 0.3);  // of three
 });
 
 // Connections of this process that are not to the store.
@@ -267,25 +277,38 @@ const Scenario few_connections("ranks connect to those they talk to", [] {
   group.all_reduce(torch::ones({1}));  // a barrier would connect other ranks before all have counted
 });
 
+// Of no rank, so any may die.
+c10::intrusive_ptr<c10d::Store> store_of_test() {
+  return c10::make_intrusive<c10d::FileStore>(Env().get("TEST_FOLDER").value() + "/store", -1);
+}
+
 const Scenario on_use("gloo connects on use", [] {
   const auto context = init({.backend = "gloo"});
-  EXPECT_EQ(connections().size(), 0U);
+  const auto store = store_of_test();
   // No rank connects before all have counted.
-  const c10::intrusive_ptr<c10d::Store> store =
-      c10::make_intrusive<c10d::FileStore>(Env().get("TEST_FOLDER").value() + "/store", -1);
-  if (store->add("counted", 1) == context.world_size()) store->set("all counted", "yes");
-  store->wait({"all counted"});
+  const auto expect_connections = [&](std::size_t count) {
+    EXPECT_EQ(connections().size(), count);
+    const auto name = fmt::format("counted {}", count);
+    if (store->add(name, 1) == context.world_size()) store->set("all " + name, "yes");
+    store->wait({"all " + name});
+  };
+  expect_connections(0);
   auto one = torch::ones({1});
   context.group().all_reduce(one);
   EXPECT_EQ(one.item<float>(), 4);
-  EXPECT_EQ(connections().size(), 2U);
+  expect_connections(2);
   context.barrier();
 });
 
 const Scenario one_dies("a rank dies on the second host", [] {
   const auto context = init({.timeout = 20s});
   context.barrier();
-  if (context.rank() == 3) ::raise(SIGKILL);
+  // A death may end a call that has ended elsewhere.
+  if (context.rank() == 3) {
+    store_of_test()->wait({"passed by 0", "passed by 1", "passed by 2"});
+    ::raise(SIGKILL);
+  }
+  store_of_test()->set(fmt::format("passed by {}", context.rank()), "yes");
   auto x = torch::ones({100'000});
   context.group().all_reduce(x);
 });
@@ -314,7 +337,8 @@ TEST(Hosts, EndACallAtItsOwnLimit) { expect_all_passed(run_on_hosts(has_a_limit,
 TEST(Hosts, EndWaitsOfCallersOfC10d) { expect_all_passed(run_on_hosts(waits_end, {0, 1})); }
 
 TEST(Hosts, AllReportARankThatDiesOnOneOfThem) {
-  const auto results = run_on_hosts(one_dies, {0, 0, 1, 1});
+  const TempFolder folder;
+  const auto results = run_on_hosts(one_dies, {0, 0, 1, 1}, {{"TEST_FOLDER", folder.path().string()}});
   EXPECT_EQ(results[3].signal, SIGKILL);
   for (const std::size_t rank : {0U, 1U, 2U}) {
     EXPECT_EQ(results[rank].exit_code, 1);

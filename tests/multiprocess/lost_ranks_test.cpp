@@ -19,6 +19,7 @@
 #include "base/deadline.h"
 #include "base/host.h"
 #include "comm/group_state.h"
+#include "multiprocess/await_failures.h"
 #include "multiprocess/backends.h"
 #include "node/node_group.h"
 
@@ -101,6 +102,7 @@ void wait_for_dead_rank(bool has_refused) {
   const auto others = comm::state_of(context.group()).node_group();
   context.barrier();
   if (context.rank() == 1) {
+    await_all(context.group());
     if (has_refused) others->refuse(kStep, "its data ended", true);
     ::raise(SIGKILL);
   }
@@ -150,11 +152,18 @@ TEST_P(LostRanks, ARankThatDiesWithinACallIsNamed) {
 }
 
 const testing::Scenario one_stops("lost: stopped", [] {
-  const auto context = init({.backend = testing::backend_under_test(), .timeout = 2s});
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
   context.barrier();
   if (context.rank() == 1) ::raise(SIGSTOP);
   auto x = torch::ones({10});
-  make_calls([&] { context.group().all_reduce(x); });
+  make_calls([&] {
+    try {
+      context.group().all_reduce_async(x).wait(2s);
+    } catch (const Error&) {
+      testing::await_failures(context.group(), 1);
+      throw;
+    }
+  });
 });
 
 TEST_P(LostRanks, AStoppedRankIsNamedAtTheTimeout) {
@@ -189,6 +198,7 @@ const testing::Scenario does_not_come("lost: does not arrive", [] {
                   AllOf(HasSubstr("barrier #2 at lost_ranks_test.cpp:"),
                         HasSubstr("rank " + std::to_string(context.world_size() - 1) + " (pid "),
                         HasSubstr("is in none of the group's calls"))));
+  testing::await_failures(context.group(), context.world_size() - 1);
 });
 
 TEST_P(LostRanks, AMonitoredBarrierNamesMissingRanks) {

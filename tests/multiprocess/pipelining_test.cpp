@@ -241,7 +241,7 @@ struct FailingImpl : torch::nn::Module {
 TORCH_MODULE(Failing);
 
 const Scenario failures("pipelining failures", [] {
-  const auto context = init({.backend = "gloo", .timeout = std::chrono::seconds(2)});
+  const auto context = init({.backend = "gloo", .timeout = std::chrono::seconds(20)});
   if (context.rank() == 1) {
     ScheduleGPipe schedule(PipelineStage(Failing(), 1, 2), 4, loss_of);
     EXPECT_THAT(error_of([&] {

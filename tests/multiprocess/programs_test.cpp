@@ -2,8 +2,11 @@
 // The programs of examples/ with two ranks: what they write, that two of them end with the weights of their
 // Python counterparts, and that a run which was killed at a random step ends with the weights of the run that
 // was not.
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <random>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -69,10 +72,18 @@ class Programs : public ::testing::Test {
     return process.out();
   }
 
-  // Kills launcher and ranks when checkpoint `step` is there.
+  static bool has_reached(const fs::path& folder, int step) {
+    std::error_code missing;
+    const fs::directory_iterator entries(folder, missing);
+    return std::ranges::any_of(begin(entries), end(entries), [&](const fs::directory_entry& entry) {
+      const auto name = entry.path().filename().string();
+      return name.starts_with("step-") && name.ends_with(".pt") && std::stoi(name.substr(5)) >= step;
+    });
+  }
+  // Kills launcher and ranks when checkpoint `step`, or a later one that has replaced it, is there.
   static void kill_after(LauncherProcess& launcher, const fs::path& folder, int step) {
     const Deadline deadline(std::chrono::seconds(60));
-    while (!fs::exists(folder / fmt::format("step-{:08}.pt", step))) {
+    while (!has_reached(folder, step)) {
       ASSERT_FALSE(deadline.expired()) << folder << " has no checkpoint of step " << step;
       std::this_thread::yield();
     }

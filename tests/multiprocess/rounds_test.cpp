@@ -10,6 +10,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "multiprocess/backends.h"
+#include "support/threads.h"
 
 namespace lockstep {
 namespace {
@@ -23,7 +24,7 @@ std::size_t entries_of(const char* folder) {
 
 struct Holdings {
   std::size_t descriptors = entries_of("/proc/self/fd");
-  std::size_t threads = entries_of("/proc/self/task");
+  std::size_t threads = testing::living_threads();
   std::size_t shared_mappings = 0;
 
   Holdings() {

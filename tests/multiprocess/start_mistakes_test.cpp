@@ -35,7 +35,7 @@ void leave_no_address_space(std::size_t but) {
   ::setrlimit(RLIMIT_AS, &limit);
 }
 
-void start() { const auto context = init({.timeout = 2s}); }
+void start() { const auto context = init({.timeout = 5s}); }
 
 const Mistake no_init("ForgottenInit", {.on_all = {"call lockstep::init() first"}}, [] {
   torch::nn::Linear net(2, 2);

@@ -246,7 +246,7 @@ const testing::Scenario hanging("threads: hanging", [] {
                       throw;
                     }
                   },
-                  {.timeout = std::chrono::milliseconds(300)});
+                  {.timeout = std::chrono::seconds(2)});
   };
   EXPECT_THAT(run, ThrowsMessage<Error>(AllOf(HasSubstr("rank 0 of 2"), HasSubstr("rank 1 (thread "),
                                               HasSubstr("its thread is running"))));

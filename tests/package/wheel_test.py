@@ -72,15 +72,36 @@ def check_libraries(program, *allowed):
             sys.exit(f"{program} needs {line.strip()}")
 
 
-def check_refusal(python, folder):
-    """Another release of torch is refused in one sentence, before anything is loaded."""
-    (folder / "torch").mkdir(parents=True, exist_ok=True)
-    (folder / "torch/__init__.py").write_text("__version__ = '2.10.0+cpu'\n")
-    (folder / "torch/distributed.py").write_text("")
-    text = run(python, "-c", "import lockstep_torch", fails=True, PYTHONPATH=str(folder))
-    last = text.splitlines()[-1]
-    if not re.match(r"ImportError: lockstep_torch [\d.]+ was built for torch [\d.]+, but torch 2.10.0\+cpu is", last):
-        sys.exit(f"another torch is refused with:\n{text}")
+def expect_refusal(pattern, *command, **environment):
+    """In one sentence, before anything is loaded."""
+    text = run(*command, fails=True, **environment)
+    if not re.search(pattern, text.splitlines()[-1]):
+        sys.exit(f"expected a refusal with {pattern!r}:\n{text}")
+
+
+def check_refusals(bin_folder, package, folder):
+    """Another release of torch, and none at all."""
+    alone, other = folder / "alone", folder / "other"
+    for path in (alone, other / "torch", other / "torch-2.10.0.dist-info"):
+        path.mkdir(parents=True)
+    for name in ("lockstep_torch", "lockstep_commands"):
+        (alone / name).symlink_to(package.parent / name)
+    (other / "torch/__init__.py").write_text("__version__ = '2.10.0+cpu'\n")
+    (other / "torch/distributed.py").write_text("")
+    (other / "torch-2.10.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.10.0+cpu\n")
+    python, show = bin_folder / "python", "import sys; sys.argv[0] = 'lockstep'; import lockstep_commands; lockstep_commands.main()"
+    start = r"lockstep_torch [\d.]+ (was built for|needs) torch [\d.]+, "
+    expect_refusal(f"^ImportError: {start}but torch 2.10.0\\+cpu is", python, "-c", "import lockstep_torch", PYTHONPATH=str(other))
+    expect_refusal(f"^{start}but torch 2.10.0\\+cpu is", bin_folder / "lockstep", "ckpt", "show", "a.pt", PYTHONPATH=str(other))
+    expect_refusal(f"^ModuleNotFoundError: {start}and no torch is", python, "-S", "-c", "import lockstep_torch", PYTHONPATH=str(alone))
+    expect_refusal(f"^{start}and no torch is", python, "-S", "-c", show, "plan", PYTHONPATH=str(alone))
+
+
+def check_metadata(python):
+    """pip replaces no torch because of this package."""
+    text = run(python, "-c", "from importlib import metadata; print(*metadata.requires('lockstep-torch'), sep='\\n')")
+    if wrong := [line for line in text.splitlines() if line.startswith("torch") and "extra" not in line]:
+        sys.exit(f"the package requires {wrong}")
 
 
 def check_commands(bin_folder):
@@ -105,7 +126,8 @@ def check(work, packages, compiler):
     for program in [package / "_C.so", *package.glob("bin/*"), *package.glob("lib/bundled/*")]:
         check_libraries(program, package, *of_torch)
     check_commands(bin_folder)
-    check_refusal(bin_folder / "python", work / "other")
+    check_metadata(bin_folder / "python")
+    check_refusals(bin_folder, package, work / f"refusals-{time.monotonic_ns()}")
     run(bin_folder / "python", "-m", "lockstep_torch.run", "--nproc-per-node", 2, HERE / "wheel/train.py")
     shutil.rmtree(work / "build", ignore_errors=True)
     begin = time.monotonic()
@@ -127,9 +149,9 @@ def main():
     for i, package in enumerate(options.packages):
         if package.is_dir():
             [package] = package.glob("lockstep_torch-*.whl")
-        alone = [] if options.download and i == 0 else ["--no-deps", "--force-reinstall"]
+        whole = options.download and i == 0
         begin = time.monotonic()
-        run(*pip, "install", *alone, package)
+        run(*pip, "install", *([f"{package}[torch]"] if whole else ["--no-deps", "--force-reinstall", package]))
         run(*pip, "check")
         print(f"{package.name} installed in {time.monotonic() - begin:.1f} s", flush=True)
         check(options.work, packages, options.compiler)

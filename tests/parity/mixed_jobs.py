@@ -152,10 +152,16 @@ def python_rank(rank, backend, environment, file, task="train"):
         dist.destroy_process_group()
 
 
+held_ports = []
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """No other program gets it while this one runs; a store allows address reuse and can listen there."""
+    held = socket.socket()
+    held.bind(("", 0))
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held_ports.append(held)
+    return held.getsockname()[1]
 
 
 def run(program, backend, languages, folder, task="train"):

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/optim/lr_scheduler.h>
+#include <lockstep/optim/reduce_lr_on_plateau.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "support/error_of.h"

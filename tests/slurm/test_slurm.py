@@ -203,8 +203,11 @@ class Requeue(SlurmTest):
             wait_until("the ranks have saved a checkpoint", lambda: told(r"saved \d: step \d+", 4))
             state = ("squeue", "--noheader", f"--job={job}", "--format=%T")
             wait_until("the job waits again", lambda: cluster.run(*state).out.strip() == "PENDING")
+            # A node refuses a job that starts in the second in which the node has ended it.
+            nodes = ("sinfo", "--noheader", "--format=%T")
+            wait_until("the nodes have ended the job", lambda: cluster.run(*nodes).out.split() == ["idle"])
             (folder / "enough").touch()
-            self.run_well("scontrol", "update", f"JobId={job}", "StartTime=now")
+            self.run_well("scontrol", "update", f"JobId={job}", "StartTime=now+2")
             wait_until("the job has ended", lambda: told(r"trained \d: \w+", 4))
         except TimeoutError as error:
             self.fail(f"{error}\n{output.read_text() if output.exists() else ''}\n{cluster.logs()}")

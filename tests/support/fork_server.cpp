@@ -105,6 +105,9 @@ int ForkServer::request(int number, std::vector<int> fds) {
   return result;
 }
 
+// The answer of a request for what is no child of it.
+void ForkServer::wait_until_ready() { request(pid_, {}); }
+
 Child ForkServer::start(const std::vector<std::string>& words) {
   Child child{.out = memory_file(), .err = memory_file()};
   const auto file = file_of(words);

@@ -39,6 +39,8 @@ class ForkServer {
   ForkServer(const ForkServer&) = delete;
   ForkServer& operator=(const ForkServer&) = delete;
 
+  /// Waits until the process has loaded what takes long.
+  void wait_until_ready();
   Child start(const std::vector<std::string>& words);
   /// Waits for the end of a child, which is killed at the deadline. Called once.
   ChildResult finish(const Child& child, const Deadline& deadline);

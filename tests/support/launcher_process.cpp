@@ -17,6 +17,8 @@
 
 #include <fmt/format.h>
 
+#include "base/sockets.h"
+
 namespace lockstep::testing {
 namespace {
 
@@ -157,6 +159,11 @@ pid_t LauncherProcess::rank_pid(int rank) const {
   std::smatch match;
   if (!std::regex_search(out_, match, line)) throw std::runtime_error("that rank has told no pid");
   return std::stoi(match[1]);
+}
+
+std::string free_port() {
+  static std::vector<ReservedPort> all;
+  return std::to_string(all.emplace_back().port());
 }
 
 std::vector<std::string> lines_of(const std::string& text) {

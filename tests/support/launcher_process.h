@@ -79,6 +79,9 @@ class LauncherProcess {
 
 std::vector<std::string> lines_of(const std::string& text);
 
+// A port for a server that sets SO_REUSEADDR. The kernel gives it to nobody else while this program runs.
+std::string free_port();
+
 // "lockstep run --nproc-per-node <ranks> -- <launcher_rank> <what>".
 std::vector<std::string> helper_ranks(int ranks, const std::string& what,
                                       const std::vector<std::string>& more_options = {});

@@ -126,6 +126,10 @@ Scenario::Scenario(std::string name, std::function<void()> body, Thrown thrown) 
 
 std::vector<RankResult> run_ranks(const Scenario& scenario, const RunOptions& options) {
   const ReservedPort port;
+  // Ranks that are there do not wait for the start of a server.
+  const auto servers = static_cast<std::size_t>(std::min(options.world_size, 2));
+  for (std::size_t rank = 0; rank < servers; ++rank) server_of(rank);
+  for (std::size_t rank = 0; rank < servers; ++rank) server_of(rank).wait_until_ready();
   const Deadline deadline(options.timeout);
   std::vector<Child> ranks(static_cast<std::size_t>(options.world_size));
   std::vector<int> pids;

@@ -69,7 +69,7 @@ class Recorder : public testing::ToolProgram {
 }
 
 const testing::Scenario is_late("recorder: rank 1 makes no second call", [] {
-  const auto context = init({.backend = "shm", .timeout = 20s});
+  const auto context = init({.backend = "shm", .timeout = 60s});
   context.barrier();
   if (context.rank() == 1) run_own_code();
   auto x = torch::ones({4});
@@ -115,11 +115,11 @@ TEST_F(Recorder, ARankThatWasStoppedStaysStopped) {
 }
 
 const testing::Scenario times_out("recorder: rank 0 waits too long", [] {
-  const auto context = init({.backend = "shm", .timeout = 1s});
+  const auto context = init({.backend = "shm", .timeout = 20s});
   context.barrier();
   if (context.rank() == 1) run_own_code();
   auto x = torch::ones({4});
-  context.group().all_reduce(x);
+  context.group().all_reduce_async(x).wait(1s);
 });
 
 TEST_F(Recorder, ATimeoutWritesTheFilesOfAllRanksOfTheHost) {
@@ -133,7 +133,7 @@ TEST_F(Recorder, ATimeoutWritesTheFilesOfAllRanksOfTheHost) {
 }
 
 const testing::Scenario differs("recorder: rank 1 makes another call", [] {
-  const auto context = init({.backend = "shm", .timeout = 20s});
+  const auto context = init({.backend = "shm", .timeout = 60s});
   context.barrier();
   auto x = torch::ones({4});
   try {
@@ -160,7 +160,7 @@ TEST_F(Recorder, NamesTheRanksOfAMismatch) {
 
 // Each kind of collective, with equal arguments on both ranks, which then pause.
 const testing::Scenario makes_all_calls("recorder: all collectives", [] {
-  const auto context = init({.backend = "shm", .timeout = 20s});
+  const auto context = init({.backend = "shm", .timeout = 60s});
   const auto& group = context.group();
   auto x = torch::ones({4, 2});
   auto halves = torch::ones({8, 2});

@@ -87,12 +87,11 @@ RunReport::RunReport(fs::path file, std::vector<std::string> words)
       began_(seconds_since_1970()),
       began_at_(steady_now()) {
   require_writable(file_);
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_error<LaunchError>("--report: pipe: {}", errno_text(errno));
-  account_out_.reset(ends[0]);
-  account_in_.reset(ends[1]);
   // The supervisor waits for no reader: an entry for which there is no room is lost.
-  for (const int end : ends) ::fcntl(end, F_SETFL, O_NONBLOCK);
+  auto pipe = make_pipe(O_NONBLOCK);
+  if (!pipe.read) throw_error<LaunchError>("--report: pipe: {}", errno_text(errno));
+  account_out_ = std::move(pipe.read);
+  account_in_ = std::move(pipe.write);
 }
 
 void RunReport::watch(int stop) {

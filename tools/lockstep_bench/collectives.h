@@ -40,7 +40,7 @@ std::function<Trial(std::int64_t count)> memory_limit(const ProcessGroup& group,
 // kBlock elements of the pattern of `rank` (see rank.h), from `offset` on.
 at::Tensor pattern_block(int rank, c10::ScalarType dtype, std::int64_t offset = 0);
 
-// What a reduction of all ranks' patterns gives, likewise.
+// kBlock elements of what a reduction of all ranks' patterns gives, from `offset` on.
 at::Tensor reduced_block(int ranks, ReduceOp op, c10::ScalarType dtype, std::int64_t offset = 0);
 
 // Elements in which `tensor`, flat and contiguous, is not `block` over and over.

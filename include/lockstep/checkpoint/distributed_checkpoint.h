@@ -83,7 +83,7 @@ struct LoadOptions {
 void load(Dict& contents, const std::filesystem::path& folder, const LoadOptions& options = {},
           std::source_location where = std::source_location::current());
 
-/// The same with the folder in `options.checkpoint_id`.
+/// load() from the folder `options.checkpoint_id`.
 inline void load(Dict& contents, const LoadOptions& options,
                  std::source_location where = std::source_location::current()) {
   load(contents, options.checkpoint_id, options, where);
@@ -102,7 +102,7 @@ void load(Dict&& contents, const Folder& folder, const LoadOptions& options = {}
   check_only_tensors(contents, where);
   load(contents, std::filesystem::path(folder), options, where);
 }
-/// The same with the folder in `options.checkpoint_id`.
+/// load() from the folder `options.checkpoint_id`.
 inline void load(Dict&& contents, const LoadOptions& options,
                  std::source_location where = std::source_location::current()) {
   check_only_tensors(contents, where);
@@ -132,16 +132,16 @@ struct SaveOptions {
 void save(const Dict& contents, const std::filesystem::path& folder, const SaveOptions& options = {},
           std::source_location where = std::source_location::current());
 
-/// The same with the folder in `options.checkpoint_id`.
+/// save() to the folder `options.checkpoint_id`.
 inline void save(const Dict& contents, const SaveOptions& options,
                  std::source_location where = std::source_location::current()) {
   save(contents, options.checkpoint_id, options, where);
 }
 
 /// Does not compile: a CheckpointManager saves while training continues. PyTorch: `async_save`.
-template <typename Folder = std::filesystem::path>
-void async_save(const Dict& /*contents*/, const Folder& /*folder*/) {
-  static_assert(sizeof(Folder) == 0,
+template <typename Contents = Dict, typename Target = SaveOptions, typename... Rest>
+auto async_save(const Contents& /*contents*/, const Target& /*folder*/, const Rest&... /*rest*/) {
+  static_assert(sizeof(Target) == 0,
                 "use CheckpointManager manager(folder, {.async_save = true}), manager.save(step, contents)");
 }
 

@@ -49,7 +49,7 @@ class Work {
   /// CUDA, the current stream waits instead of the host. Throws TimeoutError, PeerLost or Error naming the
   /// call, its source line and the rank.
   void wait() const;
-  /// The same with `timeout` as the limit.
+  /// wait() for at most `timeout` instead of the group's timeout.
   void wait(Timeout timeout) const;
 
   /// Whether wait() would return, or throw, without blocking.

@@ -128,7 +128,7 @@ class CIFAR10 : public ImageDataset {
   static std::map<std::string, std::int64_t> class_to_idx();
 };
 
-/// The same with 100 (fine) classes, from cifar-100-python, cifar-100-binary, or an archive of one of them.
+/// CIFAR-100 with its 100 (fine) classes, from cifar-100-python, cifar-100-binary, or an archive of one of them.
 /// torchvision: datasets.CIFAR100.
 class CIFAR100 : public ImageDataset {
  public:

@@ -88,12 +88,12 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   /// Replaces the averaging of buckets. Call it once, before the first forward. See CommHook. PyTorch:
   /// `register_comm_hook`.
   void register_comm_hook(CommHook hook, std::source_location where = std::source_location::current());
-  /// The same with PyTorch's argument for a hook that has no state: `register_comm_hook(nullptr, hook)`.
+  /// Takes PyTorch's first argument, for a hook that has no state: `register_comm_hook(nullptr, hook)`.
   void register_comm_hook(std::nullptr_t /*state*/, CommHook hook,
                           std::source_location where = std::source_location::current()) {
     register_comm_hook(std::move(hook), where);
   }
-  /// The same with the caller's state: `register_comm_hook(&state, hook)`, or with a shared_ptr. The hook is
+  /// Registers a hook with the caller's state: `register_comm_hook(&state, hook)`, or with a shared_ptr. The hook is
   /// called with it as it was passed, or as a `State&`. A temporary state is the hook's own. The object
   /// of a pointer must outlive this module.
   template <typename State, typename Hook>
@@ -298,6 +298,22 @@ class DistributedDataParallel
   auto module() const { return this->ptr()->module(); }
   /// DistributedDataParallelModule::no_sync(), without the arrow of a module holder.
   NoSync no_sync() const { return this->ptr()->no_sync(); }
+  /// DistributedDataParallelModule::join(), without the arrow of a module holder.
+  Join join(const JoinOptions& options = {},
+            std::source_location where = std::source_location::current()) const {
+    return this->ptr()->join(options, where);
+  }
+  /// DistributedDataParallelModule::register_comm_hook(), without the arrow of a module holder.
+  void register_comm_hook(CommHook hook, std::source_location where = std::source_location::current()) {
+    this->ptr()->register_comm_hook(std::move(hook), where);
+  }
+  /// The same with the state of the hook, or nullptr.
+  template <typename State, typename Hook>
+    requires(!std::same_as<Hook, std::source_location>)
+  void register_comm_hook(State&& state, Hook hook,
+                          std::source_location where = std::source_location::current()) {
+    this->ptr()->register_comm_hook(std::forward<State>(state), std::move(hook), where);
+  }
   /// DistributedDataParallelModule::state_dict(), without the arrow of a module holder.
   Dict state_dict() const { return this->ptr()->state_dict(); }
   /// DistributedDataParallelModule::load_state_dict(), without the arrow of a module holder.
@@ -368,14 +384,6 @@ template <ModulePointer Pointer>
 void clip_grad_value_(const Pointer& ddp, double clip_value,
                       std::source_location where = std::source_location::current()) {
   clip_grad_value_(static_cast<const DistributedDataParallelModule&>(*ddp), clip_value, where);
-}
-
-/// Does not compile: the norm of parameters with parts on other ranks needs the module.
-template <std::same_as<std::vector<at::Tensor>> Parameters, typename... Rest>
-double clip_grad_norm_(const Parameters& /*parameters*/, double /*max_norm*/, const Rest&... /*rest*/) {
-  static_assert(sizeof(Parameters) == 0,
-                "clip_grad_norm_ takes the module instead of its parameters: clip_grad_norm_(ddp, 1.0)");
-  return 0;
 }
 
 /// Clamps the gradients of a list of parameters: those that this rank has of parameters with parts on several

@@ -31,24 +31,30 @@ struct Verdict;
 /// Remedy: replace the host of the rank, and continue from a checkpoint.
 class VerificationError : public Error {
  public:
-  VerificationError(const std::string& message, ErrorDetails details, std::int64_t step, std::string tensor)
-      : Error(message, std::move(details)), step_(step), tensor_(std::move(tensor)) {}
+  VerificationError(const std::string& message, ErrorDetails details, std::int64_t step, std::string tensor,
+                    bool is_on_all_ranks = true)
+      : Error(message, std::move(details)),
+        step_(step),
+        tensor_(std::move(tensor)),
+        is_on_all_ranks_(is_on_all_ranks) {}
 
   /// The step that has not been made, counted from 1.
   std::int64_t step() const { return step_; }
   /// The first parameter whose gradient or values differ, or a state of the optimizer.
   const std::string& tensor() const { return tensor_; }
+  /// Whether all ranks throw it in this step. False: only the wrong ones, which are replaced.
+  bool is_on_all_ranks() const { return is_on_all_ranks_; }
 
  private:
   std::int64_t step_;
   std::string tensor_;
+  bool is_on_all_ranks_;
 };
 
 /// How StepVerifier reacts to a rank that computes wrongly.
 enum class OnMismatch : std::uint8_t {
-  /// Throws VerificationError on all ranks. Within elastic::run() under `lockstep run --on-loss replace` that ends the
-  /// processes of all ranks, and each is replaced: the run continues from the last commit, and a rank that stays wrong ends
-  /// all of them again, until --max-restarts is used up. Use `replace` there.
+  /// Throws VerificationError on all ranks. If it leaves elastic::run() under `lockstep run --on-loss replace`, the
+  /// launcher ends the run: it replaces and restarts no rank, even if --max-restarts allows more.
   stop,
   /// Within elastic::run() under `lockstep run --on-loss replace` or `shrink` only the wrong rank throws VerificationError, which
   /// ends its process. The others log a warning and wait for the end of that process, whose PeerLost leaves
@@ -145,9 +151,8 @@ class StepVerifier {
                                  const Replay& replay, std::source_location where);
   // The ranks that the present step verifies.
   std::vector<int> subjects() const;
-  // Throws.
-  void refuse(const ddp::Verdict& verdict, const std::string& text, const std::string& tensor,
-              std::source_location where) const;
+  [[noreturn]] void refuse(const ddp::Verdict& verdict, const std::string& text, const std::string& tensor,
+                           std::source_location where) const;
 
   struct Position {
     std::int64_t step = 0;  // complete ones

@@ -182,7 +182,7 @@ class FSDPModule {
   /// Gathers the module's own parameters now, e.g. for code that reads them by data_ptr(); operators that use
   /// parameters do so by themselves. They stay until an operator has used them, or reshard(). Collective.
   void unshard() const;
-  /// The same without waiting, e.g. for a module that is used later. Call it after the optimizer's step.
+  /// Starts unshard() and does not wait, e.g. for a module that is used later. Call it after the optimizer's step.
   /// PyTorch: `unshard(async_op=True)`.
   UnshardHandle unshard_async() const;
   /// Frees the module's gathered parameters. With shared parameters, returns when no rank reads them any
@@ -352,9 +352,17 @@ double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGrad
 /// communication, and its norm has PyTorch's bits.
 double clip_grad_norm_(ModuleRef module, double max_norm, const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());
+/// Scales the gradients of a list of parameters, of DistributedDataParallel, fully_shard(), parallelize_module() or an
+/// ordinary module: `net->parameters()`, `sharded.parameters()` or a part of either. The whole gradient of a distributed
+/// parameter counts. All ranks pass the same parameters in the same order. Throws ArgumentError
+/// if the process has a MixtureOfExperts whose experts are on several ranks, because a list does not say which of its
+/// parameters are theirs: pass the module.
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                       const ClipGradNormOptions& options = {},
+                       std::source_location where = std::source_location::current());
 
 namespace nn::utils {
-using lockstep::clip_grad_norm_;  // the two above
+using lockstep::clip_grad_norm_;  // the three above
 }
 
 }  // namespace lockstep

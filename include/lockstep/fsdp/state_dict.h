@@ -8,6 +8,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/device/module_ref.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/serialize/safetensors.h>
@@ -59,14 +60,16 @@ Dict get_model_state_dict(ConstModuleRef module, const StateDictOptions& options
 Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options = {},
                           std::source_location where = std::source_location::current());
 /// Copies whole tensors, or ShardedTensors with this rank's parts, into the parameters and buffers. Tied ones
-/// may have any of their names. Throws CheckpointError, naming the entry, for a missing one (unless
-/// `{.strict = false}`), another shape or other parts.
-void set_model_state_dict(ModuleRef module, const Dict& model_state_dict,
-                          const StateDictOptions& options = {},
-                          std::source_location where = std::source_location::current());
-void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
-                          const StateDictOptions& options = {},
-                          std::source_location where = std::source_location::current());
+/// may have any of their names. Returns the names that the dict lacks and those that the module does not have, in rank
+/// 0's dict with broadcast_from_rank0: `auto [missing, unexpected] = set_model_state_dict(net, d, {.strict = false});`.
+/// Throws CheckpointError, naming the entry, for a missing one (unless `{.strict = false}`), another shape or other
+/// parts. PyTorch: `set_model_state_dict`.
+LoadReport set_model_state_dict(ModuleRef module, const Dict& model_state_dict,
+                                const StateDictOptions& options = {},
+                                std::source_location where = std::source_location::current());
+LoadReport set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
+                                const StateDictOptions& options = {},
+                                std::source_location where = std::source_location::current());
 
 /// The whole parameter of that name, detached. It is a copy where fully_shard() or parallelize_module() has
 /// distributed the parameter, else it shares its data. Collective, of the ranks that have the parameter.
@@ -118,20 +121,43 @@ inline std::pair<Dict, Dict> get_state_dict(const FSDPModule& model, torch::opti
   auto weights = get_model_state_dict(model, options, where);
   return {std::move(weights), get_optimizer_state_dict(model, optimizer, options, where)};
 }
-/// Loads what get_state_dict() returns, as set_model_state_dict() and set_optimizer_state_dict(). PyTorch:
-/// `set_state_dict`.
-inline void set_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer, const Dict& model_state_dict,
-                           const Dict& optim_state_dict, const StateDictOptions& options = {},
-                           std::source_location where = std::source_location::current()) {
-  set_model_state_dict(model, model_state_dict, options, where);
+/// Loads what get_state_dict() returns, as set_model_state_dict() and set_optimizer_state_dict(). Returns what the first
+/// one does. PyTorch: `set_state_dict`.
+inline LoadReport set_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer,
+                                 const Dict& model_state_dict, const Dict& optim_state_dict,
+                                 const StateDictOptions& options = {},
+                                 std::source_location where = std::source_location::current()) {
+  auto report = set_model_state_dict(model, model_state_dict, options, where);
   set_optimizer_state_dict(model, optimizer, optim_state_dict, options, where);
+  return report;
 }
-inline void set_state_dict(const FSDPModule& model, torch::optim::Optimizer& optimizer,
-                           const Dict& model_state_dict, const Dict& optim_state_dict,
-                           const StateDictOptions& options = {},
-                           std::source_location where = std::source_location::current()) {
-  set_model_state_dict(model, model_state_dict, options, where);
+inline LoadReport set_state_dict(const FSDPModule& model, torch::optim::Optimizer& optimizer,
+                                 const Dict& model_state_dict, const Dict& optim_state_dict,
+                                 const StateDictOptions& options = {},
+                                 std::source_location where = std::source_location::current()) {
+  auto report = set_model_state_dict(model, model_state_dict, options, where);
   set_optimizer_state_dict(model, optimizer, optim_state_dict, options, where);
+  return report;
+}
+
+/// The last arguments of set_state_dict(), by name: `set_state_dict(net, optimizer, {.model_state_dict = model,
+/// .optim_state_dict = optim})`.
+struct SetStateDictArguments {
+  Dict model_state_dict;          ///< of get_model_state_dict()
+  Dict optim_state_dict;          ///< of get_optimizer_state_dict()
+  StateDictOptions options = {};  ///< of both
+};
+inline LoadReport set_state_dict(ModuleRef model, torch::optim::Optimizer& optimizer,
+                                 const SetStateDictArguments& arguments,
+                                 std::source_location where = std::source_location::current()) {
+  return set_state_dict(model, optimizer, arguments.model_state_dict, arguments.optim_state_dict,
+                        arguments.options, where);
+}
+inline LoadReport set_state_dict(const FSDPModule& model, torch::optim::Optimizer& optimizer,
+                                 const SetStateDictArguments& arguments,
+                                 std::source_location where = std::source_location::current()) {
+  return set_state_dict(model, optimizer, arguments.model_state_dict, arguments.optim_state_dict,
+                        arguments.options, where);
 }
 
 }  // namespace lockstep

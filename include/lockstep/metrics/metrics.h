@@ -29,13 +29,13 @@ double reduce_value(double value, ReduceOp op = ReduceOp::AVG,
                     const std::optional<ProcessGroup>& process_group = std::nullopt,
                     std::source_location where = std::source_location::current());
 
-/// The same for numbers by name, all in one call. Throws DesyncError if the ranks' names differ.
+/// Reduces numbers by name, all in one call. Throws DesyncError if the ranks' names differ.
 std::map<std::string, double> reduce_value(const std::map<std::string, double>& values,
                                            ReduceOp op = ReduceOp::AVG,
                                            const std::optional<ProcessGroup>& process_group = std::nullopt,
                                            std::source_location where = std::source_location::current());
 
-/// The same with the argument of PyTorch's tutorials: `reduce_value(loss, true)` is the mean, `false` the sum.
+/// Takes the argument `average` of PyTorch's tutorials: `reduce_value(loss, true)` is the mean, `false` the sum.
 template <typename T>
 auto reduce_value(const T& value, std::same_as<bool> auto average,
                   const std::optional<ProcessGroup>& process_group = std::nullopt,

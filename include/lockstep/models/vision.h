@@ -175,7 +175,7 @@ class VisionTransformerHeadsImpl : public torch::nn::Cloneable<VisionTransformer
   void reset() override;
 
   torch::nn::Linear pre_logits{nullptr};  ///< empty without representation_size
-  torch::nn::Tanh act{nullptr};           ///< likewise
+  torch::nn::Tanh act{nullptr};           ///< empty without representation_size
   /// the classifier
   torch::nn::Linear head{nullptr};
 

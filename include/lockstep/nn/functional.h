@@ -84,3 +84,10 @@ at::Tensor recv(const at::Tensor& tensor, int src, const Group& group = {}, int 
                 Where where = Where::current());
 
 }  // namespace lockstep::nn::functional
+
+namespace lockstep::nn {
+// PyTorch: `torch.distributed.nn`, which has them, too.
+using functional::all_gather, functional::all_reduce, functional::all_to_all, functional::all_to_all_single;
+using functional::broadcast, functional::gather, functional::reduce, functional::reduce_scatter,
+    functional::scatter;
+}  // namespace lockstep::nn

@@ -55,7 +55,7 @@ class WrapperModule : public torch::nn::Module {
   /// The parameters of the wrapped module, each once, as in Python. LibTorch's own function repeats shared
   /// ones, and an optimizer would step them twice.
   std::vector<at::Tensor> parameters() const;
-  /// The same with names, which begin with "module.".
+  /// The parameters of parameters() by name; names begin with "module.".
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
 
   /// Throws ArgumentError if rejoin() is not supported, naming what prevents it. An elastic run calls it when

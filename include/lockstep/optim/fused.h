@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -223,6 +224,7 @@ struct AdamArguments {
   double eps = 1e-8;                        ///< added to the denominator
   double weight_decay = 0;                  ///< factor of the L2 penalty
   bool amsgrad = false;                     ///< divides by the greatest average of squares so far
+  std::optional<bool> foreach = {};         ///< has no effect: the fused way is taken
   bool maximize = false;                    ///< maximizes the objective instead of minimizing it
   Fused fused = true;                       ///< these are the fused ones
 };
@@ -236,18 +238,20 @@ struct AdamWArguments {
   double weight_decay = 1e-2;               ///< factor of the decoupled decay
   bool amsgrad = false;                     ///< divides by the greatest average of squares so far
   bool maximize = false;                    ///< maximizes the objective instead of minimizing it
+  std::optional<bool> foreach = {};         ///< has no effect: the fused way is taken
   Fused fused = true;                       ///< these are the fused ones
 };
 
 /// Arguments of SGD by name.
 struct SGDArguments {
-  double lr = 1e-3;         ///< learning rate
-  double momentum = 0;      ///< factor of the earlier steps' gradients
-  double dampening = 0;     ///< the share of the gradient that does not enter the momentum
-  double weight_decay = 0;  ///< factor of the L2 penalty
-  bool nesterov = false;    ///< Nesterov momentum
-  bool maximize = false;    ///< maximizes the objective instead of minimizing it
-  Fused fused = true;       ///< these are the fused ones
+  double lr = 1e-3;                  ///< learning rate
+  double momentum = 0;               ///< factor of the earlier steps' gradients
+  double dampening = 0;              ///< the share of the gradient that does not enter the momentum
+  double weight_decay = 0;           ///< factor of the L2 penalty
+  bool nesterov = false;             ///< Nesterov momentum
+  bool maximize = false;             ///< maximizes the objective instead of minimizing it
+  std::optional<bool> foreach = {};  ///< has no effect: the fused way is taken
+  Fused fused = true;                ///< these are the fused ones
 };
 
 /// The members of FusedAdam, FusedAdamW and FusedSGD. Arguments are given as options, or by name as in Python:

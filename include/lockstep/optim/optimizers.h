@@ -167,124 +167,84 @@ using Betas = std::tuple<double, double>;
 
 /// Options of NAdam, with PyTorch's names and defaults.
 struct NAdamOptions {
-  /// Learning rate.
-  double lr = 2e-3;
-  /// Decay rates of the averages of gradients and of their squares.
-  Betas betas = {0.9, 0.999};
-  /// Added to the denominator.
-  double eps = 1e-8;
-  /// Factor of the L2 penalty, or of the decoupled decay.
-  double weight_decay = 0;
-  /// How fast the momentum grows to its full value.
-  double momentum_decay = 4e-3;
+  double lr = 2e-3;              ///< learning rate
+  Betas betas = {0.9, 0.999};    ///< decay rates of the averages of gradients and of their squares
+  double eps = 1e-8;             ///< added to the denominator
+  double weight_decay = 0;       ///< factor of the L2 penalty, or of the decoupled decay
+  double momentum_decay = 4e-3;  ///< how fast the momentum grows to its full value
   /// Shrinks parameters apart from the gradient, as AdamW does, instead of an L2 penalty.
   bool decoupled_weight_decay = false;
-  /// Maximize the objective instead of minimizing it.
-  bool maximize = false;
+  bool maximize = false;  ///< maximize the objective instead of minimizing it
 };
 
 /// Options of RAdam, with PyTorch's names and defaults.
 struct RAdamOptions {
-  /// Learning rate.
-  double lr = 1e-3;
-  /// Decay rates of the averages of gradients and of their squares.
-  Betas betas = {0.9, 0.999};
-  /// Added to the denominator.
-  double eps = 1e-8;
-  /// Factor of the L2 penalty, or of the decoupled decay.
-  double weight_decay = 0;
+  double lr = 1e-3;            ///< learning rate
+  Betas betas = {0.9, 0.999};  ///< decay rates of the averages of gradients and of their squares
+  double eps = 1e-8;           ///< added to the denominator
+  double weight_decay = 0;     ///< factor of the L2 penalty, or of the decoupled decay
   /// Shrinks parameters apart from the gradient, as AdamW does, instead of an L2 penalty.
   bool decoupled_weight_decay = false;
-  /// Maximize the objective instead of minimizing it.
-  bool maximize = false;
+  bool maximize = false;  ///< maximize the objective instead of minimizing it
 };
 
 /// Options of Adamax, with PyTorch's names and defaults.
 struct AdamaxOptions {
-  /// Learning rate.
-  double lr = 2e-3;
-  /// Decay rates of the averages of gradients and of their squares.
-  Betas betas = {0.9, 0.999};
-  /// Added to the denominator.
-  double eps = 1e-8;
-  /// Factor of the L2 penalty.
-  double weight_decay = 0;
-  /// Maximize the objective instead of minimizing it.
-  bool maximize = false;
+  double lr = 2e-3;            ///< learning rate
+  Betas betas = {0.9, 0.999};  ///< decay rates of the averages of gradients and of their squares
+  double eps = 1e-8;           ///< added to the denominator
+  double weight_decay = 0;     ///< factor of the L2 penalty
+  bool maximize = false;       ///< maximize the objective instead of minimizing it
 };
 
 /// Options of Adadelta, with PyTorch's names and defaults.
 struct AdadeltaOptions {
-  /// Learning rate.
-  double lr = 1.0;
-  /// Decay rate of the averages of squares.
-  double rho = 0.9;
-  /// Added to the denominator.
-  double eps = 1e-6;
-  /// Factor of the L2 penalty.
-  double weight_decay = 0;
-  /// Maximize the objective instead of minimizing it.
-  bool maximize = false;
+  double lr = 1.0;          ///< learning rate
+  double rho = 0.9;         ///< decay rate of the averages of squares
+  double eps = 1e-6;        ///< added to the denominator
+  double weight_decay = 0;  ///< factor of the L2 penalty
+  bool maximize = false;    ///< maximize the objective instead of minimizing it
 };
 
 /// Options of ASGD, with PyTorch's names and defaults.
 struct ASGDOptions {
-  /// Learning rate.
-  double lr = 1e-2;
-  /// Factor of the decay of parameters and of the rate.
-  double lambd = 1e-4;
-  /// Power with which the rate falls.
-  double alpha = 0.75;
-  /// Step at which the averaging begins.
-  double t0 = 1e6;
-  /// Factor of the L2 penalty.
-  double weight_decay = 0;
-  /// Maximize the objective instead of minimizing it.
-  bool maximize = false;
+  double lr = 1e-2;         ///< learning rate
+  double lambd = 1e-4;      ///< factor of the decay of parameters and of the rate
+  double alpha = 0.75;      ///< power with which the rate falls
+  double t0 = 1e6;          ///< step at which the averaging begins
+  double weight_decay = 0;  ///< factor of the L2 penalty
+  bool maximize = false;    ///< maximize the objective instead of minimizing it
 };
 
 /// Options of Rprop, with PyTorch's names and defaults.
 struct RpropOptions {
-  /// Two numbers.
-  using Pair = std::tuple<double, double>;
-  /// Learning rate.
-  double lr = 1e-2;
+  using Pair = std::tuple<double, double>;  ///< two numbers
+  double lr = 1e-2;                         ///< learning rate
   /// PyTorch's etaminus and etaplus: the factors of a step size after the gradient changed its sign and otherwise.
   Pair etas = {0.5, 1.2};
-  /// The least and the largest step size.
-  Pair step_sizes = {1e-6, 50.0};
-  /// Maximize the objective instead of minimizing it.
-  bool maximize = false;
+  Pair step_sizes = {1e-6, 50.0};  ///< the least and the largest step size
+  bool maximize = false;           ///< maximize the objective instead of minimizing it
 };
 
 /// Options of SparseAdam, with PyTorch's names and defaults.
 struct SparseAdamOptions {
-  /// Learning rate.
-  double lr = 1e-3;
-  /// Decay rates of the averages of gradients and of their squares.
-  Betas betas = {0.9, 0.999};
-  /// Added to the denominator.
-  double eps = 1e-8;
-  /// Maximize the objective instead of minimizing it.
-  bool maximize = false;
+  double lr = 1e-3;            ///< learning rate
+  Betas betas = {0.9, 0.999};  ///< decay rates of the averages of gradients and of their squares
+  double eps = 1e-8;           ///< added to the denominator
+  bool maximize = false;       ///< maximize the objective instead of minimizing it
 };
 
 /// Options of Adafactor, with PyTorch's names and defaults.
 struct AdafactorOptions {
   /// An epsilon of the squared gradients, and one of the parameter's size.
   using Eps = std::tuple<std::optional<double>, double>;
-  /// Learning rate.
-  double lr = 1e-2;
-  /// Power with which the decay rate of the averages of squares nears 1.
-  double beta2_decay = -0.8;
+  double lr = 1e-2;           ///< learning rate
+  double beta2_decay = -0.8;  ///< power with which the decay rate of the averages of squares nears 1
   /// Of squared gradients, by default the epsilon of the dtype, and of the size of the parameter.
   Eps eps = {std::nullopt, 1e-3};
-  /// Greatest root mean square of an update, above which it is scaled down.
-  double d = 1.0;
-  /// Factor of the decoupled decay.
-  double weight_decay = 0;
-  /// Maximize the objective instead of minimizing it.
-  bool maximize = false;
+  double d = 1.0;           ///< greatest root mean square of an update, above which it is scaled down
+  double weight_decay = 0;  ///< factor of the decoupled decay
+  bool maximize = false;    ///< maximize the objective instead of minimizing it
 };
 
 /// How Muon scales the rate by a matrix's shape: by sqrt(max(1, rows / columns)), or so that updates are as large
@@ -299,87 +259,56 @@ OneOf<"original", "match_rms_adamw"> literals_of(MuonAdjustment);
 struct MuonOptions {
   /// The three coefficients of a Newton-Schulz iteration.
   using Coefficients = std::tuple<double, double, double>;
-  /// Learning rate.
-  double lr = 1e-3;
-  /// Factor of the decoupled decay.
-  double weight_decay = 0.1;
-  /// Factor of the earlier steps' gradients.
-  double momentum = 0.95;
-  /// Nesterov momentum.
-  bool nesterov = true;
-  /// Coefficients of the Newton-Schulz iteration.
-  Coefficients ns_coefficients = {3.4445, -4.775, 2.0315};
-  /// The least norm by which a matrix is divided.
-  double eps = 1e-7;
-  /// Newton-Schulz iterations in a step.
-  std::int64_t ns_steps = 5;
+  double lr = 1e-3;                                         ///< learning rate
+  double weight_decay = 0.1;                                ///< factor of the decoupled decay
+  double momentum = 0.95;                                   ///< factor of the earlier steps' gradients
+  bool nesterov = true;                                     ///< Nesterov momentum
+  Coefficients ns_coefficients = {3.4445, -4.775, 2.0315};  ///< coefficients of the Newton-Schulz iteration
+  double eps = 1e-7;                                        ///< the least norm by which a matrix is divided
+  std::int64_t ns_steps = 5;                                ///< Newton-Schulz iterations in a step
   /// Default, as in PyTorch: nullopt, which is "original".
   OptionalLiteral<MuonAdjustment> adjust_lr_fn = std::nullopt;
 };
 
 /// Options of Lamb, with timm's names and defaults.
 struct LambOptions {
-  /// Learning rate.
-  double lr = 1e-3;
-  /// Divide the averages by what they lack in the first steps.
-  bool bias_correction = true;
-  /// Decay rates of the averages of gradients and of their squares.
-  Betas betas = {0.9, 0.999};
-  /// Added to the denominator.
-  double eps = 1e-6;
-  /// Factor of the decay, before the trust ratio or decoupled.
-  double weight_decay = 0.01;
-  /// Weight a new gradient with 1 - beta1 instead of 1.
-  bool grad_averaging = true;
+  double lr = 1e-3;             ///< learning rate
+  bool bias_correction = true;  ///< divide the averages by what they lack in the first steps
+  Betas betas = {0.9, 0.999};   ///< decay rates of the averages of gradients and of their squares
+  double eps = 1e-6;            ///< added to the denominator
+  double weight_decay = 0.01;   ///< factor of the decay, before the trust ratio or decoupled
+  bool grad_averaging = true;   ///< weight a new gradient with 1 - beta1 instead of 1
   /// Greatest norm of the gradients of all groups, to which they are scaled; the value of the defaults
   /// counts.
   std::optional<double> max_grad_norm = 1.0;
-  /// Limit the trust ratio to 1.
-  bool trust_clip = false;
-  /// Use the trust ratio without weight decay too.
-  bool always_adapt = false;
-  /// Leave out updates whose sign differs from the gradient's.
-  bool caution = false;
-  /// Shrink parameters apart from the update.
-  bool decoupled_decay = false;
-  /// Decoupled decay by lr^2 / max_lr_snapshot instead of lr.
-  bool corrected_weight_decay = false;
+  bool trust_clip = false;              ///< limit the trust ratio to 1
+  bool always_adapt = false;            ///< use the trust ratio without weight decay too
+  bool caution = false;                 ///< leave out updates whose sign differs from the gradient's
+  bool decoupled_decay = false;         ///< shrink parameters apart from the update
+  bool corrected_weight_decay = false;  ///< decoupled decay by lr^2 / max_lr_snapshot instead of lr
   /// Highest rate of the run; default: the rate of the defaults.
   std::optional<double> max_lr_snapshot = std::nullopt;
-  /// Steps made, counted per group.
-  std::int64_t step = 0;
+  std::int64_t step = 0;  ///< steps made, counted per group
 };
 
 /// Options of Lars, with timm's names and defaults.
 struct LarsOptions {
-  /// Learning rate.
-  double lr = 1.0;
-  /// Factor of the earlier steps' gradients.
-  double momentum = 0;
-  /// The share of the gradient that does not enter the momentum.
-  double dampening = 0;
-  /// Factor of the L2 penalty.
-  double weight_decay = 0;
-  /// Nesterov momentum.
-  bool nesterov = false;
-  /// Factor of the trust ratio.
-  double trust_coeff = 1e-3;
-  /// Added to the denominator.
-  double eps = 1e-8;
-  /// Limit the trust ratio to the rate, the step to that of SGD.
-  bool trust_clip = false;
-  /// Use the trust ratio without weight decay too.
-  bool always_adapt = false;
+  double lr = 1.0;            ///< learning rate
+  double momentum = 0;        ///< factor of the earlier steps' gradients
+  double dampening = 0;       ///< the share of the gradient that does not enter the momentum
+  double weight_decay = 0;    ///< factor of the L2 penalty
+  bool nesterov = false;      ///< Nesterov momentum
+  double trust_coeff = 1e-3;  ///< factor of the trust ratio
+  double eps = 1e-8;          ///< added to the denominator
+  bool trust_clip = false;    ///< limit the trust ratio to the rate, the step to that of SGD
+  bool always_adapt = false;  ///< use the trust ratio without weight decay too
 };
 
 /// Options of Lion, with lion_pytorch's names and defaults.
 struct LionOptions {
-  /// Learning rate.
-  double lr = 1e-4;
-  /// Weight of the average in the update, and decay rate of the average.
-  Betas betas = {0.9, 0.99};
-  /// Factor of the decoupled decay.
-  double weight_decay = 0;
+  double lr = 1e-4;           ///< learning rate
+  Betas betas = {0.9, 0.99};  ///< weight of the average in the update, and decay rate of the average
+  double weight_decay = 0;    ///< factor of the decoupled decay
   /// Divides weight_decay by the first rate. The value of the defaults counts, not that of a group.
   bool decoupled_weight_decay = false;
 };

@@ -180,7 +180,29 @@ struct PipelineScheduleOptions {
 /// AnyPyTree converts, so `[](const at::Tensor& output, const at::Tensor& target) { ... }` is one as well.
 using LossFunction = std::function<at::Tensor(const AnyPyTree& output, const AnyPyTree& target)>;
 
-/// The arguments of PipelineSchedule::step() and eval() by their names, e.g. `{.target = y, .losses = &losses}`.
+/// The arguments of a schedule's class by name: `Schedule1F1B(stage, {.n_microbatches = 4, .loss_fn = loss})`. The
+/// last three are those of PipelineScheduleOptions.
+struct PipelineScheduleArguments {
+  int n_microbatches = 0;      ///< 1 or more
+  LossFunction loss_fn = {};   ///< on the rank of the last stage
+  bool scale_grads = true;     ///< whether gradients are divided by n_microbatches
+  std::int64_t chunk_dim = 0;  ///< the dimension in which tensors are split
+  bool return_outputs = true;  ///< whether step() and eval() return the outputs
+};
+
+/// The list that gets the loss of each micro-batch: a vector, or a pointer to one; nullptr: none.
+class LossList {
+ public:
+  LossList(std::nullptr_t) {}                    // NOLINT: implicit by design
+  LossList(Tensors* losses) : list_(losses) {}   // NOLINT: implicit by design
+  LossList(Tensors& losses) : list_(&losses) {}  // NOLINT: implicit by design
+  operator Tensors*() const { return list_; }    // NOLINT: implicit by design
+
+ private:
+  Tensors* list_ = nullptr;
+};
+
+/// The arguments of PipelineSchedule::step() and eval() by their names, e.g. `{.target = y, .losses = losses}`.
 struct StepArguments {
   /// Makes an initializer without names invalid, which would be the args of step() alone.
   struct Named {
@@ -189,7 +211,7 @@ struct StepArguments {
   Named named = {};           ///< leave it out
   AnyPyTree args = {};        ///< the inputs of stage 0
   AnyPyTree target = {};      ///< what the loss compares the outputs with
-  Tensors* losses = nullptr;  ///< gets the loss of each micro-batch
+  LossList losses = nullptr;  ///< gets the loss of each micro-batch
 };
 
 /// Runs a plan. PyTorch: `PipelineScheduleMulti`, and `_PipelineScheduleRuntime` for a plan of your own.
@@ -225,7 +247,7 @@ class PipelineSchedule {
   /// tensor is that of the first one. A value whose tensors AnyPyTree cannot replace is returned as its
   /// tensors only. Elsewhere returns an empty `Output`. Throws ArgumentError.
   template <PyTree Output = Tensors>
-  Output step(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr,
+  Output step(const AnyPyTree& args = {}, const AnyPyTree& target = {}, LossList losses = nullptr,
               std::source_location where = std::source_location::current()) {
     const auto outputs = run_step(args, target, losses, where);
     return outputs ? outputs->template get<Output>() : Output{};
@@ -235,9 +257,9 @@ class PipelineSchedule {
     return step<Tensors>(arguments.args, arguments.target, arguments.losses,
                          where);  // no template: is preferred
   }
-  /// The same without backward and without gradients. `target` is optional.
+  /// Runs the forward passes of step() alone, without gradients. `target` is optional.
   template <PyTree Output = Tensors>
-  Output eval(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr,
+  Output eval(const AnyPyTree& args = {}, const AnyPyTree& target = {}, LossList losses = nullptr,
               std::source_location where = std::source_location::current()) {
     const auto outputs = run_eval(args, target, losses, where);
     return outputs ? outputs->template get<Output>() : Output{};
@@ -298,6 +320,14 @@ class PipelineScheduleMulti : public PipelineSchedule {
                         std::source_location where = std::source_location::current())
       : PipelineSchedule(stages, detail::named_plan(name.text, stages, n_microbatches, where),
                          std::move(loss_fn), options, where) {}
+  /// With arguments by name.
+  PipelineScheduleMulti(const std::vector<PipelineStage>& stages, const PipelineScheduleArguments& arguments,
+                        std::source_location where = std::source_location::current())
+      : PipelineScheduleMulti(stages, arguments.n_microbatches, arguments.loss_fn,
+                              {.scale_grads = arguments.scale_grads,
+                               .chunk_dim = arguments.chunk_dim,
+                               .return_outputs = arguments.return_outputs},
+                              where) {}
 };
 /// The schedule of make_plan() with this name, for exactly one stage on each rank.
 template <detail::ScheduleName name>
@@ -307,6 +337,10 @@ class PipelineScheduleSingle : public PipelineScheduleMulti<name> {
                          const PipelineScheduleOptions& options = {},
                          std::source_location where = std::source_location::current())
       : PipelineScheduleMulti<name>({stage}, n_microbatches, std::move(loss_fn), options, where) {}
+  /// With arguments by name.
+  PipelineScheduleSingle(const PipelineStage& stage, const PipelineScheduleArguments& arguments,
+                         std::source_location where = std::source_location::current())
+      : PipelineScheduleMulti<name>({stage}, arguments, where) {}
 };
 
 /// PyTorch: the classes of these names.

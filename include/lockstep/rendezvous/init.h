@@ -199,7 +199,7 @@ Context init(const InitOptions& options = {}, std::source_location where = std::
 /// neither function. Throws as init(). PyTorch: `torch.distributed.init_process_group`.
 Context& init_process_group(const InitOptions& options = {},
                             std::source_location where = std::source_location::current());
-/// The same with the backend in front: `init_process_group("gloo", {.world_size = 2, .rank = 0})`. Throws
+/// Takes the backend as the first argument, as PyTorch does: `init_process_group("gloo", {.world_size = 2, .rank = 0})`. Throws
 /// ArgumentError if the options name another backend.
 template <std::convertible_to<std::string> Backend>
 Context& init_process_group(const Backend& backend, const InitOptions& options = {},
@@ -217,7 +217,7 @@ void destroy_process_group(const std::optional<ProcessGroup>& group = std::nullo
 /// Context::new_group of the current context.
 ProcessGroup new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
                        std::source_location where = std::source_location::current());
-/// The same with PyTorch's arguments by position: `new_group({0, 1}, 30s, "gloo")`.
+/// Takes PyTorch's arguments by position: `new_group({0, 1}, 30s, "gloo")`.
 inline ProcessGroup new_group(const std::vector<int>& ranks, Timeout timeout, const std::string& backend = {},
                               std::source_location where = std::source_location::current()) {
   return new_group(ranks, GroupOptions{.timeout = timeout, .backend = backend}, where);

@@ -11,20 +11,51 @@
 
 #include <lockstep/base/timeout.h>
 #include <lockstep/comm/process_group.h>
-#include <lockstep/runtime/collective_options.h>
 
 // The collectives as free functions with the names and the order of arguments of `torch.distributed`. They are
 // the functions of ProcessGroup, whose rules and errors apply, with two differences:
 //
-// - `options` is a group, or `{.group = group}`; by default the default group, of init() or init_process_group().
-//   Without one they throw ArgumentError. On a rank that is not in the group, as new_group() returns it there, they log a warning once and
-//   do nothing: results stay as they are, a Work is complete, and recv() returns -1, as in Python.
+// - `options` is a group, or `{.group = group}`, where the group may be a std::optional; by default the default group,
+//   of init() or init_process_group(). Without one they throw ArgumentError. On a rank that is not in the group, as new_group() returns it there, they
+//   log a warning once and do nothing: results stay as they are, a Work is complete, and recv() returns -1, as in Python.
 // - `src` and `dst` are global ranks, as in Python; ProcessGroup takes ranks within the group. A rank outside of
 //   the group is an ArgumentError.
 //
-// The functions that reduce also take the operation by name: `all_reduce(tensor, {.op = ReduceOp::AVG})`.
+// The functions that reduce also take the operation by name: `all_reduce(tensor, {.op = ReduceOp::AVG})`; messages
+// take the tag: `send(tensor, 1, {.tag = 3})`.
 // PyTorch's `async_op=True` is the function with the suffix `_async`, or isend() and irecv().
 namespace lockstep {
+
+/// PyTorch's argument `async_op` of a collective. Only false compiles, as its value chooses the type of the result
+/// in Python; for true call the function with the suffix `_async`.
+class AsyncOp {
+ public:
+  consteval AsyncOp(bool async_op) {  // NOLINT: implicit
+    if (async_op) for_true_call_the_function_with_the_suffix_async();
+  }
+
+ private:
+  static void for_true_call_the_function_with_the_suffix_async() {}
+};
+
+/// A rank that has no default: `{}` does not compile.
+class RequiredRank {
+ public:
+  RequiredRank(int rank) : rank_(rank) {}  // NOLINT: implicit by design
+  operator int() const { return rank_; }   // NOLINT: implicit by design
+
+ private:
+  int rank_;
+};
+
+/// PyTorch's last arguments of a collective. A group converts to it: `all_reduce(tensor, op, group)` is
+/// `all_reduce(tensor, op, {.group = group})`.
+struct CollectiveOptions {
+  std::optional<ProcessGroup> group = {};  ///< default: the default group
+  AsyncOp async_op = false;  ///< true does not compile: call the function with the suffix _async
+};
+
+inline ProcessGroup::operator CollectiveOptions() const { return {.group = *this}; }
 
 /// The rank within `group` of a global rank. Throws ArgumentError if it is not in the group. PyTorch:
 /// `torch.distributed.get_group_rank`.
@@ -239,6 +270,11 @@ struct BroadcastOptions {
   std::optional<ProcessGroup> group = {};  ///< default: the default group
   AsyncOp async_op = false;  ///< true does not compile: call the function with the suffix _async
 };
+/// The last arguments of send(), isend(), recv() and irecv(), by name: `send(tensor, 1, {.tag = 3})`.
+struct MessageOptions {
+  std::optional<ProcessGroup> group = {};  ///< default: the default group
+  int tag = 0;                             ///< of the call on the other rank
+};
 /// Arguments of monitored_barrier(), by name: `monitored_barrier({.timeout = 30})`.
 struct MonitoredBarrierOptions {
   std::optional<ProcessGroup> group = {};  ///< default: the default group
@@ -254,6 +290,26 @@ template <typename = void>
 Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options,
                      std::source_location where = std::source_location::current()) {
   return broadcast_async(tensor, options.src, {options.group}, where);
+}
+template <typename = void>
+void send(const at::Tensor& tensor, int dst, const MessageOptions& options,
+          std::source_location where = std::source_location::current()) {
+  send(tensor, dst, {options.group}, options.tag, where);
+}
+template <typename = void>
+Work isend(const at::Tensor& tensor, int dst, const MessageOptions& options,
+           std::source_location where = std::source_location::current()) {
+  return isend(tensor, dst, {options.group}, options.tag, where);
+}
+template <typename = void>
+int recv(const at::Tensor& tensor, std::optional<int> src, const MessageOptions& options,
+         std::source_location where = std::source_location::current()) {
+  return recv(tensor, src, {options.group}, options.tag, where);
+}
+template <typename = void>
+Work irecv(const at::Tensor& tensor, std::optional<int> src, const MessageOptions& options,
+           std::source_location where = std::source_location::current()) {
+  return irecv(tensor, src, {options.group}, options.tag, where);
 }
 template <typename = void>
 void monitored_barrier(const MonitoredBarrierOptions& options,

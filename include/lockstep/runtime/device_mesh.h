@@ -59,7 +59,7 @@ class DeviceMesh {
                                const std::optional<at::Tensor>& mesh = std::nullopt,
                                const std::vector<std::string>& mesh_dim_names = {},
                                std::source_location where = std::source_location::current());
-  /// The same with several dimensions: groups[i] has the ranks of this rank's row of `mesh` in dimension i.
+  /// A mesh of several dimensions: groups[i] has the ranks of this rank's row of `mesh` in dimension i.
   static DeviceMesh from_group(const std::vector<ProcessGroup>& groups, const at::Tensor& mesh,
                                const std::vector<std::string>& mesh_dim_names,
                                std::source_location where = std::source_location::current());
@@ -138,12 +138,12 @@ class DeviceMesh {
 DeviceMesh init_device_mesh(const std::vector<std::int64_t>& mesh_shape,
                             const DeviceMeshOptions& options = {},
                             std::source_location where = std::source_location::current());
-/// The same with PyTorch's first argument, the type of the devices: "cpu", or that of this rank's device, e.g.
+/// Takes PyTorch's first argument, the type of the devices: "cpu", or that of this rank's device, e.g.
 /// "cuda"; ArgumentError for another. It changes nothing, as a group of init() serves all its device types.
 DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
                             const DeviceMeshOptions& options = {},
                             std::source_location where = std::source_location::current());
-/// The same with PyTorch's names of the dimensions in braces: `init_device_mesh("cpu", {2, 2}, {"dp", "tp"})`.
+/// Takes the names of the dimensions in braces, as PyTorch's keyword argument has them: `init_device_mesh("cpu", {2, 2}, {"dp", "tp"})`.
 template <std::same_as<const char*> Name>
 DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
                             std::initializer_list<Name> mesh_dim_names,

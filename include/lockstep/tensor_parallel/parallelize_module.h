@@ -30,11 +30,24 @@ using tensor::Placement;
 using tensor::Replicate;
 using tensor::Shard;
 
+/// PyTorch's argument `use_local_output` of a style. Only true compiles: forward returns this rank's part as an
+/// at::Tensor, which loss_parallel(), redistribute() and the next layer take.
+class UseLocalOutput {
+ public:
+  consteval UseLocalOutput(bool use_local_output) {  // NOLINT: implicit
+    if (!use_local_output) for_false_there_is_no_DTensor_leave_use_local_output_out();
+  }
+
+ private:
+  static void for_false_there_is_no_DTensor_leave_use_local_output_out() {}
+};
+
 /// Cuts the output features of a Linear (weight and bias along dimension 0) or of an Embedding (along
 /// dimension 1). The last ranks may have fewer features, or none, as PyTorch's `chunk`.
 struct ColwiseParallel {
   std::optional<Placement> input_layouts = std::nullopt;   ///< default: Replicate()
   std::optional<Placement> output_layouts = std::nullopt;  ///< default: Shard(-1)
+  UseLocalOutput use_local_output = true;                  ///< false does not compile
 };
 
 /// Cuts the input features of a Linear (weight along dimension 1; the bias is whole and is added once), or
@@ -45,6 +58,7 @@ struct RowwiseParallel {
   /// Default: Replicate(). Partial() is this rank's term of the output, with its share of the bias; add such
   /// outputs and redistribute() the sum.
   std::optional<Placement> output_layouts = std::nullopt;
+  UseLocalOutput use_local_output = true;  ///< false does not compile
 };
 
 /// A module with whole parameters and a part of the sequence, e.g. LayerNorm. Backward sums the parameters'
@@ -209,6 +223,15 @@ at::Tensor loss_parallel(const at::Tensor& input, const at::Tensor& target, cons
                          const torch::nn::functional::CrossEntropyFuncOptions& options = {},
                          std::source_location where = std::source_location::current());
 
+/// Does not compile: PyTorch's context, in which `cross_entropy` takes a DTensor.
+template <typename... Nothing>
+auto loss_parallel(const Nothing&... /*nothing*/)
+  requires(sizeof...(Nothing) == 0)
+{
+  static_assert(sizeof...(Nothing) > 0,
+                "call loss_parallel(logits, target, mesh) in place of cross_entropy(logits, target)");
+}
+
 }  // namespace lockstep::tensor_parallel
 
 /// PyTorch's name of lockstep::tensor_parallel.
@@ -217,7 +240,7 @@ namespace parallel = tensor_parallel;
 
 /// Does not compile: there is no DTensor.
 template <typename Tensor>
-void distribute_tensor(const Tensor&, const DeviceMesh&, const std::vector<Placement>& = {}) {
+auto distribute_tensor(const Tensor&, const DeviceMesh&, const std::vector<Placement>& = {}) {
   static_assert(sizeof(Tensor) == 0,
                 "there is no DTensor: parallelize_module() cuts parameters, redistribute() other tensors");
 }

@@ -97,9 +97,9 @@ struct TrainerOptions {
   /// The folder of the checkpoints; empty: none. See CheckpointManager.
   std::filesystem::path checkpoints = {};
   std::int64_t keep_last = 3;    ///< as in CheckpointManagerOptions
-  std::int64_t keep_best = 1;    ///< likewise
-  bool higher_is_better = true;  ///< likewise
-  bool async_save = false;       ///< likewise
+  std::int64_t keep_best = 1;    ///< as in CheckpointManagerOptions
+  bool higher_is_better = true;  ///< as in CheckpointManagerOptions
+  bool async_save = false;       ///< as in CheckpointManagerOptions
   /// Steps between checkpoints in an epoch; 0: none. The last step of an epoch has that of the epoch only.
   std::int64_t checkpoint_interval = 0;
   /// Epochs between checkpoints after an epoch. The last epoch of the run always has one.
@@ -254,7 +254,7 @@ class Trainer {
   /// Forward and backward of one batch, and after accumulation_steps of them one step. Returns false if the
   /// loop must be left without end_epoch().
   bool train_batch(const std::function<at::Tensor()>& loss_of);
-  /// The same with the loss `loss_of(batch)`, as options.verify_interval needs it.
+  /// Takes the loss of `batch` from `loss_of(batch)`, which options.verify_interval calls for other batches too.
   template <typename Batch, typename LossOf>
   bool train_batch(Batch& batch, LossOf&& loss_of) {
     using Own = std::remove_const_t<Batch>;
@@ -342,6 +342,8 @@ class Trainer {
   void resume();
   void load(const Dict& contents);
   void report();
+  // The numbers of on_validate(), equal on all ranks.
+  Scalars validate();
   void save(std::optional<double> metric = std::nullopt);
 
   TrainerOptions options_;
@@ -375,8 +377,8 @@ class Trainer {
   std::int64_t accumulation_steps_ = 1;  // in checkpoints
   std::vector<at::Tensor> losses_;       // of those since the resume
   at::Tensor loss_;                      // of the last step
-  std::optional<double> grad_norm_;      // likewise
-  double lr_ = 0;                        // likewise
+  std::optional<double> grad_norm_;      // of the last step
+  double lr_ = 0;                        // of the last step
   metrics::AverageMeter reported_loss_;
   bool is_in_elastic_run_ = false;
   bool stop_requested_ = false;

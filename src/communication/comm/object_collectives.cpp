@@ -113,7 +113,9 @@ std::string broadcasted(const ProcessGroup& group, const std::string& object, co
   const auto count = values_of(length).front();
   if (count == 0) return {};
   const auto bytes = on_device(state_of(group), at::kByte);
-  auto tensor = group.rank() == src ? to_tensor(object, count, bytes) : at::empty({count}, bytes);
+  // Where calls are simulated, each rank gets its own object.
+  const bool has_length = static_cast<std::int64_t>(object.size()) == count;
+  auto tensor = has_length ? to_tensor(object, count, bytes) : at::empty({count}, bytes);
   wait_within(limit, group.broadcast_async(tensor, src, where));
   return to_string(tensor, count);
 }

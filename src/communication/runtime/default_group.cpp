@@ -36,6 +36,11 @@ Run*& thread_run() {
 
 Run* current_run() { return thread_run() != nullptr ? thread_run() : process_run().load(); }
 
+bool is_replacement() {
+  auto* const run = current_run();
+  return run != nullptr && run->elastic() != nullptr && run->elastic()->is_replacement();
+}
+
 Run& require_run(const char* caller) {
   if (auto* run = current_run()) return *run;
   require_init(caller);

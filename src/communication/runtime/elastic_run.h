@@ -43,4 +43,7 @@ class ElasticRun {
 // the world of before belongs to this one: see world_since().
 void shrink_world(const Run& run);
 
+// ElasticRun::is_replacement() of the current run; false without one.
+bool is_replacement();
+
 }  // namespace lockstep::runtime

@@ -18,11 +18,6 @@
 
 namespace lockstep {
 
-void UniqueFd::reset(int fd) {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = fd;
-}
-
 namespace {
 
 constexpr std::size_t kMostFds = 8;
@@ -46,14 +41,13 @@ void await(int fd, short events, const Deadline& deadline) {
 }
 
 bool is_of(uid_t user, int socket) {
-  ucred peer{};
-  socklen_t length = sizeof(peer);
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) fail("SO_PEERCRED");
-  if (peer.uid == user) return true;
+  const auto peer = peer_process(socket);
+  if (!peer) fail("SO_PEERCRED");
+  if (peer->uid == user) return true;
   log(LogLevel::warning,
       fmt::format("a process of another user (pid {}, uid {}) tried to join this run; it was "
                   "rejected",
-                  peer.pid, peer.uid));
+                  peer->pid, peer->uid));
   return false;
 }
 
@@ -112,15 +106,11 @@ UniqueFd accept_local(const LocalListener& listener, const Deadline& deadline, u
 }
 
 UniqueFd connect_locally(const std::string& name, const Deadline& deadline, uid_t user) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (name.size() + 1 > sizeof(address.sun_path)) throw Error("local socket: its name is too long");
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const auto address = abstract_address(name);
   while (true) {
     UniqueFd connection = local_socket();
     limit_waiting(connection.get(), deadline);
-    if (::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) {
+    if (::connect(connection.get(), address.get(), address.length) == 0) {
       if (!is_of(user, connection.get())) throw Error("local socket: it belongs to another user");
       return connection;
     }

@@ -28,7 +28,8 @@ namespace lockstep {
 enum class RunPhase : std::uint32_t {
   starting,  // no rank can fail alone: others may be in the calls of the program's beginning
   running,   // every rank is in elastic::run() and has committed its state
-  finished   // every rank has done its work in elastic::run()
+  finished,  // every rank has done its work in elastic::run()
+  stopped    // all ranks have left elastic::run() with an error that would come again: no rank starts again
 };
 
 // At the beginning of the first file. Ranks write it; the launcher reads the phase and writes `lost`.

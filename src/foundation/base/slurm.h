@@ -33,7 +33,7 @@ std::uint16_t slurm_step_port(const Env& env, SlurmPort who);
 // Throws RendezvousError for a list that is not well formed.
 std::vector<std::string> expand_node_list(const std::string& list);
 
-// SLURM's tasks per node, e.g. "4(x2),3": 4, 4, 3. Throws RendezvousError likewise.
+// SLURM's tasks per node, e.g. "4(x2),3": 4, 4, 3. Throws RendezvousError for a list that is not well formed.
 std::vector<int> expand_tasks_per_node(const std::string& list);
 
 // The nodes of a run whose launchers are the tasks of a SLURM step, one per node.

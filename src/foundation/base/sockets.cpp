@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <ifaddrs.h>
 #include <memory>
 #include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #include <lockstep/base/error.h>
 
@@ -90,6 +92,23 @@ SocketAddress SocketAddress::with_port(int port) const {
   auto& place = is_ipv6() ? as<sockaddr_in6>(copy).sin6_port : as<sockaddr_in>(copy).sin_port;
   place = htons(static_cast<std::uint16_t>(port));
   return copy;
+}
+
+SocketAddress abstract_address(std::string_view name) {
+  SocketAddress address;
+  auto& local = as<sockaddr_un>(address);
+  if (name.size() + 1 > sizeof(local.sun_path)) throw Error("local socket: its name is too long");
+  local.sun_family = AF_UNIX;
+  std::memcpy(local.sun_path + 1, name.data(), name.size());
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+std::optional<ucred> peer_process(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return std::nullopt;
+  return peer;
 }
 
 Resolution resolve_now(const std::string& name, int port) {

@@ -6,6 +6,8 @@
 #include <optional>
 #include <poll.h>
 #include <string>
+#include <string_view>
+#include <sys/socket.h>
 #include <vector>
 
 #include "base/deadline.h"
@@ -28,6 +30,12 @@ struct SocketAddress {
   bool is_loopback() const;
   SocketAddress with_port(int port) const;
 };
+
+// The address with this name in the abstract namespace of unix(7), so that no file can stay behind. Throws Error for a
+// name that is too long.
+SocketAddress abstract_address(std::string_view name);
+// The process at the other end of a local socket; nullopt, with the reason in errno, if it is not known.
+std::optional<ucred> peer_process(int socket);
 
 // The result of getaddrinfo(3), which may block for long.
 struct Resolution {

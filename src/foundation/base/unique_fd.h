@@ -28,4 +28,12 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+// The two ends of a pipe, which a program that is started does not inherit. `flags`: of pipe2(2). Both are empty, with
+// the reason in errno, if there is none.
+struct Pipe {
+  UniqueFd read{};
+  UniqueFd write{};
+};
+Pipe make_pipe(int flags = 0);
+
 }  // namespace lockstep

@@ -33,17 +33,12 @@ constexpr std::chrono::milliseconds kKillLimit{2'000};
 constexpr int kNotFound = 127;
 constexpr int kNotExecutable = 126;
 
-struct Pipe {
-  UniqueFd read{};
-  UniqueFd write{};
-};
-
 [[noreturn]] void fail(const char* step) { throw std::system_error(errno, std::generic_category(), step); }
 
-Pipe make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) fail("pipe");
-  return {.read = UniqueFd(ends[0]), .write = UniqueFd(ends[1])};
+Pipe pipe_or_fail() {
+  auto pipe = make_pipe();
+  if (!pipe.read) fail("pipe");
+  return pipe;
 }
 
 std::vector<std::string> merged_environment(const std::map<std::string, std::string>& added) {
@@ -219,9 +214,9 @@ RunningProgram start_program(const Program& program, const Deadline& deadline) {
   const Image image(program);
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!null) fail("/dev/null");
-  Pipe out = make_pipe();
-  Pipe err = make_pipe();
-  Pipe report = make_pipe();
+  Pipe out = pipe_or_fail();
+  Pipe err = pipe_or_fail();
+  Pipe report = pipe_or_fail();
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) fail("fork");

@@ -83,6 +83,7 @@ class CheckpointManager::Implementation {
   distributed_checkpoint::LoadOptions load_options() const {
     return {.process_group = group_, .no_dist = !group_};
   }
+  Group sharers() const { return checkpointing::sharers(group_); }
   void check_group() const { runtime::require_made_in_run(group_, "CheckpointManager"); }
 
   std::optional<Checkpoint> load_first_whole(bool by_metric, const LoadOptions& options) {
@@ -90,7 +91,7 @@ class CheckpointManager::Implementation {
     std::vector<CheckpointInfo> chosen;
     std::optional<Value> contents;
     writer_->drain();
-    checkpointing::on_first(group_, [&] {
+    checkpointing::on_first(sharers(), [&] {
       auto candidates = candidates_for(by_metric);
       std::string reasons;
       for (auto& candidate : candidates) {
@@ -112,7 +113,7 @@ class CheckpointManager::Implementation {
     std::vector<CheckpointInfo> chosen;
     std::optional<Value> contents;
     writer_->drain();
-    checkpointing::on_first(group_, [&] {
+    checkpointing::on_first(sharers(), [&] {
       chosen.push_back(info_of(step));
       contents = read_checkpoint(chosen[0].file, first_look(options));
     });
@@ -124,7 +125,7 @@ class CheckpointManager::Implementation {
     check_group();
     std::vector<CheckpointInfo> candidates;
     writer_->drain();
-    checkpointing::on_first(group_, [&] { candidates = candidates_for(by_metric); });
+    checkpointing::on_first(sharers(), [&] { candidates = candidates_for(by_metric); });
     candidates = shared_infos(candidates);
     std::string reasons;
     for (auto& candidate : candidates) {
@@ -145,7 +146,7 @@ class CheckpointManager::Implementation {
     check_group();
     std::vector<CheckpointInfo> chosen;
     writer_->drain();
-    checkpointing::on_first(group_, [&] { chosen.push_back(info_of(step)); });
+    checkpointing::on_first(sharers(), [&] { chosen.push_back(info_of(step)); });
     auto info = shared_infos(chosen).at(0);
     if (const auto damage = damage_of(info)) throw CheckpointError(*damage, {.file = info.file});
     distributed_checkpoint::load(contents, info.file, load_options());
@@ -249,7 +250,7 @@ class CheckpointManager::Implementation {
       const auto metric = info.metric ? Value(*info.metric) : Value();
       list.items.emplace_back(Tuple{info.step, !info.file.has_extension(), metric});
     }
-    const auto all = load_bytes(checkpointing::share_text(group_, save_bytes(Value(std::move(list)))));
+    const auto all = load_bytes(checkpointing::share_text(sharers(), save_bytes(Value(std::move(list)))));
     std::vector<CheckpointInfo> infos;
     for (const auto& each : all.as_items()) {
       const auto& parts = each.as_items();
@@ -264,7 +265,7 @@ class CheckpointManager::Implementation {
   Value distribute(const CheckpointInfo& info, std::optional<Value> contents,
                    const LoadOptions& options) const {
     if (options_.reading == CheckpointReading::broadcast)
-      return checkpointing::share_value(group_, contents ? *contents : Value(), options.map_location);
+      return checkpointing::share_value(sharers(), contents ? *contents : Value(), options.map_location);
     checkpointing::on_every(group_, [&] {
       auto own = options;
       own.verify = true;

@@ -12,6 +12,7 @@
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "comm/group_state.h"
+#include "runtime/elastic_run.h"
 #include "runtime/run.h"
 #include "serialize/storage.h"
 #include "serialize/torch_format.h"
@@ -91,6 +92,8 @@ void check_all_read_the_same(const ProcessGroup& group, const Dict& weights,
 
 std::size_t rank_of(const Group& group) { return group ? static_cast<std::size_t>(group->rank()) : 0; }
 
+Group sharers(const Group& group) { return runtime::is_replacement() ? Group() : group; }
+
 bool is_first(const Group& group) { return rank_of(group) == 0; }
 
 std::string share_text(const Group& group, const std::string& text) {
@@ -159,7 +162,7 @@ Value share_value(const Group& group, const Value& value, at::Device device) {
 Value load_on_all(const std::filesystem::path& file, const LoadOptions& options, CheckpointReading reading,
                   const std::optional<ProcessGroup>& process_group, std::source_location where) {
   const comm::CallSite site(where, "contents of a file");
-  const auto group = runtime::group_or_default(process_group, "load_on_all()");
+  const auto group = checkpointing::sharers(runtime::group_or_default(process_group, "load_on_all()"));
   const auto on_readers =
       reading == CheckpointReading::every_rank ? checkpointing::on_every : checkpointing::on_first;
   Value value;

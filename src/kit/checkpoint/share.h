@@ -39,6 +39,9 @@ inline void check_folder(const std::filesystem::path& folder, const std::filesys
       folder.empty() ? "no folder is given" : "the folder and checkpoint_id name two folders");
 }
 
+// The ranks that share what one of them reads: those of `group`, but none in a replacement that has not met the others
+// yet. It reads by itself, because its calls are simulated.
+Group sharers(const Group& group);
 bool is_first(const Group& group);
 // 0 without a group.
 std::size_t rank_of(const Group& group);

@@ -45,6 +45,7 @@ constexpr auto kWaitForNews = 500ms;
 //                  ---> all return to min over ranks of the last commit ---> body
 //                  (with --on-loss shrink "all" are those that are left, and the world is smaller)
 //     end          every rank has done its body: RunPhase::finished
+//     or           all ranks have found one that computes wrongly, and none is replaced: RunPhase::stopped
 //
 // A rank keeps its last two commits in memory of the launcher, which its replacement inherits. A rank overwrites
 // commit k-1 by k+1 only when all ranks have commit k: commit k ends with a barrier that commit k+1 waits for. So
@@ -108,12 +109,21 @@ class Execution final : public checkpointing::Committer {
       return true;
     } catch (const std::exception& error) {
       if (has_ended()) return false;
-      if (!is_consequence_of_loss(error)) throw;
+      if (!is_consequence_of_loss(error)) {
+        if (is_of_all_ranks(error)) shared().phase = RunPhase::stopped;
+        throw;
+      }
       lost_at_ = Clock::now();
       all_have_last_ = {};
       log(LogLevel::debug, fmt::format("elastic::run: {}", first_line_of(error.what())));
       return false;
     }
+  }
+
+  // Whether the commits would lead to the error again.
+  static bool is_of_all_ranks(const std::exception& error) {
+    const auto* const wrong = dynamic_cast<const VerificationError*>(&error);
+    return wrong != nullptr && wrong->is_on_all_ranks();
   }
 
   bool is_consequence_of_loss(const std::exception& error) const {

@@ -40,7 +40,9 @@ std::int64_t monotonic_time() {
   return time.tv_sec * kNanoseconds + time.tv_nsec;
 }
 
+// Calls nothing that is not async-signal-safe.
 void note_stop_signal(int signal) {
+  const int interrupted_errno = errno;  // of the code that the signal interrupts
   auto& known = handled(signal);
   std::int64_t since = 0;
   if (known.since.compare_exchange_strong(since, monotonic_time())) {
@@ -49,6 +51,7 @@ void note_stop_signal(int signal) {
     ::sigaction(signal, &known.former, nullptr);
     ::raise(signal);  // takes effect when this handler returns
   }
+  errno = interrupted_errno;
 }
 
 void handle_signal(int signal) {

@@ -15,11 +15,11 @@
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
-#include "metrics/sum_over_ranks.h"
 #include "modules/broadcast.h"
 #include "runtime/elastic_run.h"
 #include "runtime/run.h"
 #include "training/loss_guard.h"
+#include "training/step_end.h"
 #include "training/trainer_checks.h"
 
 namespace lockstep {
@@ -35,11 +35,6 @@ template <typename Callbacks, typename... Arguments>
 void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
   const WithoutPlace place;
   for (const auto& callback : callbacks) callback(arguments...);
-}
-
-bool is_replacement() {
-  auto* const run = runtime::current_run();
-  return run != nullptr && run->elastic() != nullptr && run->elastic()->is_replacement();
 }
 
 }  // namespace
@@ -92,14 +87,7 @@ Trainer::~Trainer() = default;
 
 void Trainer::open_checkpoints() {
   if (options_.checkpoints.empty()) return;
-  manager_.emplace(options_.checkpoints,
-                   CheckpointManagerOptions{
-                       .keep_last = options_.keep_last,
-                       .keep_best = options_.keep_best,
-                       .higher_is_better = options_.higher_is_better,
-                       .async_save = options_.async_save,
-                       .process_group = group_,
-                       .writing = sharded_ ? CheckpointWriting::every_rank : CheckpointWriting::first_rank});
+  manager_.emplace(options_.checkpoints, training::manager_options(options_, group_, sharded_.has_value()));
 }
 
 Trainer& Trainer::stop_early(EarlyStopping& stopping, const std::string& name) {
@@ -133,7 +121,7 @@ std::shared_ptr<void> Trainer::begin_fit() {
   if (!step_function_)
     training::check_optimizer(training::optimizable_parameters(module_, sharded_), first_parameters_,
                               optimizer_);
-  if (is_replacement()) {
+  if (runtime::is_replacement()) {
     // The commits of the run have what the other ranks have loaded.
   } else if (options_.resume) {
     resume();
@@ -294,24 +282,16 @@ bool Trainer::optimize() {
 void Trainer::clip() {
   if (!options_.max_grad_norm && !guard_) return;
   if (scaler_) scaler_->unscale_(optimizer_, where_);
-  const auto most = options_.max_grad_norm.value_or(std::numeric_limits<double>::infinity());
   const comm::CallSite site(where_, "norm of the gradients");
-  const ClipGradNormOptions options{.error_if_nonfinite = !scaler_};
-  try {
-    if (sharded_) {
-      grad_norm_ = clip_grad_norm_(*sharded_, most, options);
-    } else if (ddp_ != nullptr) {
-      grad_norm_ = clip_grad_norm_(*ddp_, most, options);
-    } else {
-      grad_norm_ = clip_grad_norm_(module_, most, options);
-    }
+  const auto most = options_.max_grad_norm.value_or(std::numeric_limits<double>::infinity());
+  try {  // a scaler leaves out the step itself
+    grad_norm_ = training::clip_gradients(module_, ddp_, sharded_, most, {.error_if_nonfinite = !scaler_});
   } catch (const NonFiniteError&) {  // on all ranks
     grad_norm_ = std::numeric_limits<double>::quiet_NaN();
     if (!guard_) training::throw_non_finite(loss_.item<double>(), module_, step_ + 1, group_);
   }
 }
 
-// On whether the last loss of each rank is finite, and on whether to stop.
 double Trainer::agree(std::int64_t step) {
   const comm::CallSite site(where_);
   const auto loss = loss_.defined() ? loss_.item<double>() : 0;
@@ -319,16 +299,15 @@ double Trainer::agree(std::int64_t step) {
       scaler_ || (std::isfinite(loss) && std::isfinite(guard_ ? grad_norm_.value_or(0) : 0));
   const auto signals = signals_.lock();
   const bool arrived = signals && signals->arrived();
-  const auto sums = metrics::sum_over_ranks({is_finite ? 0.0 : 1.0, stop_requested_ || arrived ? 1.0 : 0.0,
-                                             arrived ? 1.0 : 0.0, is_finite ? loss : 0},
-                                            group_);
-  if (sums[0] > 0 && !guard_) training::throw_non_finite(loss, module_, step, group_);
-  stopped_ = sums[1] > 0;
-  interrupted_ = sums[2] > 0;
+  const auto all = training::agree(
+      {.loss = loss, .is_finite = is_finite, .stops = stop_requested_ || arrived, .is_interrupted = arrived},
+      group_);
+  if (!all.is_finite && !guard_) training::throw_non_finite(loss, module_, step, group_);
+  stopped_ = all.stops;
+  interrupted_ = all.is_interrupted;
   if (stopped_) stop_requested_ = false;
   if (interrupted_ && signals) signals->stop();
-  if (sums[0] > 0) return std::numeric_limits<double>::quiet_NaN();
-  return sums[3] / (group_ ? group_->size() : 1);
+  return all.loss;
 }
 
 void Trainer::report() {
@@ -353,27 +332,30 @@ double Trainer::metric_of(const Scalars& validation) const {
   return metric->second;
 }
 
-void Trainer::end_epoch() {
-  const CallerPlace place(where_);
-  Scalars validation;
-  // Without a step since a resume, the stop before has reported it.
-  const bool is_reported = step_ % options_.log_interval == 0 || !loss_.defined();
-  const bool is_last = stopped_ || epoch_ + 1 == epochs_;
-  if (is_last && !is_reported) report();
-  bar_.reset();
+Scalars Trainer::validate() {
   module_.eval();
+  Scalars validation;
   {
     const torch::NoGradGuard no_grad;
     if (ddp_ != nullptr) ddp_->sync_buffers();
     if (sharded_ && group_)
       modules::broadcast_from(*group_, 0, modules::distinct(module_.named_buffers()), where_);
     const WithoutPlace code_of_the_program;
-    for (const auto& validate : on_validate_) validation.merge(validate());
+    for (const auto& callback : on_validate_) validation.merge(callback());
   }
-  {
-    const comm::CallSite site(where_, "comparison of validations");
-    training::check_equal_numbers(validation, group_);
-  }
+  const comm::CallSite site(where_, "comparison of validations");
+  training::check_equal_numbers(validation, group_);
+  return validation;
+}
+
+void Trainer::end_epoch() {
+  const CallerPlace place(where_);
+  // Without a step since a resume, the stop before has reported it.
+  const bool is_reported = step_ % options_.log_interval == 0 || !loss_.defined();
+  const bool is_last = stopped_ || epoch_ + 1 == epochs_;
+  if (is_last && !is_reported) report();
+  bar_.reset();
+  const auto validation = validate();
   std::optional<double> metric;
   if (!options_.metric.empty()) metric = metric_of(validation);
   if (!validation.empty()) call_all(on_log_, step_, validation);

@@ -60,6 +60,16 @@ TrainerOptions checked(const TrainerOptions& options) {
   return options;
 }
 
+CheckpointManagerOptions manager_options(const TrainerOptions& options,
+                                         const std::optional<ProcessGroup>& group, bool is_sharded) {
+  return {.keep_last = options.keep_last,
+          .keep_best = options.keep_best,
+          .higher_is_better = options.higher_is_better,
+          .async_save = options.async_save,
+          .process_group = group,
+          .writing = is_sharded ? CheckpointWriting::every_rank : CheckpointWriting::first_rank};
+}
+
 StepVerifierOptions verifier_options(const TrainerOptions& options, torch::optim::Optimizer& optimizer) {
   return {.interval = options.verify_interval,
           .all_ranks = options.verify_all_ranks,

@@ -24,6 +24,9 @@ std::vector<modules::NamedTensor> optimizable_parameters(const torch::nn::Module
 std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> weak(
     const std::vector<modules::NamedTensor>& parameters);
 
+// The options of what the Trainer makes.
+CheckpointManagerOptions manager_options(const TrainerOptions& options,
+                                         const std::optional<ProcessGroup>& group, bool is_sharded);
 StepVerifierOptions verifier_options(const TrainerOptions& options, torch::optim::Optimizer& optimizer);
 
 // Throws ArgumentError if the optimizer has a tensor that was a parameter and is none of `parameters` now.

@@ -320,7 +320,7 @@ void Coordinator::on(Node /*node*/, const Failed& failed) {
 void Coordinator::fail(const FailureReport& report, const std::string& notice) {
   restarts_ = std::max(restarts_, report.restarts);  // a node has replaced single ranks
   skip_last_call_ = true;
-  if (restarts_ < options_.shared.max_restarts) {
+  if (restarts_ < options_.shared.max_restarts && !report.ends_run) {
     ++restarts_;
     stop_members(fmt::format("{}; restart {} of {}", notice, restarts_, options_.shared.max_restarts));
   } else {

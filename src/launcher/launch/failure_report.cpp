@@ -160,6 +160,10 @@ std::vector<std::string> report_lines(const FailureReport& report, bool shown) {
     lines.push_back(fmt::format("then stopped: rank{} {}", report.stopped.size() == 1 ? "" : "s",
                                 fmt::join(report.stopped, ", ")));
   }
+  if (report.ends_run) {
+    lines.emplace_back(
+        "no rank is replaced or started again: all ranks have left elastic::run() with an error that would come again");
+  }
   lines.push_back(report.reason.empty() ? first_failure(report) : "the run failed: " + report.reason);
   return lines;
 }
@@ -254,6 +258,7 @@ void to_json(nlohmann::json& json, const FailureReport& report) {
           {"message", report.message},
           {"log_file", report.log_file},
           {"stderr_tail", report.stderr_tail},
+          {"ends_run", report.ends_run},
           {"later", report.later},
           {"stopped", report.stopped},
           {"finished", report.finished},
@@ -269,6 +274,7 @@ void from_json(const nlohmann::json& json, FailureReport& report) {
             .message = json.at("message"),
             .log_file = json.at("log_file"),
             .stderr_tail = json.at("stderr_tail").get<std::deque<std::string>>(),
+            .ends_run = json.value("ends_run", false),
             .later = json.at("later").get<std::vector<RankExit>>(),
             .stopped = json.at("stopped").get<std::vector<int>>(),
             .finished = json.at("finished").get<std::vector<int>>(),

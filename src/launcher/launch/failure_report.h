@@ -66,7 +66,8 @@ struct FailureReport {
   std::string message{};   // the exception that the rank has recorded (TORCHELASTIC_ERROR_FILE), or empty
   std::string log_file{};  // with the rank's stderr, or empty
   std::deque<std::string> stderr_tail{};
-  bool lost_peer = false;          // the rank reported that it failed because another rank was gone
+  bool lost_peer = false;  // the rank reported that it failed because another rank was gone
+  bool ends_run = false;   // RunPhase::stopped: the ranks do not start again, even if restarts are left
   std::vector<RankExit> later{};   // ranks of this node that failed afterwards
   std::vector<int> stopped{};      // ranks of this node that the launcher stopped, sorted
   std::vector<int> finished{};     // ranks of this node that ended without an error before, sorted
@@ -129,7 +130,7 @@ class FailureTracker {
   std::vector<int> stopped_;
   bool killed_ = false;           // one of them
   std::vector<int> finished_;     // before the first failure
-  std::vector<int> interrupted_;  // likewise
+  std::vector<int> interrupted_;  // before the first failure
 };
 
 // For nlohmann::json.

@@ -38,11 +38,11 @@ LaunchView::LaunchView(const LaunchOptions& options, uid_t user)
     log(LogLevel::warning,
         fmt::format("`lockstep top --hosts` cannot ask this launcher: local socket: {}", errno_text(errno)));
   }
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+  auto pipe = make_pipe(O_NONBLOCK);
+  if (!pipe.read)
     throw_error<LaunchError>("the ranks could not be started: {}", call_error_text("pipe2", errno));
-  looks_out_ = UniqueFd(ends[0]);
-  looks_in_ = UniqueFd(ends[1]);
+  looks_out_ = std::move(pipe.read);
+  looks_in_ = std::move(pipe.write);
 }
 
 void LaunchView::close() {

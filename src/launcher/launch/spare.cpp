@@ -23,10 +23,10 @@ namespace {
 
 std::set<pid_t> threads_of(pid_t process) {
   std::set<pid_t> threads;
-  std::error_code ignored;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(fmt::format("/proc/{}/task", process), ignored)) {
-    if (const auto thread = parse_number<pid_t>(entry.path().filename().string())) threads.insert(*thread);
+  std::error_code gone;  // it may end meanwhile
+  std::filesystem::directory_iterator entries(fmt::format("/proc/{}/task", process), gone);
+  for (; !gone && entries != std::filesystem::directory_iterator(); entries.increment(gone)) {
+    if (const auto thread = parse_number<pid_t>(entries->path().filename().string())) threads.insert(*thread);
   }
   return threads;
 }
@@ -47,11 +47,9 @@ void bind_threads(pid_t process, const std::vector<int>& cpus) {
 
 Spare Spare::start(const std::string& file, const std::vector<std::string>& arguments,
                    std::map<std::string, std::string> environment) {
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0)
-    throw_error<LaunchError>("a spare could not be started: {}", call_error_text("pipe", errno));
-  const UniqueFd read_end(ends[0]);
-  Spare spare{.orders = UniqueFd(ends[1])};
+  auto [read_end, write_end] = make_pipe();
+  if (!read_end) throw_error<LaunchError>("a spare could not be started: {}", call_error_text("pipe", errno));
+  Spare spare{.orders = std::move(write_end)};
   ::fcntl(read_end.get(), F_SETFD, 0);  // for the spare; this process starts no other one before it closes it
   environment[kVariable] = std::to_string(read_end.get());
   environment["TORCHELASTIC_ERROR_FILE"] = spare.record.path();

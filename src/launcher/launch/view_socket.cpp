@@ -3,10 +3,7 @@
 
 #include <array>
 #include <cerrno>
-#include <cstddef>
-#include <cstring>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <utility>
 #include <variant>
 
@@ -21,29 +18,16 @@ namespace {
 constexpr int kBacklog = 8;
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of all hosts
 
-struct LocalAddress {
-  sockaddr_un address{};
-  socklen_t length = 0;
-
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
-};
-
 // In containers that share a network, several launchers have the same pid.
-LocalAddress address_of_launcher(int pid) {
+SocketAddress address_of_launcher(int pid) {
   std::array<char, 64> space{};
   (void)!::readlink("/proc/self/ns/pid", space.data(), space.size() - 1);
-  const auto name = fmt::format("lockstep launcher {} {}", space.data(), pid);
-  LocalAddress local;
-  local.address.sun_family = AF_UNIX;
-  std::memcpy(local.address.sun_path + 1, name.data(), name.size());
-  local.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  return local;
+  return abstract_address(fmt::format("lockstep launcher {} {}", space.data(), pid));
 }
 
 bool is_of(uid_t user, int socket) {
-  ucred peer{};
-  socklen_t length = sizeof(peer);
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == user;
+  const auto peer = peer_process(socket);
+  return peer && peer->uid == user;
 }
 
 UniqueFd local_socket() { return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
@@ -51,9 +35,9 @@ UniqueFd local_socket() { return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_C
 // Empty, with the reason in errno, if there is no such launcher of this user. A queue that is full (EAGAIN) is
 // that of a launcher that does not answer.
 UniqueFd connect_to_launcher(int pid, uid_t user) {
-  const auto local = address_of_launcher(pid);
+  const auto address = address_of_launcher(pid);
   auto socket = local_socket();
-  if (!socket || ::connect(socket.get(), local.get(), local.length) != 0) return {};
+  if (!socket || ::connect(socket.get(), address.get(), address.length) != 0) return {};
   if (is_of(user, socket.get())) return socket;
   errno = EPERM;
   return {};
@@ -75,10 +59,10 @@ void add(std::map<int, HostView>& hosts, Seen seen) {
 }  // namespace
 
 UniqueFd listen_for_views() {
-  const auto local = address_of_launcher(::getpid());
+  const auto address = address_of_launcher(::getpid());
   auto socket = local_socket();
-  const bool listens =
-      socket && ::bind(socket.get(), local.get(), local.length) == 0 && ::listen(socket.get(), kBacklog) == 0;
+  const bool listens = socket && ::bind(socket.get(), address.get(), address.length) == 0 &&
+                       ::listen(socket.get(), kBacklog) == 0;
   return listens ? std::move(socket) : UniqueFd();
 }
 

@@ -197,7 +197,8 @@ FailureReport WorkerGroup::report(const RankExit& first) const {
                        .time = seconds_since_1970(),
                        .message = records_.at(first.local_rank).message(),
                        .stderr_tail = tail,
-                       .lost_peer = reports_lost_peer(tail)};
+                       .lost_peer = reports_lost_peer(tail),
+                       .ends_run = memory_ && memory_->state().phase.load() == RunPhase::stopped};
   const auto log = file_of(first.local_rank, "stderr.log");
   if (!folder_.empty() && std::filesystem::exists(log)) report.log_file = log.string();
   return report;

@@ -17,7 +17,7 @@ struct Publication {
   std::string group{};
   std::shared_ptr<const RankStatus> status{};
   int pid = 0;     // of the rank as this process sees it; 0: it has ended
-  int thread = 0;  // likewise
+  int thread = 0;  // its thread as this process sees it; 0: it has ended
 };
 
 // How far a rank has come, mapped read-only.

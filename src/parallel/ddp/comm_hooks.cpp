@@ -22,6 +22,7 @@
 #include "ddp/bucket.h"
 #include "modules/agreement.h"
 #include "modules/broadcast.h"
+#include "optim/optimizer_states.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -312,12 +313,7 @@ void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& pa
 
 void PeriodicModelAverager::average_parameters(const torch::optim::Optimizer& optimizer,
                                                std::source_location where) {
-  if (!is_due()) return;
-  std::vector<at::Tensor> parameters;
-  for (const auto& group : optimizer.param_groups()) {
-    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-  }
-  average(parameters, where);
+  if (is_due()) average(optim::parameters_of(optimizer), where);
 }
 
 }  // namespace lockstep

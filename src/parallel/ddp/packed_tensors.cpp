@@ -56,9 +56,8 @@ PackedTensors pack(const std::vector<at::Tensor>& tensors, const char* what) {
       continue;
     }
     if (tensor.layout() != at::kStrided || tensor.is_quantized()) {
-      throw_error<ArgumentError>(
-          "{} is a tensor of layout {}; only dense tensors can be sent to another rank", what,
-          tensor.is_quantized() ? "quantized" : fmt::format("{}", int(tensor.layout())));
+      throw_error<ArgumentError>("{} is a {} tensor; only dense tensors can be sent to another rank", what,
+                                 tensor.is_quantized() ? "quantized" : c10::str(tensor.layout()));
     }
     const auto plain = tensor.detach().resolve_conj().resolve_neg();
     const auto extent = extent_of(plain);
@@ -112,15 +111,16 @@ std::optional<PackedTensors> exchange(const ProcessGroup& group, const std::opti
   }
   std::optional<PackedTensors> received;
   if (src) {
-    const auto receive = [&](const at::Tensor& length, at::ScalarType dtype) {
-      const auto tensor = at::empty({length.item<std::int64_t>()}, at::TensorOptions(dtype).device(device));
+    const auto receive = [&](std::int64_t length, at::ScalarType dtype) {
+      const auto tensor = at::empty({length}, at::TensorOptions(dtype).device(device));
       group.recv(tensor, src, kTag, where);
       return tensor.cpu();
     };
-    const auto lengths = receive(at::tensor(2), at::kLong);
-    const auto layout = receive(lengths[0], at::kLong);
+    const auto lengths = receive(2, at::kLong);
+    const auto layout = receive(lengths[0].item<std::int64_t>(), at::kLong);
     const auto* const begin = layout.const_data_ptr<std::int64_t>();
-    received = {.layout = {begin, begin + layout.numel()}, .bytes = receive(lengths[1], at::kByte)};
+    received = {.layout = {begin, begin + layout.numel()},
+                .bytes = receive(lengths[1].item<std::int64_t>(), at::kByte)};
   }
   for (const auto& each : sends) each.wait();
   return received;

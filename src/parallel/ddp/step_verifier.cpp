@@ -44,7 +44,7 @@ DistributedDataParallelModule& ddp_of(torch::nn::Module& module) {
       module.name());
 }
 
-void check(const StepVerifierOptions& options) {
+void check_options(const StepVerifierOptions& options) {
   for (const auto& [value, name] :
        {std::pair{options.interval, "interval"}, std::pair{options.accumulation_steps, "accumulation_steps"}})
     if (value < 1) throw_error<ArgumentError>("StepVerifier: {} is {}; it must be 1 or more", name, value);
@@ -102,7 +102,7 @@ std::vector<Checksums> gather(const ProcessGroup& group, const Checksums& own, s
   return rows;
 }
 
-// nullptr: a rank that ends alone ends the run.
+// The memory of a run within elastic::run(), which is so on all ranks or on none; else nullptr.
 const RunMemory* memory_of_elastic_run() {
   auto* const run = runtime::current_run();
   auto* const elastic = run == nullptr ? nullptr : run->elastic();
@@ -187,10 +187,10 @@ StepVerifier::StepVerifier(ModuleRef module, const StepVerifierOptions& options,
   const auto& group = ddp_.process_group();
   const comm::CallSite site(where, kCallName);
   modules::tell_on_failure({group}, "StepVerifier", where, [&] {
-    check(options_);
+    check_options(options_);
     ddp_.state_->require_can_verify();
     if (group.size() > 1) check_layers(ddp_);
-    compared_tensors(ddp_, options_.optimizer);  // knows the class of the optimizer
+    compared_tensors(ddp_, options_.optimizer);  // throws for an optimizer of an unknown class
   });
   if (group.size() == 1) return;
   modules::check_same_on_all_ranks(
@@ -304,17 +304,18 @@ void StepVerifier::refuse(const ddp::Verdict& verdict, const std::string& text, 
   };
   const auto* const run =
       options_.on_mismatch == OnMismatch::replace && verdict.is_decided ? memory_of_elastic_run() : nullptr;
-  if (run == nullptr || is_wrong(group.rank())) {
-    throw VerificationError(with_reporter(comm::reporter_of(group), message),
-                            comm::about(group, verdict.wrong), current_.step + 1, tensor);
+  if (run != nullptr && !is_wrong(group.rank())) {
+    int first = 0;
+    while (is_wrong(first)) ++first;
+    if (group.rank() == first) {
+      log(LogLevel::warning,
+          message + (run->can_shrink() ? "; the run continues without it" : "; it is replaced"));
+    }
+    const comm::CallSite site(where, "end of the process of a wrong rank");
+    group.barrier(where);  // throws PeerLost, unless the program of the wrong rank catches its error
   }
-  int first = 0;
-  while (is_wrong(first)) ++first;
-  if (group.rank() == first)
-    log(LogLevel::warning,
-        message + (run->can_shrink() ? "; the run continues without it" : "; it is replaced"));
-  const comm::CallSite site(where, "end of the process of a wrong rank");
-  group.barrier(where);  // throws PeerLost
+  throw VerificationError(with_reporter(comm::reporter_of(group), message), comm::about(group, verdict.wrong),
+                          current_.step + 1, tensor, run == nullptr);
 }
 
 Dict StepVerifier::state_dict() const { return {{"step", next_.step}, {"pass", next_.pass}}; }

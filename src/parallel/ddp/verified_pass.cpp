@@ -26,7 +26,8 @@ std::int64_t checksum_of(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(checksum(values.const_data_ptr(), values.nbytes()));
 }
 
-std::vector<at::Tensor> part(const std::vector<at::Tensor>& all, std::size_t& from, std::size_t count) {
+// The next `count` tensors.
+std::vector<at::Tensor> take(const std::vector<at::Tensor>& all, std::size_t& from, std::size_t count) {
   const auto begin = all.begin() + static_cast<std::ptrdiff_t>(from);
   from += count;
   return {begin, begin + static_cast<std::ptrdiff_t>(count)};
@@ -130,10 +131,10 @@ Checksums VerifiedPass::replay(const PackedTensors& packed, const std::vector<at
     divisions.push_back(static_cast<Division>(*at));
   const auto tensors = unpack({.layout = {packed.layout.begin(), divisions_at}, .bytes = packed.bytes});
   std::size_t at = 0;
-  const auto states = part(tensors, at, generators_.size());
-  const auto buffers = part(tensors, at, buffers_.size());
-  const auto gradients = part(tensors, at, parameters_.size());
-  auto batch = part(tensors, at, tensors.size() - at);
+  const auto states = take(tensors, at, generators_.size());
+  const auto buffers = take(tensors, at, buffers_.size());
+  const auto gradients = take(tensors, at, parameters_.size());
+  auto batch = take(tensors, at, tensors.size() - at);
   if (batch.size() != like.size()) {
     throw_error<Error>(
         "StepVerifier: the batch of this rank has {} tensors, and that of a rank to verify {}; give all "

@@ -30,13 +30,6 @@ using torch::optim::Optimizer;
 
 constexpr const char* kReplaced = "has been replaced by another tensor";
 
-std::vector<at::Tensor> all_parameters(const Optimizer& optimizer) {
-  std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups())
-    all.insert(all.end(), group.params().begin(), group.params().end());
-  return all;
-}
-
 // While it lives, the parameters have no gradients, so that an optimizer passes over them.
 class HiddenGradients {
  public:
@@ -148,7 +141,7 @@ std::string ZeroShards::change_of(const Seen& seen, const at::Tensor& parameter)
 
 void ZeroShards::note_parameters() {
   seen_.clear();
-  for (const auto& parameter : all_parameters(optimizer_)) {
+  for (const auto& parameter : optim::parameters_of(optimizer_)) {
     seen_.push_back({.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()),
                      .dtype = parameter.scalar_type(),
                      .device = parameter.device(),
@@ -160,7 +153,7 @@ void ZeroShards::note_parameters() {
 // A step in which nothing has changed makes no call for it.
 void ZeroShards::agree_on_changes() {
   std::string change, refused;
-  const auto parameters = all_parameters(optimizer_);
+  const auto parameters = optim::parameters_of(optimizer_);
   for (std::size_t i = 0; i < std::max(parameters.size(), seen_.size()); ++i) {
     const std::string what = i >= seen_.size()        ? "has been added"
                              : i >= parameters.size() ? "has been removed"
@@ -198,7 +191,7 @@ const std::vector<int>& ZeroShards::owners() {
 // Groups that were added go to the ranks with the fewest elements, and no earlier parameter moves. A tied
 // parameter, which LibTorch lists once for each of its modules, has one owner.
 void ZeroShards::partition() {
-  if (owners_.size() == all_parameters(optimizer_).size()) return;
+  if (owners_.size() == optim::parameters_of(optimizer_).size()) return;
   owners_.clear();
   std::vector<std::int64_t> elements(static_cast<std::size_t>(group_.size()));
   std::unordered_map<const void*, int> owner_of;
@@ -220,7 +213,7 @@ void ZeroShards::partition() {
 
 void ZeroShards::forget_states_of_others() {
   std::unordered_set<const void*> own;
-  const auto parameters = all_parameters(optimizer_);
+  const auto parameters = optim::parameters_of(optimizer_);
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (owners_[i] == group_.rank()) own.insert(parameters[i].unsafeGetTensorImpl());
   auto& states = optimizer_.state();
@@ -232,7 +225,7 @@ std::vector<OwnedParameter> ZeroShards::distinct_parameters() {
   partition();
   std::vector<OwnedParameter> all;
   std::unordered_set<const void*> seen;
-  const auto parameters = all_parameters(optimizer_);
+  const auto parameters = optim::parameters_of(optimizer_);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (seen.insert(parameters[i].unsafeGetTensorImpl()).second)
       all.push_back({.index = i, .parameter = parameters[i], .owner = owners_[i]});
@@ -242,7 +235,7 @@ std::vector<OwnedParameter> ZeroShards::distinct_parameters() {
 
 void ZeroShards::share_parameters(Where where) {
   const auto lines = modules::tell_on_failure({group_}, "ZeroRedundancyOptimizer", where, [&] {
-    check_can_share(group_, all_parameters(optimizer_), zero_place(where));
+    check_can_share(group_, optim::parameters_of(optimizer_), zero_place(where));
     return parameters_text(where);
   });
   compare_parameters(lines, where);

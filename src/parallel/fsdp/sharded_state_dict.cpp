@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -17,6 +19,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
+#include "fsdp/flat_optimizer_state.h"
 #include "optim/optimizer_states.h"
 #include "optim/unaveraged.h"
 #include "state/optimizer_state.h"
@@ -148,6 +151,18 @@ std::vector<ParameterEntry> parameters_and_buffers(const StateEntries& entries) 
   return all;
 }
 
+// The names of the dict that the module does not have.
+List unexpected_names(const StateEntries& entries, const std::vector<ParameterEntry>& wanted,
+                      const Dict& dict) {
+  std::set<std::string> known;
+  for (const auto& entry : wanted) known.insert(entry.name);
+  for (const auto& [alias, first] : entries.aliases) known.insert(alias);
+  List unexpected;
+  for (const auto& [key, value] : dict)
+    if (!key.is<std::string>() || !known.contains(key.as_string())) unexpected.items.push_back(key);
+  return unexpected;
+}
+
 // The names of `wanted` that the dict lacks. Throws CheckpointError, with `strict` for the first of them, with
 // `whole` for what is no tensor of the parameter's shape.
 List missing_names(const StateEntries& entries, const std::vector<ParameterEntry>& wanted, const Dict& dict,
@@ -171,13 +186,6 @@ const ParameterEntry& entry_of(const StateEntries& entries, const at::Tensor& pa
       "the optimizer has a parameter of shape {} that is none of {} parameters(); if one has been replaced, "
       "construct the optimizer anew from the parameters() as they are now",
       repr(Size{parameter.sizes().vec()}), entries.owner);
-}
-
-std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups())
-    all.insert(all.end(), group.params().begin(), group.params().end());
-  return all;
 }
 
 // Replaces the parameters of each group by `rename(parameter)`.
@@ -205,61 +213,6 @@ Value to_value(const std::string& key, const Value& value, const ParameterEntry&
   const auto* const tensor = value.get_if<at::Tensor>();
   const bool is_part = tensor != nullptr && key != "step" && tensor->sizes() == entry.part.sizes();
   return !entry.cuts.empty() && is_part ? to_value(*tensor, entry, options) : value;
-}
-
-// flatten_optimizer_state_dict of {"state": ..., "param_groups": ...}.
-Dict flattened(const Dict& nested) {
-  Dict flat;
-  for (const auto& [name, state] : nested.at("state").as_dict()) {
-    for (const auto& [key, value] : state.as_dict())
-      flat.set(fmt::format("state.{}.{}", name.as_string(), key.as_string()), value);
-  }
-  for (const auto& group : nested.at("param_groups").as_items()) {
-    for (const auto& name : group["params"].as_items()) {
-      for (const auto& [key, value] : group.as_dict())
-        if (key.as_string() != "params")
-          flat.set(fmt::format("param_groups.{}.{}", name.as_string(), key.as_string()), value);
-    }
-  }
-  return flat;
-}
-
-// The entries below a name.
-Dict entries_below(const Dict& flat, const std::string& prefix) {
-  Dict found;
-  for (const auto& [key, value] : flat) {
-    const auto name = key.as_string();
-    if (name.starts_with(prefix) && name.find('.', prefix.size()) == std::string::npos)
-      found.set(name.substr(prefix.size()), value);
-  }
-  return found;
-}
-
-Dict unflattened(const StateEntries& entries, const torch::optim::Optimizer& optimizer, const Dict& flat) {
-  Dict states;
-  List groups;
-  for (const auto& each : optimizer.param_groups()) {
-    List names;
-    Dict group;
-    for (const auto& parameter : each.params()) {
-      const auto& name = entry_of(entries, parameter).name;
-      if (auto state = entries_below(flat, "state." + name + "."); state.size() > 0)
-        states.set(name, std::move(state));
-      auto own = entries_below(flat, "param_groups." + name + ".");
-      if (own.size() == 0)
-        throw_error<CheckpointError>("the optimizer's state dict has no entries param_groups.{}.*", name);
-      if (!names.items.empty() && !equal(own, group)) {
-        throw_error<CheckpointError>(
-            "{} and {} are in one group of the optimizer, and have other options in its state dict", name,
-            names.items.front().as_string());
-      }
-      group = std::move(own);
-      names.items.emplace_back(name);
-    }
-    group.set("params", names);
-    groups.items.emplace_back(std::move(group));
-  }
-  return {{"state", std::move(states)}, {"param_groups", std::move(groups)}};
 }
 
 // This rank's parts of a parameter's state.
@@ -318,23 +271,28 @@ Dict model_state_dict(const StateEntries& entries, const StateDictOptions& optio
   return dict;
 }
 
-void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
-                           const StateDictOptions& options) {
+LoadReport load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
+                                 const StateDictOptions& options) {
   const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
   auto wanted = parameters_and_buffers(entries);
-  const auto find_missing = [&] {
-    return missing_names(entries, wanted, model_state_dict, options.strict, options.broadcast_from_rank0);
+  const auto compare = [&]() -> Value {
+    return List{
+        missing_names(entries, wanted, model_state_dict, options.strict, options.broadcast_from_rank0),
+        unexpected_names(entries, wanted, model_state_dict)};
   };
-  Value missing;
+  Value differences;
   if (options.broadcast_from_rank0) {
     refuse_experts(entries, "set_model_state_dict(): broadcast_from_rank0");
     refuse_other_parameters(entries, "set_model_state_dict()");
-    missing = value_of_rank_0(find_missing);
+    differences = value_of_rank_0(compare);
   } else {
-    missing = find_missing();
+    differences = compare();
   }
-  for (const auto& name : missing.as_items())
-    std::erase_if(wanted, [&](const auto& entry) { return entry.name == name.as_string(); });
+  LoadReport report;
+  report.missing_keys = differences[0];
+  report.unexpected_keys = differences[1];
+  for (const auto& name : report.missing_keys)
+    std::erase_if(wanted, [&](const auto& entry) { return entry.name == name; });
   const c10::NoGradGuard no_gradients;
   const auto set = [&](const ParameterEntry& entry) {
     const auto* const value = reads ? &saved_value(model_state_dict, entry.name, entries) : nullptr;
@@ -342,13 +300,15 @@ void load_model_state_dict(const StateEntries& entries, const Dict& model_state_
     const auto part = part_of(own, entry, entry.name), target = entry.part.detach();
     if (part.data_ptr() != target.data_ptr() || part.numel() == 0) target.copy_(part);
     optim::forget_changes(entry.part);
+    report.loaded_keys.push_back(entry.name);
   };
   for (const auto& entry : wanted) set(entry);
+  return report;
 }
 
 Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                           const StateDictOptions& options) {
-  const auto parameters = parameters_of(optimizer);
+  const auto parameters = optim::parameters_of(optimizer);
   const auto entry_at = [&](const Value& index) -> const ParameterEntry& {
     return entry_of(entries, parameters.at(static_cast<std::size_t>(index.as_int())));
   };
@@ -374,15 +334,16 @@ void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimi
     refuse_other_parameters(entries, "set_optimizer_state_dict()");
   }
   const bool is_flat = options.flatten_optimizer_state_dict;
+  const auto name_of = [&](const at::Tensor& parameter) { return entry_of(entries, parameter).name; };
   std::optional<Dict> nested;
   const auto read = [&](const std::function<Value(const Dict&)>& part) {
     const auto own = [&] {
-      if (!nested) nested = is_flat ? unflattened(entries, optimizer, optim_state_dict) : optim_state_dict;
+      if (!nested) nested = is_flat ? unflattened(optim_state_dict, optimizer, name_of) : optim_state_dict;
       return part(*nested);
     };
     return options.broadcast_from_rank0 ? value_of_rank_0(own) : own();
   };
-  const auto parameters = parameters_of(optimizer);
+  const auto parameters = optim::parameters_of(optimizer);
   Dict states;
   Dict indices;
   for (std::size_t i = 0; i < parameters.size(); ++i) {

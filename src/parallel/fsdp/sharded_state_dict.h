@@ -41,8 +41,8 @@ void refuse_experts(const StateEntries& entries, const char* function);
 // The functions of fsdp/state_dict.h.
 at::Tensor full_tensor(const StateEntries& entries, const std::string& name);
 Dict model_state_dict(const StateEntries& entries, const StateDictOptions& options);
-void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
-                           const StateDictOptions& options);
+LoadReport load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
+                                 const StateDictOptions& options);
 Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                           const StateDictOptions& options);
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,

@@ -3,6 +3,10 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include <lockstep/base/error.h>
 #include <lockstep/fsdp/state_dict.h>
@@ -16,6 +20,7 @@
 #include "fsdp/sharded_state_dict.h"
 #include "fsdp/tree.h"
 #include "modules/experts.h"
+#include "modules/rank_part.h"
 #include "optim/unaveraged.h"
 #include "serialize/safetensors_folder.h"
 
@@ -83,6 +88,50 @@ modules::CountedGradient counted_gradient(const ParameterEntry& entry) {
 
 namespace {
 
+// The parameters that fully_shard() distributes in this process: [a module's tensor, or this rank's rows of it].
+struct ShardedEntry {
+  ParameterEntry entry;
+  std::shared_ptr<Tree> tree;
+};
+using ShardedParameters = std::unordered_map<const c10::TensorImpl*, ShardedEntry>;
+
+ShardedParameters sharded_parameters() {
+  ShardedParameters all;
+  for (const auto& owner : modules::living_owners()) {
+    const auto tree = std::dynamic_pointer_cast<Tree>(owner);
+    if (!tree) continue;
+    for (const auto& group : tree->groups()) {
+      for (const auto& parameter : group->parameters()) {
+        const ShardedEntry entry{{parameter.name, parameter.shard, parameter.full_sizes, parameter.cuts},
+                                 tree};
+        all.insert({parameter.shard.unsafeGetTensorImpl(), entry});
+        if (const auto whole = parameter.lock_whole(); whole.defined())
+          all.insert({whole.unsafeGetTensorImpl(), entry});
+      }
+    }
+  }
+  return all;
+}
+
+// Each parameter of the list once.
+StateEntries entries_of_list(const std::vector<at::Tensor>& parameters) {
+  if (modules::has_distributed_experts()) {
+    throw ArgumentError(
+        "clip_grad_norm_: this process has experts of a MixtureOfExperts on several ranks, and a list of parameters "
+        "does not say which are theirs; pass the module: clip_grad_norm_(net, max_norm)");
+  }
+  const auto sharded = sharded_parameters();
+  StateEntries all{.owner = "the list's", .parameters = {}, .buffers = {}};
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& parameter : parameters) {
+    const auto found = sharded.find(parameter.unsafeGetTensorImpl());
+    if (found != sharded.end()) found->second.tree->check();
+    auto entry = found == sharded.end() ? entry_of_parameter("", parameter) : found->second.entry;
+    if (seen.insert(entry.part.unsafeGetTensorImpl()).second) all.parameters.push_back(std::move(entry));
+  }
+  return all;
+}
+
 std::uint64_t bytes_of(const at::Tensor& part, at::IntArrayRef sizes) {
   return static_cast<std::uint64_t>(c10::multiply_integers(sizes)) * part.element_size();
 }
@@ -114,11 +163,11 @@ Dict get_model_state_dict(ConstModuleRef module, const StateDictOptions& options
   return fsdp::model_state_dict(fsdp::entries_of(module), options);
 }
 
-void set_model_state_dict(ModuleRef module, const Dict& model_state_dict, const StateDictOptions& options,
-                          std::source_location where) {
+LoadReport set_model_state_dict(ModuleRef module, const Dict& model_state_dict,
+                                const StateDictOptions& options, std::source_location where) {
   const comm::CallSite site(where, "state dict");
   if (const auto sharded = FSDPModule::find(module)) Entries::reshard(*sharded);
-  fsdp::load_model_state_dict(fsdp::entries_of(module), model_state_dict, options);
+  return fsdp::load_model_state_dict(fsdp::entries_of(module), model_state_dict, options);
 }
 
 Dict get_optimizer_state_dict(ConstModuleRef module, torch::optim::Optimizer& optimizer,
@@ -140,11 +189,11 @@ Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& opti
   return fsdp::model_state_dict(Entries::of(module), options);
 }
 
-void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
-                          const StateDictOptions& options, std::source_location where) {
+LoadReport set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
+                                const StateDictOptions& options, std::source_location where) {
   const comm::CallSite site(where, "state dict");
   Entries::reshard(module);
-  fsdp::load_model_state_dict(Entries::of(module), model_state_dict, options);
+  return fsdp::load_model_state_dict(Entries::of(module), model_state_dict, options);
 }
 
 at::Tensor full_tensor(ConstModuleRef module, const std::string& name, std::source_location where) {
@@ -215,6 +264,13 @@ double clip_grad_norm_(ModuleRef module, double max_norm, const ClipGradNormOpti
   const CallerPlace place(where);
   optim::refuse_step("clip_grad_norm_", module->parameters());
   return fsdp::clip(fsdp::entries_of(module, /*with_ignored=*/false), max_norm, options, where);
+}
+
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                       const ClipGradNormOptions& options, std::source_location where) {
+  const CallerPlace place(where);
+  optim::refuse_step("clip_grad_norm_", parameters);
+  return fsdp::clip(fsdp::entries_of_list(parameters), max_norm, options, where);
 }
 
 Dict FSDPModule::state_dict(std::source_location where) const {

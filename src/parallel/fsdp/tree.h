@@ -67,6 +67,11 @@ class Tree final : public std::enable_shared_from_this<Tree>, public modules::Ra
   void hold(ParameterGroup& group);
   void prefetch(ParameterGroup& group);
   void reshard(ParameterGroup& group);
+  // Those that live.
+  Groups groups() const {
+    const Lock lock(mutex_);
+    return living();
+  }
   // Throws if an earlier failure left parameters of two steps, or a fully_shard() left some without values.
   void check() const;
   // Throws ArgumentError if the module's parameters are not those that the groups have. The other ranks' next

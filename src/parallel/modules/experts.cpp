@@ -2,6 +2,8 @@
 #include "modules/experts.h"
 
 #include <algorithm>
+#include <atomic>
+#include <utility>
 
 #include "base/caller_place.h"
 #include "base/throw_error.h"
@@ -19,7 +21,22 @@ std::optional<int> rank_with_others(const ProcessGroup& group, const ProcessGrou
   return static_cast<int>((own == places.front() ? other : places.begin()) - places.begin());
 }
 
+std::atomic<int>& number_of_distributed() {
+  static std::atomic<int> number = 0;
+  return number;
+}
+
 }  // namespace
+
+Experts::Experts(std::optional<ProcessGroup> ranks) : Module("Experts"), ranks_(std::move(ranks)) {
+  if (ranks_) ++number_of_distributed();
+}
+
+Experts::~Experts() {
+  if (ranks_) --number_of_distributed();
+}
+
+bool has_distributed_experts() { return number_of_distributed() > 0; }
 
 std::vector<ExpertTensor> expert_tensors(const torch::nn::Module& module) {
   std::vector<ExpertTensor> all;

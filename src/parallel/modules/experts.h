@@ -17,7 +17,10 @@ namespace lockstep::modules {
 // The experts of a MixtureOfExperts on this rank.
 class Experts : public torch::nn::Module {
  public:
-  explicit Experts(std::optional<ProcessGroup> ranks) : Module("Experts"), ranks_(std::move(ranks)) {}
+  explicit Experts(std::optional<ProcessGroup> ranks);
+  ~Experts() override;
+  Experts(const Experts&) = delete;
+  Experts& operator=(const Experts&) = delete;
 
   // Those that have other experts; nullopt: this rank has all.
   const std::optional<ProcessGroup>& ranks() const { return ranks_; }
@@ -25,6 +28,9 @@ class Experts : public torch::nn::Module {
  private:
   std::optional<ProcessGroup> ranks_;
 };
+
+// Whether the process has experts that other ranks do not have.
+bool has_distributed_experts();
 
 // A parameter or buffer of an expert that other ranks do not have.
 struct ExpertTensor {

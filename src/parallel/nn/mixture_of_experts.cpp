@@ -125,7 +125,7 @@ MixtureOfExpertsImpl::Routes MixtureOfExpertsImpl::route(const Tensor& tokens) {
   return {choices, weights.t().reshape(-1).index_select(0, choices), counts, aux_loss};
 }
 
-// `rows`: for each rank that sent some, for each expert, as many as `counts` says; the result likewise.
+// `rows`: for each rank that sent some, for each expert, as many as `counts` says; the result has that order too.
 Tensor MixtureOfExpertsImpl::run_experts(const Tensor& rows, const Counts& counts) const {
   const auto pieces = rows.split_with_sizes(counts);
   std::vector<Tensor> results(pieces.size());

@@ -16,6 +16,7 @@
 
 #include "base/throw_error.h"
 #include "optim/optimizer_kind.h"
+#include "optim/optimizer_states.h"
 
 namespace lockstep::graphs {
 namespace {
@@ -113,9 +114,8 @@ void sync_learning_rates(const Optimizers& optimizers) {
 std::vector<at::Tensor> parameters_of(const Optimizers& optimizers) {
   std::vector<at::Tensor> parameters;
   for (auto* optimizer : optimizers) {
-    for (const auto& group : optimizer->param_groups()) {
-      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-    }
+    const auto own = optim::parameters_of(*optimizer);
+    parameters.insert(parameters.end(), own.begin(), own.end());
   }
   return parameters;
 }

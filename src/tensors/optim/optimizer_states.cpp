@@ -37,15 +37,13 @@ Dict states_of(const Optimizer& optimizer) {
   const auto& kind = kind_of(optimizer);
   Dict states;
   std::int64_t index = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) {
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (found != optimizer.state().end()) {
-        auto state = state_dict_of(kind, *found->second);
-        if (!state.empty()) states.set(index, std::move(state));
-      }
-      ++index;
+  for (const auto& parameter : parameters_of(optimizer)) {
+    const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+    if (found != optimizer.state().end()) {
+      auto state = state_dict_of(kind, *found->second);
+      if (!state.empty()) states.set(index, std::move(state));
     }
+    ++index;
   }
   return states;
 }
@@ -108,6 +106,13 @@ NewStates loaded_states(const OptimizerKind& kind, const Optimizer& optimizer,
 }
 
 }  // namespace
+
+std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
 
 Dict states_of_rank(const Optimizer& optimizer) {
   List groups;

@@ -12,6 +12,9 @@
 
 namespace lockstep::optim {
 
+// The parameters of all groups in their order, which numbers them in state dicts.
+std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer);
+
 // The state dict with the states that this rank has, which may be a part of them. Its tensors share the
 // optimizer's data. Throws ArgumentError for an unknown class of optimizers.
 Dict states_of_rank(const torch::optim::Optimizer& optimizer);

@@ -26,18 +26,11 @@ using torch::optim::Optimizer;
 
 constexpr const char* kStep = "step";
 
-std::vector<at::Tensor> parameters_in_order(const Optimizer& optimizer) {
-  std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups())
-    all.insert(all.end(), group.params().begin(), group.params().end());
-  return all;
-}
-
 // Replaces each value that is a part of the state of a parameter of rows by `change(name, value, parameter,
 // rows)`.
 template <class Change>
 Dict changed(const Optimizer& optimizer, Dict state_dict, const Change& change) {
-  const auto parameters = parameters_in_order(optimizer);
+  const auto parameters = optim::parameters_of(optimizer);
   Dict states;
   for (const auto& [index, values] : state_dict.at("state").as_dict()) {
     const auto i = static_cast<std::size_t>(index.as_int());
@@ -96,7 +89,7 @@ Value to_own(const std::string& name, const Value& value, const at::Tensor& para
 
 // PyTorch: `_init_optim_state`.
 void create_states(Optimizer& optimizer) {
-  const auto parameters = parameters_in_order(optimizer);
+  const auto parameters = optim::parameters_of(optimizer);
   for (const auto& parameter : parameters) {
     if (parameter.grad().defined()) {
       throw_error<ArgumentError>(
@@ -125,7 +118,7 @@ Value no_steps(const Value& count) {
 }  // namespace
 
 bool has_rows(const Optimizer& optimizer) {
-  return std::ranges::any_of(parameters_in_order(optimizer),
+  return std::ranges::any_of(optim::parameters_of(optimizer),
                              [](const auto& each) { return optim::rows_of(each) != nullptr; });
 }
 

@@ -173,6 +173,18 @@ TEST(Coordinator, CountsReplacementsOfSingleRanksAsRestarts) {
   }
 }
 
+TEST(Coordinator, RestartsNothingAfterAFailureThatEndsTheRun) {
+  FakeRun run({.shared = {.max_restarts = 3}});
+  run.join(0);
+  run.handle(0, Reserved{});
+  auto failure = kFailure;
+  failure.report.ends_run = true;
+  run.handle(0, failure);
+  run.handle(0, Stopped{0});
+  EXPECT_TRUE(run.ended());
+  EXPECT_TRUE(run.last<End>().failure->ends_run);
+}
+
 TEST(Coordinator, RestartsOnlyWhenAllNodesHaveStopped) {
   FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2, .max_restarts = 1}});
   run.join(0);

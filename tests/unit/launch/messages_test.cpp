@@ -43,12 +43,14 @@ TEST(Messages, TravelBothWays) {
       .report = {.first = {.rank = 7, .signal = SIGABRT, .core_dumped = true, .cpu_limit = true},
                  .host = "h",
                  .stderr_tail = {"a\nb", "\xff"},
+                 .ends_run = true,
                  .later = {{.rank = 8, .code = 3}}}};
   const auto back = std::get<Failed>(decode_from_node(encode(FromNode(failed))));
   EXPECT_EQ(back.report.first.signal, SIGABRT);
   EXPECT_TRUE(back.report.first.core_dumped);
   EXPECT_TRUE(back.report.first.cpu_limit);
   EXPECT_EQ(back.report.stderr_tail.front(), "a\nb");
+  EXPECT_TRUE(back.report.ends_run);
   EXPECT_EQ(back.report.later.front().code, 3);
   EXPECT_EQ(encode(FromNode(failed)).find('\n'), std::string::npos) << "one message is one line";
 

@@ -107,7 +107,8 @@ TEST(RankProgress, KeepsTheLastSteps) {
   EXPECT_EQ(seen.last.back().number, 100U);
   EXPECT_EQ(seen.last.back().samples, 3200U);
   EXPECT_EQ(total(seen.last.back().spent), seen.last.back().ended_at - seen.began_at);
-  ASSERT_EQ(seen.memory.size(), 1U);  // all within a second, unless the machine is very slow
+  ASSERT_FALSE(seen.memory.empty());
+  EXPECT_LT(seen.memory.size(), 50U);  // one a second
   EXPECT_GT(seen.memory.front().resident, 1 << 20);
 }
 

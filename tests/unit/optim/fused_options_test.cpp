@@ -6,7 +6,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/fused.h>
-#include <lockstep/optim/lr_scheduler.h>
+#include <lockstep/optim/reduce_lr_on_plateau.h>
 
 namespace lockstep::optim {
 namespace {

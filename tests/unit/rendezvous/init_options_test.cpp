@@ -83,6 +83,7 @@ TEST(Init, TheFakeBackendWaitsForNoOtherRank) {
   const auto tensor = torch::ones({3});
   context.group().all_reduce(tensor);
   EXPECT_EQ(context.group().recent_calls().size(), 1U);
+  EXPECT_EQ(context.group().broadcast_object("its own", 0), "its own");
   const auto pair = context.new_group({2, 3});
   ASSERT_TRUE(pair);
   EXPECT_EQ(pair.size(), 2);

@@ -44,7 +44,7 @@ class Communicator {
 
   // Wakes sleeping ranks. Call it after every publication that a rank may wait for.
   void ring() const;
-  // The same without a fence: a rank that is just falling asleep may be missed, and checks at the end of its
+  // ring() without a fence: a rank that is just falling asleep may be missed, and checks at the end of its
   // nap. For publications that ranks rarely wait for.
   void ring_softly() const;
 

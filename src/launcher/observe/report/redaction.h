@@ -15,7 +15,7 @@ inline constexpr std::string_view kRedacted = "[redacted]";
 // the passwords of URLs, what follows "Bearer", and keys of known forms (ghp_..., sk-..., AKIA...).
 std::string redacted(std::string_view text);
 
-// The words of a command line, likewise. A secret may be the word after its name.
+// A command line, word by word, without secrets. A secret may be the word after its name.
 std::vector<std::string> redacted_words(const std::vector<std::string>& words);
 
 // Of variables NAME=VALUE those that a report may show, sorted, redacted: how ranks find each other, threads, devices,

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# Makes the files of a release: scripts/release.sh <version> [option...]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'END'
+Usage: scripts/release.sh <version> [--rehearse] [--tree <folder>] [--output <folder>]
+       scripts/release.sh --use <bookworm|trixie> <folder of a release>
+       scripts/release.sh --compare <folder of a release> <folder of a release>
+
+Makes, from the present commit and the torch of .venv, in build/release-<version>: the source archive, the source
+distribution and the wheel of lockstep-torch for the Python of .venv, two Debian packages, licences, a bill of materials,
+notes and SHA256SUMS. It builds in build/release-tree. Refuses a tree with changes, and a version that a file contradicts:
+scripts/release/version.py set <version> makes all files state it. docs/releasing.md is about releases.
+
+  --rehearse         takes a version that the changelog still calls unreleased
+  --tree <folder>    takes this build tree, after updating it, instead of build/release-tree. Its programs
+                     name folders of this machine, so the files differ from those of another machine
+  --output <folder>  a folder that does not exist yet
+  --use              installs each file in a minimal Debian and uses it on two ranks (root; needs the network for torch)
+  --compare          fails unless both folders have equal files
+END
+}
+
+# compare <folder> <folder>
+compare() {
+  local folder
+  for folder in "$@"; do [[ -f $folder/SHA256SUMS ]] || fail "$folder has no SHA256SUMS; name two folders that this script has made"; done
+  diff -r "$1" "$2" || fail "the releases in $1 and $2 differ"
+  say "Equal: $(wc -l <"$1/SHA256SUMS") files"
+}
+
+# use <suite> <folder>
+use() {
+  [[ -f $2/SHA256SUMS ]] || fail "$2 has no SHA256SUMS; name a folder that this script has made"
+  exec bash scripts/fresh.sh "$1" --packages "python3 python3-venv g++ cmake ninja-build" --wheels "$2" bash scripts/release/use.sh /wheels
+}
+
+# Programs without folders of this machine: neither the places of LibTorch and of the build, nor __FILE__ of this tree.
+configure_tree() {
+  local torch=$1
+  cmake --preset release -B "$tree" "-DTorch_DIR=$torch/share/cmake/Torch" -DLOCKSTEP_BUILD_TESTS=OFF \
+    -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_EXAMPLES=OFF -DLOCKSTEP_BUILD_GPU_CHECKS=OFF -DLOCKSTEP_BUILD_PYTHON=ON -DLOCKSTEP_WITH_CUDA=OFF \
+    -DLOCKSTEP_WITH_MPI=OFF -DLOCKSTEP_WITH_LIBDW=ON -DLOCKSTEP_WITH_NCURSES=ON -DLOCKSTEP_WITH_MICROHTTPD=ON \
+    -DLOCKSTEP_CCACHE=OFF -DCMAKE_SKIP_RPATH=ON \
+    "-DCMAKE_CXX_FLAGS=-ffile-prefix-map=$root=. -ffile-prefix-map=$torch=torch"
+}
+
+case "${1:-}" in
+  -h | --help) usage && exit 0 ;;
+  --compare) [[ $# == 3 ]] || { usage >&2 && exit 2; } && compare "$(cd "$caller_dir" && realpath "$2")" "$(cd "$caller_dir" && realpath "$3")" && exit 0 ;;
+  --use) [[ $# == 3 ]] || { usage >&2 && exit 2; } && use "$2" "$(cd "$caller_dir" && realpath "$3")" ;;
+  '' | -*) usage >&2 && exit 2 ;;
+esac
+version=$1 tree='' output='' rehearse=()
+shift
+while (($#)); do
+  case $1 in
+    --rehearse) rehearse=(--rehearse) ;;
+    --tree) tree=$(cd "$caller_dir" && realpath "${2:?--tree needs a folder}") && shift ;;
+    --output) output=$(cd "$caller_dir" && realpath -m "${2:?--output needs a folder}") && shift ;;
+    *) usage >&2 && exit 2 ;;
+  esac
+  shift
+done
+output=${output:-$root/build/release-$version}
+[[ ! -e $output ]] || fail "$output exists: remove it, or name another folder with --output"
+[[ -z $(git status --porcelain) ]] || fail "this tree has changes: commit them, so that the release is what the commit says"
+python3 -B scripts/release/version.py check "$version" "${rehearse[@]}"
+for program in dpkg-shlibdeps:dpkg-dev dpkg-deb:dpkg git:git; do
+  command -v "${program%:*}" >/dev/null || fail "${program%:*} is missing: apt-get install ${program#*:}"
+done
+
+bash scripts/setup.sh --tests
+if [[ -z $tree ]]; then
+  tree=$root/build/release-tree
+  configure_tree "$(realpath "$(torch_prefix .venv)")"
+fi
+say "Building ${tree#"$root"/}"
+cmake --build "$tree" --parallel "$(jobs_that_fit)" --target lockstep_wheel | thin_progress
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+PATH=$root/.venv/bin:$PATH
+export SOURCE_DATE_EPOCH PATH
+say "Making ${output#"$root"/}"
+"$(sed -n 's/^LOCKSTEP_PYTHON:[A-Z]*=//p' "$tree/CMakeCache.txt")" -B scripts/release/make.py "$version" "$tree" "$output"
