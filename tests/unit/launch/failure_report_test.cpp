@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "launch/failure_report.h"
-
 #include <csignal>
 #include <ctime>
 #include <sys/resource.h>
@@ -12,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/host.h"
+#include "launch/failure_report.h"
 #include "launch/process_tree.h"
 #include "launch/run_notes.h"
 #include "unit/base/child.h"
@@ -107,6 +106,16 @@ TEST(FailureReport, SaysWhyTheLauncherItselfKilledTheRank) {
   report.first.signal = SIGKILL;
   report.first.killed_for.clear();
   EXPECT_THAT(report_lines(report, false).back(), HasSubstr("did not send that SIGKILL"));
+}
+
+TEST(FailureReport, SaysThatTooFewRanksAreLeft) {
+  const FailureReport report{
+      .first = {.rank = 2, .pid = 77, .code = 3, .too_few = "which leaves 1 rank, fewer than --min-ranks 2"},
+      .host = "box"};
+  EXPECT_EQ(
+      report_lines(report, false).back(),
+      "rank 2 failed first: it exited with code 3, which leaves 1 rank, fewer than --min-ranks 2; pid 77 on host box");
+  EXPECT_EQ(nlohmann::json(report).get<FailureReport>().first.too_few, report.first.too_few);
 }
 
 TEST(RunNotes, KeepTheLastReasonOfEachRankAndTheLastKills) {
