@@ -39,6 +39,9 @@ def run(*command):
 def install(build, stage):
     for component in ([], ["--component", "wheel"]):
         run("cmake", "--install", build, "--prefix", stage / "lockstep_torch", "--strip", *component)
+    config = stage / "lockstep_torch/lib/cmake/Lockstep/LockstepConfig.cmake"
+    if str(third_party.torch_folder(build)) in config.read_text():
+        sys.exit(f"{config} names the LibTorch of this machine instead of the one beside the package")
     for package in ("lockstep_torch", "lockstep_checkpoint", "lockstep_commands"):
         shutil.copytree(SOURCE / "python" / package, stage / package, dirs_exist_ok=True,
                         ignore=shutil.ignore_patterns("__pycache__"))
