@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "run_command.h"
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -14,7 +16,6 @@
 #include "launch/worker_group.h"
 #include "machine/host.h"
 #include "rank_watch.h"
-#include "run_command.h"
 
 namespace lockstep::cli {
 namespace {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "run_report.h"
+
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -22,7 +24,6 @@
 #include "base/throw_error.h"
 #include "observe/private_file.h"
 #include "observe/report/redaction.h"
-#include "run_report.h"
 
 namespace lockstep::cli {
 namespace {

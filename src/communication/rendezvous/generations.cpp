@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/generations.h"
+
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -9,7 +11,6 @@
 #include "base/deadline.h"
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
-#include "rendezvous/generations.h"
 
 namespace lockstep::rendezvous {
 namespace {

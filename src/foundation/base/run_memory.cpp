@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/run_memory.h"
+
 #include <cerrno>
 #include <fcntl.h>
 #include <new>
@@ -9,7 +11,6 @@
 #include <fmt/ranges.h>
 
 #include "base/host.h"
-#include "base/run_memory.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 

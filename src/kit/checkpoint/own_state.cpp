@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "checkpoint/own_state.h"
+
 #include <algorithm>
 
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/checkpoint/training_state.h>
 
 #include "base/throw_error.h"
-#include "checkpoint/own_state.h"
 #include "checkpoint/training_state_access.h"
 #include "intercept/storage_guard.h"
 #include "modules/rank_part.h"

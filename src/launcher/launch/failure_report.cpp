@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/failure_report.h"
+
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -15,7 +17,6 @@
 #include "base/host.h"
 #include "base/limits.h"
 #include "base/text.h"
-#include "launch/failure_report.h"
 
 namespace lockstep::launch {
 namespace {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/rank_supervisor.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -13,7 +15,6 @@
 #include "launch/log_multiplexer.h"
 #include "launch/options.h"
 #include "launch/process_tree.h"
-#include "launch/rank_supervisor.h"
 
 namespace lockstep::launch {
 namespace {

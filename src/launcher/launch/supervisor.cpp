@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/supervisor.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -15,7 +17,6 @@
 #include "launch/launch.h"
 #include "launch/launch_limits.h"
 #include "launch/process_tree.h"
-#include "launch/supervisor.h"
 
 namespace lockstep::launch {
 namespace {
@@ -196,8 +197,8 @@ bool NodeSupervisor::go_on_without(RankExit& exit) {
   }
   if (!kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
   workers_->lose(exit.local_rank);
-  const auto line = fmt::format("rank {} {}; the run continues with {} rank{}", exit.rank, describe(exit), left,
-                                left == 1 ? "" : "s");
+  const auto line = fmt::format("rank {} {}; the run continues with {} rank{}", exit.rank, describe(exit),
+                                left, left == 1 ? "" : "s");
   logs_.print(line);
   account({.replacement = line});
   return true;

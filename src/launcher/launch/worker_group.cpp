@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/worker_group.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -16,7 +18,6 @@
 #include "base/throw_error.h"
 #include "launch/launch.h"
 #include "launch/launch_limits.h"
-#include "launch/worker_group.h"
 
 namespace lockstep::launch {
 namespace {

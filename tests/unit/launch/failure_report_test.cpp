@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/failure_report.h"
+
 #include <csignal>
 #include <ctime>
 #include <sys/resource.h>
@@ -10,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/host.h"
-#include "launch/failure_report.h"
 #include "launch/process_tree.h"
 #include "launch/run_notes.h"
 #include "unit/base/child.h"
