@@ -101,6 +101,7 @@ data::DataLoaderOptions loader_options(const std::string& mode, const lockstep::
     options.sampler = data::DistributedSampler(kSamples, context.world_size() + 1, context.rank());
   } else {
     options.shuffle = true;
+    options.seed = 0;  // without it a run that is started with one rank has another order
   }
   return options;
 }
