@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A module that changes after DistributedDataParallel has wrapped it: the change is followed, with the
 // weights of one process, or refused on all ranks.
+#include "multiprocess/changed_modules.h"
+
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -27,6 +29,7 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::set_trained;
 
 constexpr int kSteps = 6;
 constexpr int kChangedStep = 3;
@@ -55,10 +58,6 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 using Change = std::function<void(Net&)>;
-
-void set_trained(const torch::nn::Module& module, bool trained) {
-  for (auto& parameter : module.parameters()) parameter.requires_grad_(trained);
-}
 
 void unfreeze(Net& net) { set_trained(*net->frozen, true); }
 void freeze(Net& net) { set_trained(*net->first, false); }

@@ -187,7 +187,9 @@ const testing::Scenario named_schedules("guesses: pipelines", [] {
   }
   EXPECT_GT(part->parameters()[0].grad().abs().sum().item<double>(), 0);
 });
-TEST(Guesses, SchedulesTakeArgumentsByName) { testing::expect_all_passed(testing::run_ranks(named_schedules)); }
+TEST(Guesses, SchedulesTakeArgumentsByName) {
+  testing::expect_all_passed(testing::run_ranks(named_schedules));
+}
 
 const testing::Scenario without_arrows("guesses: wrappers without arrows", [] {
   const auto context = init({.backend = "shm"});

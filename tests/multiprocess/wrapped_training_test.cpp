@@ -12,6 +12,7 @@
 
 #include <lockstep/distributed.h>
 
+#include "multiprocess/changed_modules.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 
@@ -38,10 +39,6 @@ Tensor rows_of(int step, int rank, std::int64_t columns) {
   const auto all =
       torch::arange(2 * kBatch * columns, torch::kDouble).add(7 * step).sin().view({-1, columns});
   return rank < 0 ? all : all.narrow(0, rank * kBatch, kBatch);
-}
-
-void set_trained(torch::nn::Module& module, bool trained) {
-  for (auto& parameter : module.parameters()) parameter.set_requires_grad(trained);
 }
 
 void expect_same(const torch::nn::Module& net, const torch::nn::Module& expected) {

@@ -66,11 +66,12 @@ def asked_name(question):
 
 
 def describe(data, interface):
-    """Where an IP packet goes; "" for one of the kernel's own (ICMPv6) and for those that stay on this host."""
+    """Where an IP packet goes; "" for one of the kernel's own (ICMPv6; ICMP where this host should have a server of names) and for
+    those that stay on this host."""
     version = data[0] >> 4
     protocol, start = (data[9], 4 * (data[0] & 15)) if version == 4 else (data[6], 40)
     if protocol not in (socket.IPPROTO_TCP, socket.IPPROTO_UDP):
-        return "" if version == 6 else f"protocol {protocol} on {interface}"
+        return "" if version == 6 or interface == "lo" else f"protocol {protocol} on {interface}"
     family, address = (socket.AF_INET, data[16:20]) if version == 4 else (socket.AF_INET6, data[24:40])
     port, = struct.unpack("!H", data[start + 2:start + 4])
     if interface == "lo" and port != NAME_SERVICE:

@@ -293,7 +293,7 @@ class PeriodicModelAverager {
   /// Throws DesyncError on all ranks, before a parameter is changed, if these are not the same on all.
   void average_parameters(const std::vector<at::Tensor>& parameters,
                           std::source_location where = std::source_location::current());
-  /// The same for the optimizer's parameters.
+  /// Averages the optimizer's parameters, if a step is due.
   void average_parameters(const torch::optim::Optimizer& optimizer,
                           std::source_location where = std::source_location::current());
 

@@ -52,8 +52,7 @@ class DdpState;
 }
 
 /// While it lives, gradients accumulate on this rank only: the backward passes of forwards made in its scope
-/// are not reduced. The first backward after it reduces the sum. Guards nest. PyTorch:
-/// `DistributedDataParallel.no_sync()`.
+/// are not reduced. The first backward after it reduces the sum. Guards nest. PyTorch: `no_sync()`.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(bool& sync) : sync_(&sync), before_(std::exchange(sync, false)) {}
@@ -85,8 +84,7 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
     return Join({this}, options, where);
   }
 
-  /// Replaces the averaging of buckets. Call it once, before the first forward. See CommHook. PyTorch:
-  /// `register_comm_hook`.
+  /// Replaces the averaging of buckets, before the first forward. See CommHook. PyTorch: `register_comm_hook`.
   void register_comm_hook(CommHook hook, std::source_location where = std::source_location::current());
   /// Takes PyTorch's first argument, for a hook that has no state: `register_comm_hook(nullptr, hook)`.
   void register_comm_hook(std::nullptr_t /*state*/, CommHook hook,
@@ -94,8 +92,7 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
     register_comm_hook(std::move(hook), where);
   }
   /// Registers a hook with the caller's state: `register_comm_hook(&state, hook)`, or with a shared_ptr. The hook is
-  /// called with it as it was passed, or as a `State&`. A temporary state is the hook's own. The object
-  /// of a pointer must outlive this module.
+  /// called with it as it was passed, or as a `State&`; it owns a temporary. A pointer's object must outlive this module.
   template <typename State, typename Hook>
     requires ddp::detail::HookOf<Hook, State> &&
              (!std::is_lvalue_reference_v<State> || ddp::detail::kIsShared<State>)
@@ -307,7 +304,7 @@ class DistributedDataParallel
   void register_comm_hook(CommHook hook, std::source_location where = std::source_location::current()) {
     this->ptr()->register_comm_hook(std::move(hook), where);
   }
-  /// The same with the state of the hook, or nullptr.
+  /// Registers a hook with its state, or with nullptr.
   template <typename State, typename Hook>
     requires(!std::same_as<Hook, std::source_location>)
   void register_comm_hook(State&& state, Hook hook,
@@ -350,8 +347,7 @@ void broadcast_module(ModuleRef module, int src = 0,
 std::vector<std::string> freeze(ModuleRef module, const std::vector<std::string>& patterns,
                                 std::source_location where = std::source_location::current());
 
-/// The same for the parameters that match none of the patterns, for fine-tuning: `freeze_all_but(net,
-/// {"fc"})`.
+/// Freezes the parameters that match none of the patterns, for fine-tuning: `freeze_all_but(net, {"fc"})`.
 std::vector<std::string> freeze_all_but(ModuleRef module, const std::vector<std::string>& patterns,
                                         std::source_location where = std::source_location::current());
 

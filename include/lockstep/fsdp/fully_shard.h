@@ -210,7 +210,7 @@ class FSDPModule {
   /// ranks. Call it after fully_shard() of the module that has all of them. Throws ArgumentError otherwise.
   void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules,
                                        std::source_location where = std::source_location::current());
-  /// The same when backward uses them.
+  /// The modules whose parameters are gathered ahead when backward uses this module's, in this order.
   void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules,
                                         std::source_location where = std::source_location::current());
 

@@ -26,7 +26,7 @@ namespace lockstep::optim {
 /// number of values that `averaged` is of. PyTorch: the argument `avg_fn`.
 using AverageFunction = std::function<at::Tensor(const at::Tensor& averaged, const at::Tensor& current,
                                                  const at::Tensor& num_averaged)>;
-/// The same in place, for lists of tensors of one device and dtype. PyTorch: the argument `multi_avg_fn`.
+/// Averages in place, for lists of tensors of one device and dtype. PyTorch: the argument `multi_avg_fn`.
 using MultiAverageFunction =
     std::function<void(const std::vector<at::Tensor>& averaged, const std::vector<at::Tensor>& current,
                        const at::Tensor& num_averaged)>;

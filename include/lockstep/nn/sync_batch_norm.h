@@ -94,7 +94,7 @@ class SyncBatchNorm : public torch::nn::ModuleHolder<SyncBatchNormImpl> {
 void convert_sync_batchnorm(ModuleRef module, const std::optional<ProcessGroup>& process_group = std::nullopt,
                             std::source_location where = std::source_location::current());
 
-/// The same for a module holder or shared_ptr; returns it.
+/// Converts a module holder or shared_ptr, and returns it.
 template <ModulePointer Module>
 Module convert_sync_batchnorm(Module module, const std::optional<ProcessGroup>& process_group = std::nullopt,
                               std::source_location where = std::source_location::current()) {

@@ -155,7 +155,7 @@ class Compose {
   decltype(detail::steps_of(std::declval<Ts>()...)) steps_;
 };
 
-/// The same for a list that is built at run time: `Compose(std::vector<Transform>)`, or Compose({a, b}).
+/// For a list that is built at run time: `Compose(std::vector<Transform>)`, or Compose({a, b}).
 template <>
 class Compose<> {
  public:

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/runtime/value_objects.h>
 
 #include <exception>
 #include <string>
@@ -8,6 +7,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/runtime/collectives.h>
 #include <lockstep/runtime/default_group.h>
+#include <lockstep/runtime/value_objects.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
