@@ -314,8 +314,9 @@ void StepVerifier::refuse(const ddp::Verdict& verdict, const std::string& text, 
     const comm::CallSite site(where, "end of the process of a wrong rank");
     group.barrier(where);  // throws PeerLost, unless the program of the wrong rank catches its error
   }
+  const bool is_on_all_ranks = run == nullptr || !is_wrong(group.rank());
   throw VerificationError(with_reporter(comm::reporter_of(group), message), comm::about(group, verdict.wrong),
-                          current_.step + 1, tensor, run == nullptr);
+                          current_.step + 1, tensor, is_on_all_ranks);
 }
 
 Dict StepVerifier::state_dict() const { return {{"step", next_.step}, {"pass", next_.pass}}; }
