@@ -78,6 +78,9 @@ def pack(stage, info, folder):
     """A wheel without compression, for auditwheel, which compresses its own."""
     name = info.name.removesuffix(".dist-info")
     wheel = Path(folder) / f"{name}-{TAG}.whl"
+    for path in stage.rglob("*"):  # whatever the umask of the machine
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
     with WheelFile(wheel, "w", ZIP_STORED) as file:
         file.write_files(stage)
     return wheel
