@@ -308,15 +308,10 @@ run_wheel() (
   .venv/bin/python tests/package/wheel_test.py "$folder/work" c++ build/wheel build/wheel/lockstep_torch-*.tar.gz --download
 )
 
-# Two clones in different folders of a minimal Debian 12, with another umask, language and time zone, give equal files; two minimal
-# Debians use the wheel and the packages.
 run_release() (
   version=$(sed -n 's/^#define LOCKSTEP_VERSION_[A-Z]* //p' include/lockstep/version.h | paste -sd .) folder=$root/build/release-nightly status=0
   rm -rf "$folder" && mkdir -p "$folder" || return
-  # shellcheck disable=SC2016  # $0 is the version
-  bash scripts/fresh.sh bookworm --packages "git dpkg-dev" --wheels "$folder" bash -c '
-    scripts/release.sh "$0" --rehearse --output /wheels/first && umask 077 && git clone --quiet . /root/elsewhere/lockstep && cd /root/elsewhere/lockstep &&
-    LC_ALL=C TZ=Asia/Tokyo scripts/release.sh "$0" --rehearse --output /wheels/second && scripts/release.sh --compare /wheels/first /wheels/second' "$version" || return
+  bash scripts/fresh.sh bookworm --packages "git dpkg-dev" --wheels "$folder" scripts/release/twice.sh "$version" /wheels || return
   for suite in bookworm trixie; do bash scripts/release.sh --use "$suite" "$folder/first" || status=1; done
   return "$status"
 )
