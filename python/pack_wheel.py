@@ -99,6 +99,7 @@ def audit(wheel, output):
 
 
 def main(build, output):
+    os.umask(0o022)  # of the folders that auditwheel makes
     build, output = Path(build).resolve(), Path(output).resolve()
     with tempfile.TemporaryDirectory() as folder:
         stage = Path(folder) / "stage"
