@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
 """Time from `kill -9` of a random rank of four until all ranks go on: examples/06_elastic under `lockstep run --on-loss replace`, with
-and without a spare process, many kills in one run; and its counterpart under torchrun, which starts all ranks again at step 1, one kill
+and without a spare process, many kills in one run; under `--on-loss shrink`, where the others continue alone, one kill a run; and its counterpart under torchrun, which starts all ranks again at step 1, one kill
 a run. At "all continue" every rank has met the others in the new group and restored its state; "next step" is the first one that is
 committed."""
 import os
@@ -19,7 +19,7 @@ import bench_support as bench
 from run_restart import RunFailed, await_line, kill_all
 
 RANKS = 4
-GOALS = {"replacement": 0.5, "spare": 0.15}
+GOALS = {"replacement": 0.5, "spare": 0.15, "shrink": 0.05}
 
 
 def parse_flags():
@@ -83,6 +83,27 @@ def elastic_seconds(flags, options, kills, chance):
     return results
 
 
+def shrink_seconds(flags, runs, chance):
+    """[run] = seconds until the three others go on, and until the next step."""
+    command = [bench.program("lockstep"), "run", "--nproc-per-node", str(RANKS), "--on-loss", "shrink", bench.program("06_elastic"),
+               "10000", "1"]
+    results = []
+    for number in range(runs):
+        bench.progress(f"kill {number + 1} of {runs}, shrink")
+        with Run(command, flags.timeout) as run:
+            pids = [int(run.find(r"rank \d+ is process (\d+) and continues")[1]) for _ in range(RANKS)]
+            run.find(r"step \d+: ")
+            time.sleep(chance.uniform(0.2, 0.6))
+            begun = time.perf_counter()
+            os.kill(chance.choice(pids), signal.SIGKILL)
+            for _ in range(RANKS - 1):
+                run.find(r"rank \d+ is process \d+ and continues")
+            all_continue = time.perf_counter() - begun
+            run.find(r"step \d+: ")
+            results.append((all_continue, time.perf_counter() - begun))
+    return results
+
+
 def torchrun_seconds(flags, chance):
     command = [bench.PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "3",
                bench.twin("mnist")[1], "--data-dir", str(flags.data_dir), "--epochs", "100", "--log-interval", "1"]
@@ -106,9 +127,12 @@ def main():
     rows = []
     results = {}
     goals = []
-    for name, options in {"replacement": [], "spare": ["--spares", "1"]}.items():
+    measures = {"replacement": lambda kills: elastic_seconds(flags, [], kills, chance),
+                "spare": lambda kills: elastic_seconds(flags, ["--spares", "1"], kills, chance),
+                "shrink": lambda kills: shrink_seconds(flags, kills, chance)}
+    for name, measure in measures.items():
         try:
-            seconds = elastic_seconds(flags, options, flags.rounds + 1, chance)[1:]  # the first one fills the page cache
+            seconds = measure(flags.rounds + 1)[1:]  # the first one fills the page cache
         except RunFailed as failure:
             sys.exit(str(failure))
         all_continue, next_step = (list(column) for column in zip(*seconds))

@@ -31,6 +31,8 @@ function(lockstep_add_install_rules)
   set(package_such_as "")
   configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in"
     "${CMAKE_BINARY_DIR}/package/elsewhere/LockstepConfig.cmake" INSTALL_DESTINATION "${package_dir}")
+  # It replaces the one above, from which its time of configuring differs by less than CMake looks at.
+  install(CODE "set(ENV{CMAKE_INSTALL_ALWAYS} 1)" COMPONENT elsewhere EXCLUDE_FROM_ALL)
   install(FILES "${CMAKE_BINARY_DIR}/package/elsewhere/LockstepConfig.cmake" DESTINATION "${package_dir}"
     COMPONENT elsewhere EXCLUDE_FROM_ALL)
   write_basic_package_version_file("${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"

@@ -15,6 +15,8 @@ if(NOT LOCKSTEP_PATCHELF)
 endif()
 
 set(component COMPONENT wheel EXCLUDE_FROM_ALL)
+# LockstepConfig.cmake replaces that of the installation, from which its time of configuring may differ by less than CMake looks at.
+install(CODE "set(ENV{CMAKE_INSTALL_ALWAYS} 1)" ${component})
 
 set(targets "")
 set(renamed "")

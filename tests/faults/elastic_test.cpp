@@ -262,7 +262,7 @@ TEST(Elastic, ARankThatComputesWronglyIsReplaced) {
 
 // Which would make the same error after each replacement, until --max-restarts is used up.
 TEST(Elastic, ARankThatComputesWronglyEndsTheRunIfItIsToStop) {
-  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "10", "--spares", "1"}, 60s,
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "10", "--spares", "1"}, 120s,
                            "wrong-stop");
   training.finish(1);
   EXPECT_THAT(training.launcher().err(),
@@ -273,7 +273,7 @@ TEST(Elastic, ARankThatComputesWronglyEndsTheRunIfItIsToStop) {
 
 // The replacements read by themselves, since rank 0 shares nothing with them there.
 TEST(Elastic, ReplacementsLoadBeforeTheyMeetTheOthers) {
-  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "2"}, 60s, "loads");
+  ElasticTraining training({"--on-loss", "replace", "--max-restarts", "2"}, 120s, "loads");
   EXPECT_EQ(training.finish(), undisturbed()) << training.launcher().err();
   expect_survivors(training);
   EXPECT_THAT(training.launcher().out(),

@@ -98,11 +98,14 @@ TEST(Guesses, LogFunctionsOfPython) {
   logging::info("epoch ", 3, ": loss ", 0.5);
   logging::info(42);
   logging::info(std::string("100% of "), torch::tensor(2).item<int>());
+  char buffer[] = "hi";  // NOLINT: as snprintf() takes it
+  logging::info(buffer);
   log(LogLevel::warning, "rank ", 1);
   logging::error("end");
   EXPECT_EQ(
       ::testing::internal::GetCapturedStderr(),
-      "[lockstep] epoch 3: loss 0.5\n[lockstep] 42\n[lockstep] 100% of 2\n[lockstep] warning: rank 1\n[lockstep] error: end\n");
+      "[lockstep] epoch 3: loss 0.5\n[lockstep] 42\n[lockstep] 100% of 2\n[lockstep] hi\n[lockstep] warning: rank 1\n"
+      "[lockstep] error: end\n");
 }
 
 // Options take PyTorch's arguments in PyTorch's order.

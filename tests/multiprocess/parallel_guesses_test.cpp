@@ -52,7 +52,7 @@ const testing::Scenario missing_groups("guesses: groups that may be missing", []
   if (rank == 1) {
     EXPECT_EQ(recv(t, 0, {.group = none}), 0);
     EXPECT_EQ(recv(t, 0, {.tag = 3}), 0);
-    irecv(t, 0, {.tag = 4}).wait();
+    irecv(t, 0, {.group = some, .tag = 4}).wait();
   }
   const auto x = torch::ones({1}, torch::requires_grad());
   const auto sum = nn::all_reduce(x);
@@ -187,7 +187,9 @@ const testing::Scenario named_schedules("guesses: pipelines", [] {
   }
   EXPECT_GT(part->parameters()[0].grad().abs().sum().item<double>(), 0);
 });
-TEST(Guesses, SchedulesTakeArgumentsByName) { testing::expect_all_passed(testing::run_ranks(named_schedules)); }
+TEST(Guesses, SchedulesTakeArgumentsByName) {
+  testing::expect_all_passed(testing::run_ranks(named_schedules));
+}
 
 const testing::Scenario without_arrows("guesses: wrappers without arrows", [] {
   const auto context = init({.backend = "shm"});

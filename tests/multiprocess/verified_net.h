@@ -42,7 +42,7 @@ struct Faults {
   std::optional<Flip> activation = {};
   std::optional<Flip> gradient = {};   // of an activation
   std::optional<Flip> parameter = {};  // the gradient of the last weight
-  bool product = false;                // one element of each product is too large
+  bool product = false;                // one row of each product is too large
 };
 
 // The identity, but for faults.
@@ -52,7 +52,7 @@ struct Fault : torch::autograd::Function<Fault> {
     context->saved_data["faults"] = reinterpret_cast<std::int64_t>(faults);
     if (faults->activation) return flipped(x, *faults->activation);
     auto result = x.clone();
-    if (faults->product) result[0][0] += 1e-3;
+    if (faults->product) result[0] += 1e-3;
     return result;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,

@@ -228,8 +228,10 @@ void check_backend(const std::string& backend) {
 
 // For the launcher on one host of --hosts. The secret is in the environment that it was given.
 void set_node_of_hosts(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
-  if (options.on_loss == launch::OnLoss::replace)
-    throw ArgumentError("--on-loss replace is for one host; leave it or --hosts out");
+  if (options.on_loss != launch::OnLoss::restart) {
+    throw_error<ArgumentError>("--on-loss {} is for one host; leave it or --hosts out",
+                               launch::text_of(options.on_loss));
+  }
   if (!has_no_node_options(arguments)) {
     throw ArgumentError(
         "--hosts says how many nodes there are and where they meet: it excludes --nnodes, --node-rank, "

@@ -34,6 +34,7 @@ struct RunArguments {
   bool standalone = false;
   int max_restarts = 0;
   std::string on_loss = "restart";
+  int min_ranks = 1;
   int spares = 0;
   std::optional<double> progress_timeout{};
   std::optional<double> slow_factor{};

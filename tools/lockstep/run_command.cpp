@@ -134,7 +134,8 @@ machine::Binding parse_binding(const std::string& text) {
 }
 
 launch::OnLoss parse_on_loss(const std::string& text) {
-  check_choice("--on-loss", text, Words{"restart", "replace"});
+  check_choice("--on-loss", text, Words{"restart", "replace", "shrink"});
+  if (text == "shrink") return launch::OnLoss::shrink;
   return text == "replace" ? launch::OnLoss::replace : launch::OnLoss::restart;
 }
 
@@ -148,6 +149,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .role = arguments.role,
                                 .max_restarts = arguments.max_restarts,
                                 .on_loss = parse_on_loss(arguments.on_loss),
+                                .min_ranks = arguments.min_ranks,
                                 .spares = arguments.spares,
                                 .virtual_local_rank = arguments.virtual_local_rank,
                                 .pass_local_rank = arguments.pass_local_rank,
@@ -228,8 +230,12 @@ void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
       "that LOCKSTEP_SECRET_FILE names, or the text of LOCKSTEP_SECRET)");
   add(run, "max-restarts", parsed.max_restarts, "N", "Number of restarts after failures");
   add(run, "on-loss", parsed.on_loss, "WHAT",
-      "While restarts are left, a failure starts again all ranks (restart), or only the rank that failed (replace: "
-      "one host, for programs that use lockstep::elastic::run())");
+      "While restarts are left, a failure starts again all ranks (restart), or only the rank that failed (replace); or the "
+      "other ranks go on without it (shrink). replace and shrink: one host, for programs that use "
+      "lockstep::elastic::run()");
+  add(run, "min-ranks", parsed.min_ranks, "N",
+      "With --on-loss shrink: fewer ranks than these do not go on, so that the failure starts again all ranks while restarts "
+      "are left");
   add(run, "spares", parsed.spares, "K",
       "Processes of the program that are started in advance, and replace ranks at once (with --on-loss replace)");
   add(run, "progress-timeout", parsed.progress_timeout, "SECONDS",

@@ -169,11 +169,12 @@ void RunReport::handle(const launch::AccountEntry& entry) {
 
 void RunReport::on_replacement(const launch::AccountEntry& entry) {
   if (attempts_.empty()) return;  // the entry before was lost
-  const int ranks = attempts_.back().ranks;
+  const bool is_replaced = !entry.started.empty();
+  const int ranks = attempts_.back().ranks - (is_replaced ? 0 : 1);
   attempts_.back().failure = {observe::redacted(entry.replacement)};
   attempts_.push_back({.restarts = entry.restarts, .time = entry.time, .ranks = ranks, .failure = {}});
   judged_ = true;
-  sampler_.rank_started();
+  if (is_replaced) sampler_.rank_started();
 }
 
 void RunReport::on_failure(const launch::FailureReport& failure) {

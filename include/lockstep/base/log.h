@@ -36,17 +36,18 @@ class LogText {
   static constexpr bool has_place(std::string_view text) {
     if (text.starts_with("{}") || text.starts_with("{:")) return true;
     if (!text.starts_with('%')) return false;
-    const auto end = text.find_first_not_of(".0123456789", 1);
-    return end != text.npos && std::string_view("dfgisu").find(text[end]) != text.npos;
+    const auto end = text.find_first_not_of("-+.0123456789", 1);
+    return end != text.npos && std::string_view("defgilsux").find(text[end]) != text.npos;
   }
   static void write_the_parts_one_behind_the_other() {}
 
   std::string_view text_;
 };
 
-/// A part of a line that is no literal.
+/// The type of an argument that is no literal, such as that of a number or of an array that is not const.
 template <typename Part>
-concept NoLiteral = !std::is_array_v<Part>;
+concept NoLiteral = !std::is_array_v<std::remove_reference_t<Part>> ||
+                    !std::is_const_v<std::remove_extent_t<std::remove_reference_t<Part>>>;
 
 /// Python's functions of the module `logging`, which write the parts of a line as log() does.
 namespace logging {
@@ -65,7 +66,7 @@ void debug(LogText first, const Others&... others) {
   write_parts(LogLevel::debug, first.text(), others...);
 }
 template <NoLiteral First, typename... Others>
-void debug(const First& first, const Others&... others) {
+void debug(First&& first, const Others&... others) {
   write_parts(LogLevel::debug, first, others...);
 }
 /// log(LogLevel::info, ...). Python: `logging.info`.
@@ -74,7 +75,7 @@ void info(LogText first, const Others&... others) {
   write_parts(LogLevel::info, first.text(), others...);
 }
 template <NoLiteral First, typename... Others>
-void info(const First& first, const Others&... others) {
+void info(First&& first, const Others&... others) {
   write_parts(LogLevel::info, first, others...);
 }
 /// log(LogLevel::warning, ...). Python: `logging.warning`.
@@ -83,7 +84,7 @@ void warning(LogText first, const Others&... others) {
   write_parts(LogLevel::warning, first.text(), others...);
 }
 template <NoLiteral First, typename... Others>
-void warning(const First& first, const Others&... others) {
+void warning(First&& first, const Others&... others) {
   write_parts(LogLevel::warning, first, others...);
 }
 /// log(LogLevel::error, ...). Python: `logging.error`.
@@ -92,7 +93,7 @@ void error(LogText first, const Others&... others) {
   write_parts(LogLevel::error, first.text(), others...);
 }
 template <NoLiteral First, typename... Others>
-void error(const First& first, const Others&... others) {
+void error(First&& first, const Others&... others) {
   write_parts(LogLevel::error, first, others...);
 }
 
@@ -105,7 +106,7 @@ void log(LogLevel level, LogText first, const Second& second, const Others&... o
   logging::write_parts(level, first.text(), second, others...);
 }
 template <NoLiteral First, typename Second, typename... Others>
-void log(LogLevel level, const First& first, const Second& second, const Others&... others) {
+void log(LogLevel level, First&& first, const Second& second, const Others&... others) {
   logging::write_parts(level, first, second, others...);
 }
 

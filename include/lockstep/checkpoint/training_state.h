@@ -78,7 +78,8 @@ class TrainingState {
                          }) {
       return add_position(name,
                           {.save = [&part] { return Value(position_dict(part.position())); },
-                           .load = [&part](const Value& value) { part.seek(position_of(value.as_dict())); }});
+                           .load = [&part](const Value& value) { part.seek(position_of(value.as_dict())); }},
+                          shrink_check_of(part));
     } else if constexpr (requires(const Dict& dict) { part.load_state_dict(dict, group_); }) {
       return add_part(name,
                       {.save = [&part, group = group_] { return Value(Dict(part.state_dict(group))); },
@@ -144,6 +145,9 @@ class TrainingState {
     Functions all;             // for checkpoints; may make calls to the other ranks
     Functions own;             // for commits: makes none
     bool is_position = false;  // of a loader
+    bool is_gradients = false;
+    // Throws ArgumentError if the other ranks cannot go on without the part of a lost rank. Null: they can.
+    std::function<void()> require_can_shrink{};
   };
 
   TrainingState& add_module(const std::string& name, std::function<torch::nn::Module&()> module);
@@ -155,7 +159,8 @@ class TrainingState {
   TrainingState& add_part(std::string name, Functions all, Functions own);
   // `functions` make no calls.
   TrainingState& add_part(std::string name, Functions functions);
-  TrainingState& add_position(std::string name, Functions functions);
+  TrainingState& add_position(std::string name, Functions functions,
+                              std::function<void()> require_can_shrink);
   TrainingState& add_entry(Entry entry);
   static Functions without_own_state(std::string name);
 
@@ -172,6 +177,16 @@ class TrainingState {
       return without_own_state(name);
     }
   }
+
+  template <typename Part>
+  static std::function<void()> shrink_check_of(Part& part) {
+    if constexpr (requires { part.require_can_shrink(); }) {
+      return [&part] { part.require_can_shrink(); };
+    } else {
+      return &refuse_to_share_again;
+    }
+  }
+  [[noreturn]] static void refuse_to_share_again();
 
   template <typename Part>
   static void assign(Part& part, const Value& value) {

@@ -303,9 +303,12 @@ class DistributedSampler : public Sampler {
   /// Shares the remaining samples among the current ranks: each sample of the epoch is visited once, and
   /// padding repeats some unless drop_last is set.
   std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const override;
-  std::int64_t shares() const override { return num_replicas_; }
-  std::int64_t size() const override { return num_samples_; }
+  std::int64_t shares() const override;
+  std::int64_t size() const override;
   void set_epoch(std::int64_t epoch) override;
+  /// Whether the ranks share the samples as those of the current world: rank and num_replicas are its numbers. When
+  /// elastic::run() continues with fewer ranks, they become those of the smaller world.
+  bool is_of_current_world() const;
 
  protected:
   /// The shuffled order of all samples, int64 [n]; `seed` is seed + epoch.
@@ -318,7 +321,6 @@ class DistributedSampler : public Sampler {
   int num_replicas_;
   int rank_;
   DistributedSamplerOptions options_;
-  std::int64_t num_samples_;
   struct Passes;
   std::shared_ptr<Passes> passes_;
 };
@@ -341,7 +343,7 @@ class DistributedEvalSampler : public Sampler {
                                   std::source_location where = std::source_location::current());
   std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
   std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const override;
-  std::int64_t shares() const override { return num_replicas_; }
+  std::int64_t shares() const override;
   std::int64_t size() const override;
 
  private:

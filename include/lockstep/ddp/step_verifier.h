@@ -53,11 +53,11 @@ class VerificationError : public Error {
 
 /// How StepVerifier reacts to a rank that computes wrongly.
 enum class OnMismatch : std::uint8_t {
-  /// Throws VerificationError on all ranks. If it leaves elastic::run() under `lockstep run --on-loss replace`, the
-  /// launcher ends the run: it replaces and restarts no rank, even if --max-restarts allows more.
+  /// Throws VerificationError on all ranks. If it leaves elastic::run() under `lockstep run --on-loss replace` or
+  /// `shrink`, the launcher ends the run: it replaces and restarts no rank, even if --max-restarts allows more.
   stop,
-  /// Within elastic::run() under `lockstep run --on-loss replace` only the wrong rank throws VerificationError, which
-  /// ends its process. The others log a warning and wait for the end of that process, whose PeerLost leaves
+  /// Within elastic::run() under `lockstep run --on-loss replace` or `shrink` only the wrong rank throws
+  /// VerificationError, which ends its process. The others log a warning and wait for the end of that process, whose PeerLost leaves
   /// StepVerifier::run(), so that all ranks return to the last commit. Elsewhere, where no majority names one rank, and
   /// when parameters differ, which a commit may have, too: as `stop`.
   replace

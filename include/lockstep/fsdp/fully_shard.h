@@ -354,8 +354,8 @@ double clip_grad_norm_(ModuleRef module, double max_norm, const ClipGradNormOpti
                        std::source_location where = std::source_location::current());
 /// Scales the gradients of a list of parameters, of DistributedDataParallel, fully_shard(), parallelize_module() or an
 /// ordinary module: `net->parameters()`, `sharded.parameters()` or a part of either. The whole gradient of a distributed
-/// parameter counts. All ranks pass the same parameters in the same order. Throws ArgumentError
-/// if the process has a MixtureOfExperts whose experts are on several ranks, because a list does not say which of its
+/// parameter counts. All ranks pass the same parameters in the same order; the stages of a pipeline, which
+/// have others, each get the norm of their own. Throws ArgumentError if the process has a MixtureOfExperts whose experts are on several ranks, because a list does not say which of its
 /// parameters are theirs: pass the module.
 double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                        const ClipGradNormOptions& options = {},

@@ -61,14 +61,14 @@ class WrapperModule : public torch::nn::Module {
   /// Throws ArgumentError if rejoin() is not supported, naming what prevents it. An elastic run calls it when
   /// it begins. Default: throws.
   virtual void require_can_rejoin() const;
-  /// Begins anew over the default group, which has been formed again with as many ranks. The wrapped module and
+  /// Begins anew over the default group, which has been formed again, perhaps with fewer ranks. The wrapped module and
   /// the addresses of its parameters stay; their values may differ between ranks until the caller restores
   /// them. Collective: an elastic run calls it on all ranks in the same order. Throws as require_can_rejoin().
   virtual void rejoin();
 };
 
 /// Throws ArgumentError unless everything in the module that communicates can continue over a default group that
-/// was formed again with as many ranks: its wrappers (WrapperModule::require_can_rejoin()), layers over the default
+/// was formed again: its wrappers (WrapperModule::require_can_rejoin()), layers over the default
 /// group, and parameters of fully_shard() that the ranks neither share nor have over a mesh. elastic::run() calls it.
 void require_can_rejoin(ConstModuleRef module);
 

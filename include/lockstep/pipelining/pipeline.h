@@ -193,6 +193,7 @@ struct PipelineScheduleArguments {
 /// The list that gets the loss of each micro-batch: a vector, or a pointer to one; nullptr: none.
 class LossList {
  public:
+  LossList() = default;
   LossList(std::nullptr_t) {}                    // NOLINT: implicit by design
   LossList(Tensors* losses) : list_(losses) {}   // NOLINT: implicit by design
   LossList(Tensors& losses) : list_(&losses) {}  // NOLINT: implicit by design

@@ -199,8 +199,8 @@ Context init(const InitOptions& options = {}, std::source_location where = std::
 /// neither function. Throws as init(). PyTorch: `torch.distributed.init_process_group`.
 Context& init_process_group(const InitOptions& options = {},
                             std::source_location where = std::source_location::current());
-/// Takes the backend as the first argument, as PyTorch does: `init_process_group("gloo", {.world_size = 2, .rank = 0})`. Throws
-/// ArgumentError if the options name another backend.
+/// Takes the backend as the first argument, as PyTorch does:
+/// `init_process_group("gloo", {.world_size = 2, .rank = 0})`. Throws ArgumentError if the options name another backend.
 template <std::convertible_to<std::string> Backend>
 Context& init_process_group(const Backend& backend, const InitOptions& options = {},
                             std::source_location where = std::source_location::current()) {

@@ -16,8 +16,9 @@
 // the functions of ProcessGroup, whose rules and errors apply, with two differences:
 //
 // - `options` is a group, or `{.group = group}`, where the group may be a std::optional; by default the default group,
-//   of init() or init_process_group(). Without one they throw ArgumentError. On a rank that is not in the group, as new_group() returns it there, they
-//   log a warning once and do nothing: results stay as they are, a Work is complete, and recv() returns -1, as in Python.
+//   of init() or init_process_group(). Without one they throw ArgumentError. On a rank that is not in the group, as
+//   new_group() returns it there, they log a warning once and do nothing: results stay as they are, a Work is complete,
+//   and recv() returns -1, as in Python.
 // - `src` and `dst` are global ranks, as in Python; ProcessGroup takes ranks within the group. A rank outside of
 //   the group is an ArgumentError.
 //

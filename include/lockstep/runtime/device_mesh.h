@@ -143,7 +143,8 @@ DeviceMesh init_device_mesh(const std::vector<std::int64_t>& mesh_shape,
 DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
                             const DeviceMeshOptions& options = {},
                             std::source_location where = std::source_location::current());
-/// Takes the names of the dimensions in braces, as PyTorch's keyword argument has them: `init_device_mesh("cpu", {2, 2}, {"dp", "tp"})`.
+/// Takes the names of the dimensions in braces, as PyTorch's keyword argument has them:
+/// `init_device_mesh("cpu", {2, 2}, {"dp", "tp"})`.
 template <std::same_as<const char*> Name>
 DeviceMesh init_device_mesh(std::string_view device_type, const std::vector<std::int64_t>& mesh_shape,
                             std::initializer_list<Name> mesh_dim_names,

@@ -13,8 +13,9 @@ class Context;
 namespace lockstep::elastic {
 
 /// Runs `body`, which trains and calls `state.commit()` after each optimizer step. When a rank is lost, the others
-/// keep their process and their memory: they wait for its replacement, every rank returns to the last step that all
-/// ranks have committed, and `body` is called again. The results are those of a run without the loss, to the bit.
+/// keep their process and their memory: they wait for its replacement or go on without it, every rank returns to the last
+/// step that all of them have committed, and `body` is called again. With a replacement the results are those of a run
+/// without the loss, to the bit.
 ///
 ///     TrainingState state;
 ///     state.add("model", ddp).add("optimizer", optimizer).add("loader", loader).add("epoch", epoch);
@@ -37,6 +38,11 @@ namespace lockstep::elastic {
 /// elastic::run() must be the same at each start. Under another launcher, and in one process, run() only calls
 /// `body`, and commit() does nothing.
 ///
+/// `lockstep run --on-loss shrink --min-ranks N` starts none: the ranks that are left go on at once. `body` is called with
+/// a context whose rank() and world_size() are new, and the rest of the epoch is shared out among them, so that each
+/// sample is seen once. Gradients are then divided by the smaller world size. The results are those of a run that is
+/// started from that commit with so many ranks, to the bit.
+///
 /// A rank is lost when its process ends at any moment from the start of elastic::run() on all ranks to its end on all
 /// ranks, by a signal or with any exit code; rank 0 is like the others. Errors of calls must leave `body`.
 /// Its exceptions that do not come from the loss of a rank end this process, if nothing catches them, and so lose
@@ -45,12 +51,13 @@ namespace lockstep::elastic {
 /// All ranks call it, once in a run, and no other thread uses the default group or the parts of `state` meanwhile.
 /// A module of fully_shard() takes part if it has `share_memory = false` and no mesh: each rank commits its shards of
 /// the parameters and the optimizer's states for them, and a replacement inherits those of the lost rank. So it is with
-/// the states of a ZeroRedundancyOptimizer without share_parameters().
+/// the states of a ZeroRedundancyOptimizer without share_parameters(). With --on-loss shrink both are an ArgumentError, as
+/// is a loader whose rest of an epoch fewer ranks cannot share out (LoaderBase::require_can_shrink()).
 ///
 /// The group needs the backend "shm" or "auto" on the CPU. Throws ArgumentError for other backends, for groups of new_group()
 /// and split_group(), and for parts that cannot return to a commit yet: other modules of fully_shard(), modules of
 /// parallelize_module() and pipelines, and communication hooks that keep a state. Throws
-/// RendezvousError if a replacement does not come within the timeout of the group. Not in PyTorch, whose
+/// RendezvousError if a rank or a replacement does not come within the timeout of the group. Not in PyTorch, whose
 /// `torch.distributed.elastic` starts all ranks again.
 void run(TrainingState& state, const std::function<void(const Context& context)>& body,
          std::source_location where = std::source_location::current());

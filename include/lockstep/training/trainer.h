@@ -112,7 +112,7 @@ struct TrainerOptions {
 
   /// fit() trains within elastic::run() and commits each step. With `lockstep run --on-loss replace` a lost rank
   /// is replaced, and all ranks continue from the last step that all have committed, with the results of an
-  /// undisturbed run. The parts that were added to state() return to that step too. Callbacks are called again for
+  /// undisturbed run. With `--on-loss shrink` the other ranks continue from there without it. The parts that were added to state() return to that step too. Callbacks are called again for
   /// the steps that are repeated. Only one fit() of a run can be elastic. Loops of begin_epoch() and train_batch()
   /// throw ArgumentError; they call elastic::run() and state().commit() themselves.
   bool elastic = false;
@@ -235,7 +235,7 @@ class Trainer {
       if (std::exchange(loader_, &loader) != &loader) state_.add("loader", loader);
     const auto signals = begin_fit();
     train_epochs([&] {
-      while (begin_epoch(training::size_of(loader))) {
+      while (begin_epoch(batches_of(loader))) {
         if constexpr (requires { loader.set_epoch(epoch()); }) loader.set_epoch(epoch());
         for (std::int64_t trained = seeks ? 0 : batch_; auto&& batch : loader) {
           if (trained-- > 0) continue;
@@ -308,6 +308,14 @@ class Trainer {
     } else {
       scheduler.step();
     }
+  }
+
+  // How many the pass has that begins or continues, where known.
+  template <typename Loader>
+  static std::optional<std::int64_t> batches_of(Loader& loader) {
+    if constexpr (requires { loader.continues_pass_of_other_ranks(); })
+      if (loader.continues_pass_of_other_ranks()) return std::nullopt;
+    return training::size_of(loader);
   }
 
   // Runs the backward of a loss, and returns the loss.

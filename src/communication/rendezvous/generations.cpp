@@ -44,9 +44,9 @@ void Generations::enter(std::uint64_t generation) {
   current_ = generation;
 }
 
-std::vector<int> Generations::missing(std::uint64_t generation) const {
+std::vector<int> Generations::missing(std::uint64_t generation, const std::vector<int>& members) const {
   std::vector<int> ranks;
-  for (int rank = 0; rank < memory_->world_size(); ++rank)
+  for (const int rank : members)
     if (!store_->check({key(generation, rank)})) ranks.push_back(rank);
   return ranks;
 }
@@ -63,11 +63,11 @@ Generations::Members Generations::meet(const std::string& handle, milliseconds t
     const auto generation = proposed();
     if (announced != generation) store_->set(key(generation, rank_), handle);
     announced = generation;
-    const auto absent = missing(generation);
+    const auto remaining = memory_->remaining();
+    const auto absent = missing(generation, remaining);
     if (absent.empty()) {
       Members members{.generation = generation, .handles = {}};
-      for (int rank = 0; rank < memory_->world_size(); ++rank)
-        members.handles.push_back(store_->get_to_str(key(generation, rank)));
+      for (const int rank : remaining) members.handles.push_back(store_->get_to_str(key(generation, rank)));
       return members;
     }
     if (memory_->state().phase.load() == RunPhase::finished) {
@@ -78,10 +78,11 @@ Generations::Members Generations::meet(const std::string& handle, milliseconds t
     if (deadline.expired()) {
       throw_error<RendezvousError>(
           by, ErrorDetails{.ranks = absent},
-          "a rank was lost, and after {} ms rank{} {} {} not come to form the group again: a "
-          "replacement has not reached elastic::run(), or a rank does not notice the loss because it makes no call",
+          "a rank was lost, and after {} ms rank{} {} {} not come to form the group again: {}a rank does not notice the "
+          "loss because it makes no call",
           timeout.count(), absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
-          absent.size() == 1 ? "has" : "have");
+          absent.size() == 1 ? "has" : "have",
+          memory_->can_shrink() ? "" : "a replacement has not reached elastic::run(), or ");
     }
     if (log_waiting.expired() && !std::exchange(is_logged, true)) {
       log(LogLevel::info, fmt::format("still waiting for rank{} {} to form the group again",

@@ -27,6 +27,10 @@ namespace lockstep::rendezvous {
 // is in RunState::proposed and only grows, so a rank that comes late finds the latest proposal. No rank and no
 // launcher decides for the others.
 //
+// With `--on-loss shrink` a generation has the ranks that the launcher does not know to be lost, and nobody comes in the
+// place of a lost one. Ranks that know of different losses form different lists of handles, which reconfigure()
+// refuses; they then propose the next generation. Keys and files of a rank keep the number of the launcher.
+//
 // A replacement runs the beginning of the program alone, as the other ranks have done long ago: until
 // elastic::run() its default group is simulated by the backend fake.
 class Generations {
@@ -45,10 +49,10 @@ class Generations {
 
   struct Members {
     std::uint64_t generation;
-    std::vector<std::string> handles;  // [rank]
+    std::vector<std::string> handles;  // [rank of the group to form]
   };
   // Announces this rank with `handle` in the generation that is proposed, and in those that are proposed
-  // meanwhile. Returns when all ranks have announced themselves in the same. Throws RendezvousError naming the
+  // meanwhile. Returns when all ranks that are not lost have announced themselves in the same. Throws RendezvousError naming the
   // ranks that are missing at the timeout, and Error if elastic::run() has ended on all ranks.
   Members meet(const std::string& handle, std::chrono::milliseconds timeout) const;
   // The group has this generation now.
@@ -57,7 +61,7 @@ class Generations {
  private:
   std::uint64_t proposed() const { return memory_->state().proposed.load(std::memory_order_acquire); }
   std::string key(std::uint64_t generation, int rank) const;
-  std::vector<int> missing(std::uint64_t generation) const;
+  std::vector<int> missing(std::uint64_t generation, const std::vector<int>& members) const;
 
   std::shared_ptr<const RunMemory> memory_;
   c10::intrusive_ptr<c10d::Store> store_;

@@ -229,13 +229,15 @@ c10::intrusive_ptr<c10d::Backend> Session::split_default_group(const c10::intrus
 }
 
 // The groups of the members before are gone, and their keys must not meet those of the groups to come.
-void Session::form(const ReconfigureOptions& options, bool in_place) {
+void Session::form(const ReconfigureOptions& options, Formation formation) {
   const QuietC10d quiet;
   const MutexLock lock(reconfiguring_);
   const auto recipe = recipes_.at(&comm::state_of(*group_));
   const auto before = *group_;
+  const int before_size = before.size();
   group_ = before.reconfigure(options);
-  if (in_place) comm::replace(before, *group_);
+  const bool is_after_loss = formation == Formation::after_loss;
+  if (is_after_loss) comm::replace(before, *group_);
   for (const auto& group : subgroups_) group.close();
   subgroups_.clear();
   recipes_ = {{&comm::state_of(*group_), recipe}};
@@ -247,7 +249,11 @@ void Session::form(const ReconfigureOptions& options, bool in_place) {
   config_.store = formed_store_;
   config_.hosts = HostMap(comm::state_of(*group_).required_membership()->hosts());
   config_.world = world_of(config_.hosts, {.rank = group_->rank(), .world_size = group_->size()});
-  runtime::change_world(*this);
+  if (is_after_loss && group_->size() < before_size) {
+    runtime::shrink_world(*this);
+  } else {
+    runtime::change_world(*this);
+  }
   if (!config_.threads) share_cores();  // spawn_threads() has done it for its ranks
 }
 
@@ -256,7 +262,8 @@ void Session::form_again() {
   for (int attempt = 1;; ++attempt) {
     const auto members = generations_->meet(group_->reconfigure_handle(), group_->timeout());
     try {
-      form({.uuid = static_cast<std::int64_t>(members.generation), .handles = members.handles}, true);
+      form({.uuid = static_cast<std::int64_t>(members.generation), .handles = members.handles},
+           Formation::after_loss);
     } catch (const RendezvousError& error) {
       // A rank was lost meanwhile; or the reason lasts.
       log(attempt < kUsualAttempts ? LogLevel::debug : LogLevel::warning, error.what());

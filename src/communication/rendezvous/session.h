@@ -80,7 +80,7 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   void keep(std::unique_ptr<ProcessScope> scope) { process_scope_ = std::move(scope); }
   ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) override;
   // As Context::reconfigure().
-  void reconfigure(const ReconfigureOptions& options) { form(options, false); }
+  void reconfigure(const ReconfigureOptions& options) { form(options, Formation::anew); }
   std::vector<int> hosts_of(const ProcessGroup& group) const override;
   ProcessGroup split_group(const ProcessGroup& parent, const std::vector<std::vector<int>>& split_ranks,
                            const GroupOptions& options) override;
@@ -140,8 +140,11 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   backends::GroupTopology topology(const std::vector<int>& ranks) const;
   void check_members(const std::vector<int>& ranks) const;
   void wait_for_others_to_leave();
-  // `in_place`: the copies of the default group refer to the new one.
-  void form(const ReconfigureOptions& options, bool in_place);
+  enum class Formation {
+    anew,        // the copies of the default group stay as they are
+    after_loss,  // they refer to the new one; its ranks are those of before, or some of them
+  };
+  void form(const ReconfigureOptions& options, Formation formation);
   // A group of this rank alone, which looks as if the others were there.
   static backends::BackendHandle simulate(const backends::BackendRequest& request,
                                           const std::shared_ptr<comm::Membership>& membership);

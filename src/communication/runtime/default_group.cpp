@@ -74,6 +74,12 @@ void change_world(const Run& run) {
   publish_progress(world.rank, world.size, is_thread);
 }
 
+void shrink_world(const Run& run) {
+  const auto& world = run.world();
+  shrink_current_world(world);
+  publish_progress(world.rank, world.size, false);
+}
+
 void leave(Run& run) noexcept {
   if (thread_run() == &run) {
     thread_run() = nullptr;

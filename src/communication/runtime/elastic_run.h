@@ -12,7 +12,10 @@ class Context;
 
 namespace lockstep::runtime {
 
-// A rank's side of a run whose lost ranks the launcher replaces. Note [Replaced ranks] in
+class Run;
+
+// A rank's side of a run that continues after the loss of ranks: the launcher replaces them, or the others go on
+// without them. Note [Replaced ranks] in
 // rendezvous/generations.h.
 class ElasticRun {
  public:
@@ -29,11 +32,16 @@ class ElasticRun {
   virtual bool has_other_groups() const = 0;
   // Whether another rank forms the default group again, so that this one must, too.
   virtual bool must_form_again() const = 0;
-  // Forms the default group again, of as many ranks; its copies then refer to the new group. Waits for the
-  // replacements of lost ranks, at most the timeout of the group for each attempt, and begins anew when a rank is
-  // lost meanwhile. Throws RendezvousError naming the ranks that have not come.
+  // Forms the default group again; its copies then refer to the new group. It has as many ranks, or with
+  // RunMemory::can_shrink() those that are left, numbered anew in their order. Waits for the replacements of lost ranks,
+  // at most the timeout of the group for each attempt, and begins anew when a rank is lost meanwhile. Throws
+  // RendezvousError naming the ranks that have not come.
   virtual void form_again() = 0;
 };
+
+// The current run has lost ranks, and its world is that of before without them. As change_world(), but what was made in
+// the world of before belongs to this one: see world_since().
+void shrink_world(const Run& run);
 
 // ElasticRun::is_replacement() of the current run; false without one.
 bool is_replacement();

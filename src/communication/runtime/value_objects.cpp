@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/runtime/value_objects.h>
 
 #include <exception>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <lockstep/base/error.h>
 #include <lockstep/runtime/collectives.h>
 #include <lockstep/runtime/default_group.h>
+#include <lockstep/runtime/value_objects.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
@@ -32,6 +33,8 @@ std::vector<std::string> packed(const std::vector<Value>& values) {
 }
 
 Value unpacked(const std::string& text) {
+  if (text.empty())
+    throw CheckpointError("an object of another rank is no Value; all ranks have to pass the same type of list");
   const auto content = std::string_view(text).substr(1);
   if (text.front() == kError) throw_error<CheckpointError>("an object cannot be sent: {}", content);
   return load_bytes(content, {}, "the object of another rank");
@@ -59,7 +62,9 @@ void broadcast_object_list(std::vector<Value>& object_list, int src, const Colle
   std::vector<std::string> texts(object_list.size());
   if (get_rank() == src) texts = packed(object_list);
   broadcast_object_list(texts, src, options, where);
-  if (!is_outside(options)) object_list = unpacked(texts);
+  if (is_outside(options)) return;
+  auto received = unpacked(texts);  // on `src`, too, for its error
+  if (get_rank() != src) object_list = std::move(received);
 }
 
 void gather_object(const Value& obj, std::vector<Value>& object_gather_list, int dst,

@@ -29,6 +29,10 @@ void require_init(const char* what);
 // current_world(), after require_init(what).
 World shared_world(const char* what);
 
+// For what keeps the rank and size of a world: the present world if ranks of `made_in` have been lost since and the
+// others continued, as in elastic::run(); else `made_in`. Only rank and size of `made_in` matter.
+World world_since(const World& made_in);
+
 // For what keeps the rank and size of shared_world(): throws ArgumentError if `what` was made before the
 // init() of the present run. The end of a context is no reason to throw.
 void require_same_world(const char* what, const World& made_in);

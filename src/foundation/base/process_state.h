@@ -16,6 +16,10 @@ namespace lockstep {
 // Called by init() and by the destructor of its context.
 void set_current_world(const World& world);
 
+// Ranks of the present world have been lost, and the others go on as `world`. What was made in the present world
+// belongs to the new one: see world_since().
+void shrink_current_world(const World& world);
+
 // Called by a thread when it becomes a rank, and with nullopt when it stops being one.
 void set_thread_world(const std::optional<World>& world);
 

@@ -50,11 +50,17 @@ void make_mutex(pthread_mutex_t& mutex) {
 
 }  // namespace
 
-RunMemory RunMemory::create(int world_size) {
+RunMemory RunMemory::create(int world_size, bool can_shrink) {
+  if (world_size > RunState::kMostRanks) {
+    throw_error<Error>(
+        "the memory of the run: {} ranks; a run whose ranks are lost one by one has at most {}", world_size,
+        RunState::kMostRanks);
+  }
   auto memory = SharedMemory::create("lockstep-run", kHeader + kStore);
   memory.commit(0, kHeader, "the state of the run");
   auto* const state = new (memory.data()) RunState;
   state->world_size = world_size;
+  state->can_shrink = can_shrink;
   make_mutex(state->store_mutex);
   std::vector<UniqueFd> commits;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -91,6 +97,18 @@ std::string RunMemory::variable() const {
   std::string text = fmt::format("{}", memory_.fd());
   for (const auto& each : commits_) text += fmt::format(",{}", each.get());
   return text;
+}
+
+std::vector<int> RunMemory::remaining() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world_size(); ++rank)
+    if (!state().lost[static_cast<std::size_t>(rank)].load(std::memory_order_acquire)) ranks.push_back(rank);
+  return ranks;
+}
+
+void RunMemory::lose(int rank) const {
+  state().lost.at(static_cast<std::size_t>(rank)).store(true, std::memory_order_release);
+  state().note_change();
 }
 
 std::span<std::byte> RunMemory::store() const { return {memory_.data() + kHeader, kStore}; }

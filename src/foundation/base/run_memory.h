@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -18,24 +19,27 @@ namespace lockstep {
 
 // Note [Memory of a run]
 //
-// A launcher that replaces single ranks gives all ranks of the run memory that outlives each of them: anonymous
+// A launcher that replaces single ranks, or lets the others go on without them, gives all ranks of the run memory that
+// outlives each of them: anonymous
 // files, whose descriptors every rank inherits. The kernel frees it when launcher and ranks have ended, whatever
 // ended them. One file holds the state of the run and the memory of its store. Beside it each rank has a file
 // for its commits, which its replacement inherits too.
 
 enum class RunPhase : std::uint32_t {
-  starting,  // a rank that fails cannot be replaced: others may be in the calls of the program's beginning
+  starting,  // no rank can fail alone: others may be in the calls of the program's beginning
   running,   // every rank is in elastic::run() and has committed its state
   finished,  // every rank has done its work in elastic::run()
   stopped    // all ranks have left elastic::run() with an error that would come again: no rank starts again
 };
 
-// At the beginning of the first file. Ranks write it; the launcher reads the phase.
+// At the beginning of the first file. Ranks write it; the launcher reads the phase and writes `lost`.
 struct RunState {
-  static constexpr std::uint32_t kFormat = 1;
+  static constexpr std::uint32_t kFormat = 2;
+  static constexpr int kMostRanks = 2048;
 
   std::uint32_t format = kFormat;
   std::int32_t world_size = 0;
+  bool can_shrink = false;  // a lost rank is not replaced: the others go on without it
   std::atomic<RunPhase> phase{RunPhase::starting};
   std::atomic<std::uint32_t> changes{0};      // of the store and of `proposed`; a futex
   std::atomic<std::uint64_t> proposed{0};     // the generation that the default group has, or is to have
@@ -43,6 +47,7 @@ struct RunState {
   pthread_mutex_t store_mutex{};              // robust and shared between processes
   std::atomic<std::uint64_t> store_bytes{0};  // of the store's memory that hold records
   std::uint64_t committed_bytes = 0;          // of the store's memory; guarded by store_mutex
+  std::array<std::atomic<bool>, kMostRanks> lost{};  // [rank] of the launcher: with can_shrink, it has ended
 
   // After a change of what waits look at.
   void note_change() {
@@ -57,13 +62,19 @@ class RunMemory {
   static constexpr const char* kVariable = "LOCKSTEP_RUN_MEMORY";
 
   // In the launcher; programs that it starts inherit the files. Throws Error if the system refuses.
-  static RunMemory create(int world_size);
+  static RunMemory create(int world_size, bool can_shrink = false);
   // In a rank: the launcher's; nullopt without one. Programs that the rank starts do not inherit it. Throws Error
   // for memory of another version.
   static std::optional<RunMemory> inherited(const Env& env);
 
   std::string variable() const;  // the value of kVariable
+  // Lost ranks included.
   int world_size() const { return state().world_size; }
+  bool can_shrink() const { return state().can_shrink; }
+  // The ranks of the launcher that are not lost, ascending.
+  std::vector<int> remaining() const;
+  // In the launcher: the rank has ended, and the others go on without it.
+  void lose(int rank) const;
   RunState& state() const { return *reinterpret_cast<RunState*>(memory_.data()); }
   std::span<std::byte> store() const;
   // Allocates the first `bytes` of store(), as SharedMemory::commit().

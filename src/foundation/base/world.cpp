@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
 #include <atomic>
 #include <optional>
+#include <vector>
 
 #include <lockstep/base/mutex.h>
 
+#include "base/launched_rank.h"
 #include "base/process_state.h"
 
 namespace lockstep {
@@ -11,6 +14,8 @@ namespace {
 
 Mutex world_mutex;
 World process_world LOCKSTEP_GUARDED_BY(world_mutex);
+// The worlds that this run had before ranks were lost.
+std::vector<World> larger_worlds LOCKSTEP_GUARDED_BY(world_mutex);
 std::atomic<bool> has_had_one{false};
 thread_local std::optional<World> thread_world;
 
@@ -26,6 +31,22 @@ void set_current_world(const World& world) {
   has_had_one = true;
   const MutexLock lock(world_mutex);
   process_world = world;
+  larger_worlds.clear();
+}
+
+void shrink_current_world(const World& world) {
+  const MutexLock lock(world_mutex);
+  larger_worlds.push_back(process_world);
+  process_world = world;
+}
+
+World world_since(const World& made_in) {
+  if (thread_world) return made_in;
+  const MutexLock lock(world_mutex);
+  const bool has_shrunk = std::ranges::any_of(larger_worlds, [&](const World& larger) {
+    return larger.rank == made_in.rank && larger.size == made_in.size;
+  });
+  return has_shrunk ? process_world : made_in;
 }
 
 void set_thread_world(const std::optional<World>& world) { thread_world = world; }

@@ -17,8 +17,8 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& name, const char* why) {
   throw_error<ArgumentError>(
-      "'{}' cannot be part of an elastic run yet: {}; run it without --on-loss replace, with checkpoints",
-      name, why);
+      "'{}' cannot be part of an elastic run yet: {}; run it with --on-loss restart and checkpoints", name,
+      why);
 }
 
 // parallelize_module() and fully_shard() see by guards where a parameter of a module is used.
@@ -70,6 +70,21 @@ void restore_own_state(torch::nn::Module& module, const Dict& saved) {
   }
 }
 
+void require_can_shrink(const torch::nn::Module& module) {
+  if (modules::has_rank_parts(module))
+    throw ArgumentError("fully_shard() distributes its parameters, and only the lost rank has its shards");
+}
+
+void require_can_shrink(const torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<const optim::DistributedStates*>(&optimizer) != nullptr)
+    throw ArgumentError(
+        "a ZeroRedundancyOptimizer distributes its states, and only the lost rank has its own");
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params())
+      if (optim::rows_of(parameter) != nullptr)
+        throw ArgumentError("its parameters are shards of fully_shard(), and only the lost rank has its own");
+}
+
 void require_own_gradients(const std::string& name, const torch::nn::Module& module) {
   if (modules::has_rank_parts(module))
     refuse(name, "fully_shard() distributes the gradients; commit after steps of the optimizer only");
@@ -111,6 +126,31 @@ void TrainingStateAccess::load_own_state_dict(const TrainingState& state, const 
       entry.own.load(saved.at(entry.name));
     } catch (const CheckpointError& error) {
       throw_error<CheckpointError>("'{}' of the commit does not fit: {}", entry.name, error.what());
+    }
+  }
+}
+
+void TrainingStateAccess::require_can_shrink(const TrainingState& state) {
+  for (const auto& entry : state.entries_) {
+    if (!entry.require_can_shrink) continue;
+    try {
+      entry.require_can_shrink();
+    } catch (const ArgumentError& error) {
+      throw_error<ArgumentError>("elastic::run: --on-loss shrink does not support '{}': {}", entry.name,
+                                 error.what());
+    }
+  }
+}
+
+void TrainingStateAccess::require_no_gradients(const TrainingState& state, const Dict& own) {
+  for (const auto& entry : state.entries_) {
+    if (!entry.is_gradients) continue;
+    for (const auto& [name, gradient] : own.at(entry.name).as_dict()) {
+      if (!gradient.is<at::Tensor>()) continue;
+      throw_error<ArgumentError>(
+          "commit: '{}' has a gradient of {}, and with --on-loss shrink those of a lost rank would be missing; commit after "
+          "a step of the optimizer and zero_grad() only",
+          entry.name, repr(name));
     }
   }
 }

@@ -211,10 +211,18 @@ TrainingState& TrainingState::add_part(std::string name, Functions functions) {
   return add_part(std::move(name), std::move(functions), std::move(own));
 }
 
-TrainingState& TrainingState::add_position(std::string name, Functions functions) {
+TrainingState& TrainingState::add_position(std::string name, Functions functions,
+                                           std::function<void()> require_can_shrink) {
   add_part(std::move(name), std::move(functions));
   entries_.back().is_position = true;
+  entries_.back().require_can_shrink = std::move(require_can_shrink);
   return *this;
+}
+
+void TrainingState::refuse_to_share_again() {
+  throw ArgumentError(
+      "a loader of the program cannot say whether fewer ranks can share out the rest of an epoch; give its class "
+      "`void require_can_shrink() const`, which throws if they cannot");
 }
 
 TrainingState::Functions TrainingState::without_own_state(std::string name) {
@@ -241,6 +249,7 @@ TrainingState& TrainingState::add_module_part(const std::string& name, Functions
       .save = [name, module] { return checkpointing::own_state(name, module()); },
       .load = [module](const Value& value) { checkpointing::restore_own_state(module(), value.as_dict()); }};
   add_part(name, std::move(all), own);
+  entries_.back().require_can_shrink = [module] { checkpointing::require_can_shrink(module()); };
   modules_.push_back(std::move(module));
   return *this;
 }
@@ -252,6 +261,7 @@ TrainingState& TrainingState::add_optimizer(const std::string& name, torch::opti
   own.save = [name, &optimizer] { return checkpointing::own_state(name, optimizer); };
   own.load = [&optimizer](const Value& value) { optim::restore_states(optimizer, value.as_dict()); };
   add_part(name, std::move(all), std::move(own));
+  entries_.back().require_can_shrink = [&optimizer] { checkpointing::require_can_shrink(optimizer); };
   optimizers_.push_back(&optimizer);
   return *this;
 }
@@ -267,7 +277,7 @@ TrainingState& TrainingState::add_generator(const std::string& name) {
 }
 
 TrainingState& TrainingState::add_gradients(const std::string& name, ModuleRef module) {
-  return add_part(
+  add_part(
       name,
       {.save = [module, group = group_] { return checkpointing::gradients_of(module, group); },
        .load = [module,
@@ -278,6 +288,8 @@ TrainingState& TrainingState::add_gradients(const std::string& name, ModuleRef m
              return Value(checkpointing::own_gradients(module));
            },
        .load = [module](const Value& value) { checkpointing::set_gradients_to(module, value.as_dict()); }});
+  entries_.back().is_gradients = true;
+  return *this;
 }
 
 Dict TrainingState::state_dict(std::source_location where) const {

@@ -39,6 +39,11 @@ struct TrainingStateAccess {
   static void load_own_state_dict(const TrainingState& state, const Dict& saved,
                                   const KeptParts& without = {});
 
+  // For runs that go on without a lost rank. Throws ArgumentError naming the first part that cannot.
+  static void require_can_shrink(const TrainingState& state);
+  // For them, with the result of own_state_dict(): throws ArgumentError naming a gradient that is part of it.
+  static void require_no_gradients(const TrainingState& state, const Dict& own);
+
   // The modules among the parts, as they were added: of a DistributedDataParallel itself.
   static std::vector<torch::nn::Module*> modules(const TrainingState& state);
   static const std::vector<torch::optim::Optimizer*>& optimizers(const TrainingState& state);

@@ -113,29 +113,29 @@ class StreamPositions : public BatchStream {
 
 class StreamBatches : public BatchSource {
  public:
-  StreamBatches(std::int64_t batch_size, int shares) : batch_size_(batch_size), shares_(shares) {
+  StreamBatches(std::int64_t batch_size, const World& made_in) : batch_size_(batch_size), made_in_(made_in) {
     if (batch_size > 0) return;
     throw_error<ArgumentError>("DataLoader: batch_size should be positive, but it is {}", batch_size);
   }
   std::unique_ptr<BatchStream> iter() const override { return iter_from(0, 0); }
   std::unique_ptr<BatchStream> iter_from(std::int64_t batches, std::int64_t samples) const override {
-    if (samples != batches * batch_size_ * shares_) {
+    if (samples != batches * batch_size_ * shares()) {
       throw_error<ArgumentError>(
           "loader: the position has {} samples after {} batches on each rank, which are not the {} ranks and "
           "the batch size of {} of this loader; a pass over an iterable dataset continues only with the same "
           "ones",
-          samples, batches, shares_, batch_size_);
+          samples, batches, shares(), batch_size_);
     }
     return std::make_unique<StreamPositions>(batches * batch_size_, batch_size_);
   }
-  std::int64_t shares() const override { return shares_; }
+  std::int64_t shares() const override { return world_since(made_in_).size; }
   std::int64_t size() const override {
     throw ArgumentError("loader: the number of batches of an iterable dataset is not known");
   }
 
  private:
   std::int64_t batch_size_;
-  int shares_;
+  World made_in_;
 };
 
 std::shared_ptr<BatchSource> make_stream_source(const DataLoaderOptions& options) {
@@ -148,7 +148,7 @@ std::shared_ptr<BatchSource> make_stream_source(const DataLoaderOptions& options
     throw_error<ArgumentError>("DataLoader: an iterable dataset determines its own order, which excludes {}",
                                option);
   }
-  return std::make_shared<StreamBatches>(options.batch_size.value_or(1), world_of(options).size);
+  return std::make_shared<StreamBatches>(options.batch_size.value_or(1), world_of(options));
 }
 
 at::Generator generator_or_default(const std::optional<at::Generator>& generator) {
@@ -257,6 +257,33 @@ void LoaderBase::seek(const LoaderPosition& position, std::source_location where
   progress_.seek(position);
 }
 
+void LoaderBase::require_can_shrink() const {
+  const auto refuse = [](const std::string& why) {
+    throw_error<ArgumentError>(
+        "loader: {}, so the ranks that are left after a loss could not share out the rest of an epoch; {}",
+        why,
+        "use a loader over a dataset with size() that shares the samples itself, or a DistributedSampler of this "
+        "rank and world size, or run it with --on-loss replace");
+  };
+  const auto* const batches = dynamic_cast<const BatchSampler*>(batch_sampler_.get());
+  if (batches == nullptr) {
+    refuse(options_.batch_sampler ? "its batches come from a batch_sampler of the program"
+                                  : "its dataset is iterable and has no position that ranks share");
+  }
+  const auto* const sampler = dynamic_cast<const DistributedSampler*>(&batches->sampler());
+  if (sampler == nullptr) refuse("its sampler is no DistributedSampler");
+  if (!sampler->is_of_current_world())
+    refuse("its DistributedSampler has other numbers than the rank and the size of the current world");
+  if (options_.num_workers > 0 && !options_.in_order) refuse("it has in_order = false");
+}
+
+bool LoaderBase::continues_pass_of_other_ranks() const {
+  const auto* const batches = dynamic_cast<const BatchSampler*>(batch_sampler_.get());
+  if (batches == nullptr) return false;
+  const auto position = progress_.position();
+  return position.samples != position.batches * batches->batch_size() * batches->shares();
+}
+
 BatchLoading LoaderBase::loading(const BatchSeeds& pass) const {
   BatchLoading loading{.pin = pin_memory_};
   if (options_.augmentation_seed) {
@@ -268,7 +295,7 @@ BatchLoading LoaderBase::loading(const BatchSeeds& pass) const {
 PassStart LoaderBase::pass_start(const LoaderProgress::Start& start) const {
   const CallerPlace place(where_);
   const auto world = made_in_ ? current_world() : World{};
-  if (made_in_) require_same_world("DataLoader", *made_in_);
+  if (made_in_) require_same_world("DataLoader", world_since(*made_in_));
   return {.share = {.rank = world.rank, .num_replicas = world.size, .epoch = start.seeds.epoch},
           .skip = start.first_batch * options_.batch_size.value_or(1),
           .drop_last = options_.drop_last.value_or(false),

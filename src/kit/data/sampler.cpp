@@ -163,12 +163,15 @@ int rank_of(const Options& options, const char* sampler) {
 
 // Numbers that came from the world must be those of the present one.
 template <typename Options>
-void check_world(const char* sampler, const Options& options, int rank, int num_replicas) {
+void check_world(const char* sampler, const Options& options, const World& share) {
   if (options.num_replicas && options.rank) return;
   const auto now = current_world();
-  require_same_world(sampler, {.rank = options.rank ? now.rank : rank,
-                               .size = options.num_replicas ? now.size : num_replicas});
+  require_same_world(sampler, {.rank = options.rank ? now.rank : share.rank,
+                               .size = options.num_replicas ? now.size : share.size});
 }
+
+// Which part of the samples a sampler of these numbers yields now.
+World share_now(int rank, int num_replicas) { return world_since({.rank = rank, .size = num_replicas}); }
 
 // The number of samples of each rank's share.
 std::int64_t share_of(std::int64_t count, int num_replicas, bool drop_last) {
@@ -337,7 +340,18 @@ DistributedSampler::DistributedSampler(const CallerPlace& /*place*/, SampleCount
       options_(options),
       passes_(std::make_shared<Passes>()) {
   check_rank("DistributedSampler", rank_, num_replicas_);
-  num_samples_ = share_of(count_, num_replicas_, options_.drop_last);
+}
+
+std::int64_t DistributedSampler::shares() const { return share_now(rank_, num_replicas_).size; }
+
+std::int64_t DistributedSampler::size() const {
+  return share_of(count_, static_cast<int>(shares()), options_.drop_last);
+}
+
+bool DistributedSampler::is_of_current_world() const {
+  const auto share = share_now(rank_, num_replicas_);
+  const auto now = current_world();
+  return share.rank == now.rank && share.size == now.size;
 }
 
 void DistributedSampler::set_epoch(std::int64_t epoch) {
@@ -350,12 +364,13 @@ at::Tensor DistributedSampler::order(std::uint64_t seed) const {
 }
 
 std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples) const {
-  check_world("DistributedSampler", options_, rank_, num_replicas_);
-  const auto size = share_of(std::max<std::int64_t>(0, count_ - samples), num_replicas_, options_.drop_last);
+  const auto part = share_now(rank_, num_replicas_);
+  check_world("DistributedSampler", options_, part);
+  const auto size = share_of(std::max<std::int64_t>(0, count_ - samples), part.size, options_.drop_last);
   // Every num_replicas-th of the order, padded by repeating it from its front.
-  auto share = at::arange(size, at::kLong).mul_(num_replicas_).add_(samples + rank_).remainder_(count_);
+  auto share = at::arange(size, at::kLong).mul_(part.size).add_(samples + part.rank).remainder_(count_);
   if (options_.shuffle) {
-    if (rank_ == 0 && current_world().rank == 0) passes_->begin();
+    if (part.rank == 0 && current_world().rank == 0) passes_->begin();
     // Unsigned, because seed + epoch may overflow, as in Python.
     const auto seed = static_cast<std::uint64_t>(options_.seed) + static_cast<std::uint64_t>(passes_->epoch);
     share = order(seed).index_select(0, share);
@@ -381,12 +396,16 @@ DistributedEvalSampler::DistributedEvalSampler(const CallerPlace& /*place*/, Sam
 }
 
 std::unique_ptr<IndexStream> DistributedEvalSampler::iter_from(std::int64_t samples) const {
-  check_world("DistributedEvalSampler", options_, rank_, num_replicas_);
-  return std::make_unique<StridedStream>(samples + rank_, num_replicas_, count_);
+  const auto share = share_now(rank_, num_replicas_);
+  check_world("DistributedEvalSampler", options_, share);
+  return std::make_unique<StridedStream>(samples + share.rank, share.size, count_);
 }
 
+std::int64_t DistributedEvalSampler::shares() const { return share_now(rank_, num_replicas_).size; }
+
 std::int64_t DistributedEvalSampler::size() const {
-  return rank_ >= count_ ? 0 : (count_ - rank_ + num_replicas_ - 1) / num_replicas_;
+  const auto share = share_now(rank_, num_replicas_);
+  return share.rank >= count_ ? 0 : (count_ - share.rank + share.size - 1) / share.size;
 }
 
 }  // namespace lockstep::data

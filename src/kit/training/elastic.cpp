@@ -43,6 +43,7 @@ constexpr auto kWaitForNews = 500ms;
 //     body         step 1, commit 1, step 2, commit 2, ...
 //     a rank dies  the calls of the others fail ---> the default group forms again ---> wrappers rejoin it
 //                  ---> all return to min over ranks of the last commit ---> body
+//                  (with --on-loss shrink "all" are those that are left, and the world is smaller)
 //     end          every rank has done its body: RunPhase::finished
 //     or           all ranks have found one that computes wrongly, and none is replaced: RunPhase::stopped
 //
@@ -66,7 +67,9 @@ class Execution final : public checkpointing::Committer {
     const CallerPlace place(where);
     const comm::CallSite site("commits of an elastic run");
     all_have_last_.wait();
-    commits_.write(last_ + 1, Access::own_state_dict(state));
+    const auto own = Access::own_state_dict(state);
+    if (elastic_.memory().can_shrink()) Access::require_no_gradients(state, own);
+    commits_.write(last_ + 1, own);
     ++last_;
     all_have_last_ = group().barrier_async();
   }
@@ -154,9 +157,14 @@ class Execution final : public checkpointing::Committer {
       log(LogLevel::info,
           fmt::format("{} continued from commit {}: {} ms after this rank noticed the loss of "
                       "another, {} ms of them to restore the state",
-                      group().size() == 1 ? "the rank" : fmt::format("all {} ranks", group().size()), last_,
-                      in_ms(lost_at_), in_ms(formed)));
+                      members_text(), last_, in_ms(lost_at_), in_ms(formed)));
     }
+  }
+
+  std::string members_text() const {
+    const int before = elastic_.memory().world_size();
+    if (group().size() < before) return fmt::format("{} of {} ranks are left and", group().size(), before);
+    return before == 1 ? "the rank" : fmt::format("all {} ranks", before);
   }
 
   std::int64_t agree_on_commit() const {
@@ -198,12 +206,21 @@ void check_shards(const TrainingState& state, const torch::optim::Optimizer& opt
   }
 }
 
+void check_shrinking(const TrainingState& state, const ProcessGroup& group) {
+  if (group.size() == 1) return;
+  Access::require_can_shrink(state);
+  if (modules::living_owners().empty()) return;
+  throw ArgumentError(
+      "elastic::run: --on-loss shrink does not support modules of fully_shard(), of which there is one that is not in the "
+      "state: only a lost rank has its shards. Use --on-loss replace");
+}
+
 void check(const TrainingState& state, const runtime::Run& run, const runtime::ElasticRun& elastic) {
   const auto& group = run.group();
   if (!group.supports_reconfigure()) {
     throw_error<ArgumentError>(
-        "elastic::run: the default group has the backend {}, which cannot take in a replacement; use \"shm\", or "
-        "\"auto\" on the CPU",
+        "elastic::run: the default group has the backend {}, which cannot be formed again after a loss; use "
+        "\"shm\", or \"auto\" on the CPU",
         group.backend_name());
   }
   const auto phase = elastic.memory().state().phase.load();
@@ -212,8 +229,9 @@ void check(const TrainingState& state, const runtime::Run& run, const runtime::E
   if (elastic.has_other_groups()) {
     throw ArgumentError(
         "elastic::run: there are process groups besides the default group, by new_group(), split_group() or a "
-        "DeviceMesh; they cannot take in a replacement yet");
+        "DeviceMesh; they cannot be formed again after a loss yet");
   }
+  if (elastic.memory().can_shrink()) check_shrinking(state, group);
   for (const auto* module : Access::modules(state)) nn::require_can_rejoin(*module);
   for (const auto& owner : modules::living_owners()) owner->require_can_rejoin();
   for (const auto* optimizer : Access::optimizers(state)) {

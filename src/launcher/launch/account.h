@@ -15,7 +15,8 @@ struct AccountEntry {
   double time = 0;               // in seconds since 1970
   int restarts = 0;              // of the ranks before
   std::map<int, int> started{};  // [rank] pid: the ranks started
-  std::string replacement{};  // the one in `started` replaces one that failed, as this line says; else empty
+  // The one in `started` replaces one that failed, or without one the others go on, as this line says; else empty.
+  std::string replacement{};
   std::optional<RankExit> exit{};  // a rank ended,
   bool was_stopped = false;        // while the ranks were being stopped
   int signal = 0;                  // a stop signal for the run has come; 0: none

@@ -102,7 +102,9 @@ std::string signal_name(int signal) {
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
 }
 
-std::string describe(const RankExit& exit) {
+namespace {
+
+std::string how_it_ended(const RankExit& exit) {
   if (exit.left_early) return "exited with code 0 before the end of elastic::run()";
   if (exit.signal == 0) {
     // A process below it was killed, whose end it passes on.
@@ -114,6 +116,12 @@ std::string describe(const RankExit& exit) {
     return fmt::format("was killed by SIGKILL from the launcher ({})", exit.killed_for);
   return fmt::format("was killed by {}{}{}", signal_name(exit.signal), limit_behind(exit),
                      exit.core_dumped ? " (core dumped)" : "");
+}
+
+}  // namespace
+
+std::string describe(const RankExit& exit) {
+  return how_it_ended(exit) + (exit.too_few.empty() ? "" : ", " + exit.too_few);
 }
 
 int exit_code(const RankExit& exit) {
@@ -218,6 +226,7 @@ void to_json(nlohmann::json& json, const RankExit& exit) {
           {"cpu_limit", exit.cpu_limit},
           {"left_early", exit.left_early},
           {"killed_for", exit.killed_for},
+          {"too_few", exit.too_few},
           {"interrupted", exit.interrupted}};
   if (exit.signal == 0) {
     json["exit_code"] = exit.code;
@@ -237,6 +246,7 @@ void from_json(const nlohmann::json& json, RankExit& exit) {
           .cpu_limit = json.value("cpu_limit", false),
           .left_early = json.value("left_early", false),
           .killed_for = json.value("killed_for", ""),
+          .too_few = json.value("too_few", ""),
           .interrupted = json.value("interrupted", false)};
 }
 

@@ -24,6 +24,8 @@ struct RankExit {
   bool left_early = false;  // it exited with code 0 while the others are in elastic::run()
   // Why the launcher itself has killed the rank, as in "no progress for 60.2 s; --progress-timeout 60"; empty: it has not.
   std::string killed_for{};
+  // Why the others do not go on without it, as in "which leaves 1 rank, fewer than --min-ranks 2"; empty: nothing to say.
+  std::string too_few{};
   bool interrupted = false;  // it exited with kExitInterrupted, which is no failure
 
   bool failed() const { return (code != 0 && !interrupted) || signal != 0 || left_early; }

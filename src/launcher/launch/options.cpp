@@ -85,18 +85,34 @@ void check_spares(const LaunchOptions& options) {
   }
 }
 
+void check_min_ranks(const LaunchOptions& options) {
+  if (options.on_loss != OnLoss::shrink && options.min_ranks != 1) {
+    throw_error<ArgumentError>("--min-ranks {} has no effect without --on-loss shrink; add it",
+                               options.min_ranks);
+  }
+  if (options.min_ranks >= 1 && options.min_ranks <= options.nproc_per_node) return;
+  throw_error<ArgumentError>("--min-ranks is {}; it must be in 1 .. {}, the number of ranks",
+                             options.min_ranks, options.nproc_per_node);
+}
+
 void check_replacement(const LaunchOptions& options) {
   check_spares(options);
+  check_min_ranks(options);
   if (options.on_loss == OnLoss::restart) return;
   if (options.nodes) {
-    throw ArgumentError(
-        "--on-loss replace is for one host; use --on-loss restart with several nodes and with --hosts");
+    throw_error<ArgumentError>(
+        "--on-loss {} is for one host; use --on-loss restart with several nodes and with --hosts",
+        text_of(options.on_loss));
   }
-  if (options.max_restarts == 0)
+  if (options.on_loss == OnLoss::replace && options.max_restarts == 0)
     throw ArgumentError("--on-loss replace needs restarts: add --max-restarts N, the most replacements");
 }
 
 }  // namespace
+
+const char* text_of(OnLoss on_loss) {
+  return on_loss == OnLoss::restart ? "restart" : on_loss == OnLoss::replace ? "replace" : "shrink";
+}
 
 void validate(const LaunchOptions& options) {
   if (options.command.empty() || options.command.front().empty()) {

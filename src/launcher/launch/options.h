@@ -95,11 +95,15 @@ struct MetricsOptions {
   std::function<std::string()> text{};  // in Prometheus' format, called for each request by one thread
 };
 
-// What the failure of a rank leads to while restarts are left.
+// What the failure of a rank leads to, while restarts are left.
 enum class OnLoss {
   restart,  // all ranks stop, and start again
-  replace   // only the rank that failed starts again, while the ranks are in elastic::run()
+  replace,  // only the rank that failed starts again, while the ranks are in elastic::run()
+  shrink    // the others go on without it, while they are in elastic::run(), also when no restart is left
 };
+
+// As on the command line.
+const char* text_of(OnLoss on_loss);
 
 // The program to start, and where. Names and defaults are torchrun's where torchrun has them.
 struct LaunchOptions {
@@ -115,6 +119,7 @@ struct LaunchOptions {
   std::string role = "default";  // ROLE_NAME
   int max_restarts = 0;          // number of restarts after failures, those of single ranks included
   OnLoss on_loss = OnLoss::restart;
+  int min_ranks = 1;                // with OnLoss::shrink: fewer do not go on
   int spares = 0;                   // processes that are started in advance, to replace ranks; see spare.h
   bool virtual_local_rank = false;  // LOCAL_RANK is 0 everywhere; each rank sees one GPU, as CUDA device 0
   bool pass_local_rank = false;     // the program's first argument is --local-rank=K in local rank K

@@ -102,14 +102,14 @@ void RankSupervisor::reap(pid_t first) {
   on_all_gone();
 }
 
-void RankSupervisor::on_rank_exit(const RankExit& exit) {
+void RankSupervisor::on_rank_exit(RankExit exit) {
   if (exit.interrupted) return failures_.add_interrupted(exit.rank);
   if (!exit.failed()) return failures_.add_finished(exit.rank);
   if (exit.signal != 0 && exit.signal == sent_signal_) {
     failures_.add_stopped(exit.rank, exit.signal == SIGKILL);
   } else if (is_stopping()) {
     failures_.add_later(exit);
-  } else if (phase_ != Phase::running || !replace(exit)) {
+  } else if (phase_ != Phase::running || !overcome(exit)) {
     failures_.add(report(exit));
     const bool wait = failures_.may_be_consequence() && has_ranks();
     if (phase_ == Phase::running || !wait) enter(Phase::confirming, wait ? limits_.confirm : milliseconds(0));

@@ -29,7 +29,7 @@ std::chrono::milliseconds shorter(std::chrono::milliseconds a, std::chrono::mill
 // ranks.
 //
 //   idle        no rank has been started, or no process is left
-//   running     all ranks run, or have succeeded; replace() may start single ranks again
+//   running     all ranks run, or have succeeded; overcome() may start single ranks again, or do without them
 //   confirming  a rank failed, but says that it lost a peer: waits for the failure of that peer
 //   stopping    the ranks got a stop signal and have the grace period to end
 //   killing     every descendant gets SIGKILL, repeatedly, until none is left
@@ -43,7 +43,7 @@ std::chrono::milliseconds shorter(std::chrono::milliseconds a, std::chrono::mill
 // - The process is a subreaper (ChildSubreaper): every orphan becomes its child. So it has no children
 //   exactly when no descendant is left, and only then the phase becomes idle.
 // - Failures count as the first one only in running and confirming. Later ones are consequences of the stop.
-// - The failure of a rank that is replaced does not count: the phase stays running, and no other rank is signalled.
+// - The failure of a rank that is replaced, or that the others do without, does not count: the phase stays running, and no other rank is signalled.
 //   So it is with a rank that was interrupted.
 // - When the parent dies, the loop ends and the caller kills all descendants.
 class RankSupervisor {
@@ -68,9 +68,9 @@ class RankSupervisor {
   // A rank or nullopt: which one the ended child was. It does not count as alive from then on.
   virtual std::optional<RankExit> take_exit(const RankExit& child) = 0;
   virtual bool has_ranks() const = 0;
-  // A rank has failed in the phase running: starts it alone again if the run allows that. False: the run, or this
-  // attempt of it, has failed.
-  virtual bool replace(const RankExit& /*exit*/) { return false; }
+  // A rank has failed in the phase running: starts it alone again, or has the others go on without it, if the run allows
+  // that. False: the run, or this attempt of it, has failed; `exit` may then say more.
+  virtual bool overcome(RankExit& /*exit*/) { return false; }
   virtual FailureReport report(const RankExit& exit) = 0;
   // To all living ranks; continues stopped ones.
   virtual void signal_ranks(int signal) = 0;
@@ -109,7 +109,7 @@ class RankSupervisor {
 
  private:
   void reap(pid_t first);
-  void on_rank_exit(const RankExit& exit);
+  void on_rank_exit(RankExit exit);
   void confirm_first_failure();
   void stop_leftovers();
   void enter(Phase phase, std::chrono::milliseconds limit);

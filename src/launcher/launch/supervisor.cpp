@@ -182,9 +182,29 @@ std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
   return exit;
 }
 
+bool NodeSupervisor::overcome(RankExit& exit) {
+  // The others, or the replacement, would wait for a rank that was interrupted.
+  if (failures().interrupted() || !workers_->is_in_elastic_run()) return false;
+  return options_.on_loss == OnLoss::shrink ? go_on_without(exit) : replace(exit);
+}
+
+bool NodeSupervisor::go_on_without(RankExit& exit) {
+  const int left = static_cast<int>(workers_->alive().size());
+  if (left < options_.min_ranks) {
+    exit.too_few = fmt::format("which leaves {} rank{}, fewer than --min-ranks {}", left,
+                               left == 1 ? "" : "s", options_.min_ranks);
+    return false;
+  }
+  if (!kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
+  workers_->lose(exit.local_rank);
+  const auto line = fmt::format("rank {} {}; the run continues with {} rank{}", exit.rank, describe(exit),
+                                left, left == 1 ? "" : "s");
+  logs_.print(line);
+  account({.replacement = line});
+  return true;
+}
+
 bool NodeSupervisor::replace(const RankExit& exit) {
-  // The replacement would wait for a rank that was interrupted.
-  if (failures().interrupted()) return false;
   if (!workers_->can_replace() || !kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
   const pid_t pid = workers_->replace(exit.local_rank);
   const auto line = fmt::format("rank {} {}; its replacement runs ({} of {} restarts)", exit.rank,

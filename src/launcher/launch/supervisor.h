@@ -27,7 +27,7 @@ namespace lockstep::launch {
 //
 //   Reserve  answer with a port for rank 0
 //   Start    start the ranks: idle -> running. With OnLoss::replace it replaces single ranks itself, while
-//            WorkerGroup::can_replace(); the next Failed tells the Coordinator how many restarts that took.
+//            WorkerGroup::can_replace(), and with OnLoss::shrink it has the others go on; the next Failed tells the Coordinator how many restarts that took.
 //   Stop     stop them, and answer with Stopped when no process is left
 //   End      the run is over: stop the ranks, report, and return
 //
@@ -42,7 +42,9 @@ class NodeSupervisor : private RankSupervisor {
  private:
   std::optional<RankExit> take_exit(const RankExit& child) override;
   bool has_ranks() const override { return workers_ && !workers_->alive().empty(); }
-  bool replace(const RankExit& exit) override;
+  bool overcome(RankExit& exit) override;
+  bool replace(const RankExit& exit);
+  bool go_on_without(RankExit& exit);
   void fill_spares();
   FailureReport report(const RankExit& exit) override;
   void signal_ranks(int signal) override { workers_->signal_ranks(signal); }
@@ -117,6 +119,7 @@ class NodeSupervisor : private RankSupervisor {
 // - All ranks of all nodes exit with 0: 0. Processes that they left get SIGTERM and, after the grace period,
 //   SIGKILL.
 // - A rank fails while OnLoss::replace allows a replacement: what it left is killed, and it starts again alone.
+// - A rank fails, and with OnLoss::shrink at least min_ranks are left in elastic::run(): what it left is killed.
 // - A rank fails otherwise: the ranks of all nodes are stopped in the same way, and restarted while max_restarts
 //   allows. After that the last line of a report on stderr names the rank that failed first; its exit code,
 //   or 128 + the signal that killed it.

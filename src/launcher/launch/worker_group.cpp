@@ -36,7 +36,8 @@ WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
       logs_(logs),
       cores_(options),
       wanted_spares_(options.spares) {
-  if (options.on_loss == OnLoss::replace) memory_.emplace(RunMemory::create(assignment.world_size));
+  if (options.on_loss != OnLoss::restart)
+    memory_.emplace(RunMemory::create(assignment.world_size, options.on_loss == OnLoss::shrink));
   if (folder.wanted()) folder_ = folder.begin_attempt(assignment.restarts);
   set_filters();
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
@@ -68,9 +69,13 @@ ErrorRecord WorkerGroup::new_record(int local_rank) const {
   return ErrorRecord(file);
 }
 
+bool WorkerGroup::is_in_elastic_run() const {
+  return memory_ && memory_->state().phase.load() == RunPhase::running;
+}
+
 bool WorkerGroup::can_replace() const {
-  return memory_ && assignment_.restarts < options_.max_restarts &&
-         memory_->state().phase.load() == RunPhase::running;
+  return options_.on_loss == OnLoss::replace && is_in_elastic_run() &&
+         assignment_.restarts < options_.max_restarts;
 }
 
 pid_t WorkerGroup::replace(int local_rank) {
@@ -169,8 +174,7 @@ std::optional<RankExit> WorkerGroup::take_exit(const RankExit& child, bool is_st
   exit.local_rank = rank.mapped();
   exit.rank = assignment_.first_rank + exit.local_rank;
   exit.interrupted = exit.signal == 0 && exit.code == kExitInterrupted;
-  exit.left_early = exit.signal == 0 && exit.code == 0 && !is_stopping && memory_ &&
-                    memory_->state().phase.load() == RunPhase::running;
+  exit.left_early = exit.signal == 0 && exit.code == 0 && !is_stopping && is_in_elastic_run();
   return exit;
 }
 

@@ -57,9 +57,12 @@ class WorkerGroup {
   std::vector<int> alive_ranks() const;
   // The exit of the rank that `child` was, and removes it from alive(); nullopt if `child` was not a rank.
   std::optional<RankExit> take_exit(const RankExit& child, bool is_stopping);
-  // Whether a rank that has failed can be replaced: OnLoss::replace, restarts are left, and all ranks are in
-  // elastic::run().
+  // Whether ranks can fail alone: not with OnLoss::restart, and all ranks are in elastic::run().
+  bool is_in_elastic_run() const;
+  // Whether a rank that has failed can be replaced: OnLoss::replace, is_in_elastic_run(), and restarts are left.
   bool can_replace() const;
+  // The rank has ended, and the others go on without it. REQUIRES OnLoss::shrink.
+  void lose(int local_rank) const { memory_->lose(assignment_.first_rank + local_rank); }
   // A spare becomes the rank that has ended, or its program is started again; assignment().restarts grows by one.
   // Returns its pid. Throws ProgramError or LaunchError.
   pid_t replace(int local_rank);
@@ -88,7 +91,7 @@ class WorkerGroup {
   NodeAssignment assignment_;
   LogMultiplexer& logs_;
   RankCores cores_;
-  std::optional<RunMemory> memory_;     // with OnLoss::replace
+  std::optional<RunMemory> memory_;     // with OnLoss::replace and OnLoss::shrink
   std::filesystem::path folder_;        // empty: no files
   std::map<int, ErrorRecord> records_;  // by local rank
   std::map<pid_t, int> alive_;

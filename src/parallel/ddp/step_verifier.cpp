@@ -102,11 +102,12 @@ std::vector<Checksums> gather(const ProcessGroup& group, const Checksums& own, s
   return rows;
 }
 
-// Whether this is within elastic::run(), which is so on all ranks or on none.
-bool can_replace_ranks() {
+// The memory of a run within elastic::run(), which is so on all ranks or on none; else nullptr.
+const RunMemory* memory_of_elastic_run() {
   auto* const run = runtime::current_run();
   auto* const elastic = run == nullptr ? nullptr : run->elastic();
-  return elastic != nullptr && elastic->memory().state().phase == RunPhase::running;
+  const bool is_on_all_ranks = elastic != nullptr && elastic->memory().state().phase == RunPhase::running;
+  return is_on_all_ranks ? &elastic->memory() : nullptr;
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -301,17 +302,21 @@ void StepVerifier::refuse(const ddp::Verdict& verdict, const std::string& text, 
   const auto is_wrong = [&](int rank) {
     return std::ranges::find(verdict.wrong, rank) != verdict.wrong.end();
   };
-  const bool replaces =
-      options_.on_mismatch == OnMismatch::replace && verdict.is_decided && can_replace_ranks();
-  if (replaces && !is_wrong(group.rank())) {
+  const auto* const run =
+      options_.on_mismatch == OnMismatch::replace && verdict.is_decided ? memory_of_elastic_run() : nullptr;
+  if (run != nullptr && !is_wrong(group.rank())) {
     int first = 0;
     while (is_wrong(first)) ++first;
-    if (group.rank() == first) log(LogLevel::warning, message + "; it is replaced");
+    if (group.rank() == first) {
+      log(LogLevel::warning,
+          message + (run->can_shrink() ? "; the run continues without it" : "; it is replaced"));
+    }
     const comm::CallSite site(where, "end of the process of a wrong rank");
     group.barrier(where);  // throws PeerLost, unless the program of the wrong rank catches its error
   }
+  const bool is_on_all_ranks = run == nullptr || !is_wrong(group.rank());
   throw VerificationError(with_reporter(comm::reporter_of(group), message), comm::about(group, verdict.wrong),
-                          current_.step + 1, tensor, !replaces);
+                          current_.step + 1, tensor, is_on_all_ranks);
 }
 
 Dict StepVerifier::state_dict() const { return {{"step", next_.step}, {"pass", next_.pass}}; }

@@ -159,7 +159,8 @@ List unexpected_names(const StateEntries& entries, const std::vector<ParameterEn
   for (const auto& [alias, first] : entries.aliases) known.insert(alias);
   List unexpected;
   for (const auto& [key, value] : dict)
-    if (!key.is<std::string>() || !known.contains(key.as_string())) unexpected.items.push_back(key);
+    if (const auto name = key.is<std::string>() ? key.as_string() : repr(key); !known.contains(name))
+      unexpected.items.emplace_back(name);
   return unexpected;
 }
 

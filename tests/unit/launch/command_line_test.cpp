@@ -153,7 +153,7 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
   EXPECT_THAT(complaint({.max_restarts = -1, .command = x}),
               HasSubstr("max-restarts is -1; it must be 0 or more"));
   EXPECT_THAT(complaint({.max_restarts = 1, .on_loss = "ignore", .command = x}),
-              HasSubstr("--on-loss ignore: use restart, replace"));
+              HasSubstr("--on-loss ignore: use restart, replace, shrink"));
   EXPECT_EQ(complaint({.max_restarts = 1, .on_loss = "replace", .command = x}), "");
   EXPECT_THAT(complaint({.on_loss = "replace", .command = x}), HasSubstr("add --max-restarts N"));
   EXPECT_THAT(complaint({.nnodes = "2", .max_restarts = 1, .on_loss = "replace", .command = x}),
@@ -170,6 +170,19 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
   EXPECT_THAT(
       complaint({.max_restarts = 1, .on_loss = "replace", .spares = 1, .command = {"x", "${local_rank}"}}),
       HasSubstr("--spares excludes"));
+  EXPECT_EQ(complaint({.nproc_per_node = "3", .on_loss = "shrink", .min_ranks = 3, .command = x}), "");
+  for (const int least : {0, 4}) {
+    EXPECT_THAT(complaint({.nproc_per_node = "3", .on_loss = "shrink", .min_ranks = least, .command = x}),
+                HasSubstr(fmt::format("--min-ranks is {}; it must be in 1 .. 3", least)));
+  }
+  EXPECT_THAT(complaint({.nproc_per_node = "3", .min_ranks = 2, .command = x}),
+              HasSubstr("--min-ranks 2 has no effect without --on-loss shrink"));
+  EXPECT_THAT(complaint({.max_restarts = 1, .on_loss = "shrink", .spares = 1, .command = x}),
+              HasSubstr("--spares 1 has no effect without --on-loss replace"));
+  EXPECT_THAT(complaint({.nnodes = "2", .on_loss = "shrink", .command = x}),
+              HasSubstr("--on-loss shrink is for one host"));
+  EXPECT_THAT(complaint({.hosts = "a", .on_loss = "shrink", .command = x}),
+              HasSubstr("--on-loss shrink is for one host"));
   EXPECT_EQ(complaint({.progress_timeout = 1, .command = x}), "");
   EXPECT_THAT(complaint({.progress_timeout = 0.5, .command = x}),
               HasSubstr("--progress-timeout 0.5: the seconds must be in 1 .. 604800"));

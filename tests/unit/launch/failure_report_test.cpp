@@ -109,6 +109,16 @@ TEST(FailureReport, SaysWhyTheLauncherItselfKilledTheRank) {
   EXPECT_THAT(report_lines(report, false).back(), HasSubstr("did not send that SIGKILL"));
 }
 
+TEST(FailureReport, SaysThatTooFewRanksAreLeft) {
+  const FailureReport report{
+      .first = {.rank = 2, .pid = 77, .code = 3, .too_few = "which leaves 1 rank, fewer than --min-ranks 2"},
+      .host = "box"};
+  EXPECT_EQ(
+      report_lines(report, false).back(),
+      "rank 2 failed first: it exited with code 3, which leaves 1 rank, fewer than --min-ranks 2; pid 77 on host box");
+  EXPECT_EQ(nlohmann::json(report).get<FailureReport>().first.too_few, report.first.too_few);
+}
+
 TEST(RunNotes, KeepTheLastReasonOfEachRankAndTheLastKills) {
   RunNotes notes;
   EXPECT_EQ(notes.kill_reason(7), "");
