@@ -233,7 +233,7 @@ TEST(Shrink, RefusesAtTheStartWhatFewerRanksCannotHave) {
            std::pair{"outside", "--on-loss shrink does not support modules of fully_shard()"},
            std::pair{"iterable", "does not support 'stream': loader: its dataset is iterable"},
            std::pair{"random", "does not support 'loader': loader: its sampler is no DistributedSampler"},
-           std::pair{"other", "does not support 'loader': loader: its DistributedSampler has other numbers"},
+           std::pair{"other", "does not support 'loader': loader: its DistributedSampler has num_replicas or rank of the program"},
            std::pair{"gradients", "commit: 'gradients' has a gradient of 'weight'"},
        }) {
     Shrinking run(2, mode, "");

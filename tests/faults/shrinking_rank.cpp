@@ -94,11 +94,11 @@ std::string digest_of_training(const torch::nn::Module& net, const torch::optim:
 data::DataLoaderOptions loader_options(const std::string& mode, const lockstep::Context& context) {
   data::DataLoaderOptions options{.batch_size = kBatch, .num_workers = 1};
   if (mode == "sampler") {
-    options.sampler = data::DistributedSampler(kSamples, context.world_size(), context.rank());
+    options.sampler = data::DistributedSampler(kSamples);
   } else if (mode == "random") {
     options.sampler = data::RandomSampler(kSamples);
   } else if (mode == "other") {
-    options.sampler = data::DistributedSampler(kSamples, context.world_size() + 1, context.rank());
+    options.sampler = data::DistributedSampler(kSamples, context.world_size(), context.rank());
   } else {
     options.shuffle = true;
     options.seed = 0;  // without it a run that is started with one rank has another order
