@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from importlib import metadata
 from pathlib import Path
 from zipfile import ZIP_STORED
@@ -61,15 +62,25 @@ def write_metadata(stage):
 
 
 def add_licenses(build, stage, info):
-    """The licences of the libraries that are not ours, bundled or compiled in."""
+    """The licences of the libraries that are not ours, bundled or compiled in: their texts, and in the metadata."""
     bundled = {library.name for library in (stage / "lockstep_torch/lib/bundled").iterdir()}
-    third_party.copy_licences(third_party.libraries(build, [], bundled), info / "licenses" / "bundled")
+    libraries = third_party.published(third_party.libraries(build, [], bundled))
+    third_party.copy_licences(libraries, info / "licenses" / "bundled")
+    rows = "".join(f"License-File: bundled/{library.name}.txt\n" for library in libraries)
+    expression = " AND ".join(dict.fromkeys(["BSD-3-Clause", *(library.licence for library in libraries)]))
+    text, found = re.subn(r"(?m)^License-Expression: .*\n", f"License-Expression: {expression}\n", (info / "METADATA").read_text())
+    text, files = re.subn(r"(?m)^License-File: LICENSE\n", rf"\g<0>{rows}", text)
+    assert found == 1 and files == 1, "the metadata names no licence"
+    (info / "METADATA").write_text(text)
 
 
 def pack(stage, info, folder):
     """A wheel without compression, for auditwheel, which compresses its own."""
     name = info.name.removesuffix(".dist-info")
     wheel = Path(folder) / f"{name}-{TAG}.whl"
+    for path in stage.rglob("*"):  # whatever the umask of the machine
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
     with WheelFile(wheel, "w", ZIP_STORED) as file:
         file.write_files(stage)
     return wheel
@@ -81,6 +92,9 @@ def audit(wheel, output):
     excluded = [argument for name in TORCH for argument in ("--exclude", name)]
     run(sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", *excluded, "--wheel-dir", output, wheel)
     [audited] = Path(output).glob("*.whl")
+    grafted = [name for name in zipfile.ZipFile(audited).namelist() if ".libs/" in name]
+    if grafted:
+        sys.exit(f"auditwheel added {', '.join(grafted)}, whose licences are not in the wheel: bundle them in python/wheel.cmake")
     return audited
 
 

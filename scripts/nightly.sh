@@ -46,7 +46,7 @@ Runs one part or all of them (default), and reports every part that failed.
   versions [commit]  files that a build of this commit writes, loaded by the present build; default: the first commit
            that has tests/versions
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
-  release  the files of a release, made twice with equal bytes, used in a minimal Debian 12 and 13; needs root
+  release  the files of a release, made twice with equal bytes; wheel and packages used in a minimal Debian 12 and 13; needs root
   torch <version>   not among all of them: a build with this release of torch, such as 2.15.0, and all tests beside its Python;
            90 minutes at most. Appends a line for docs/libtorch-versions.md to build/torch/results.md.
 END
@@ -308,14 +308,10 @@ run_wheel() (
   .venv/bin/python tests/package/wheel_test.py "$folder/work" c++ build/wheel build/wheel/lockstep_torch-*.tar.gz --download
 )
 
-# Two clones in different folders of a minimal Debian 12 give equal files, which two minimal Debians use.
 run_release() (
   version=$(sed -n 's/^#define LOCKSTEP_VERSION_[A-Z]* //p' include/lockstep/version.h | paste -sd .) folder=$root/build/release-nightly status=0
   rm -rf "$folder" && mkdir -p "$folder" || return
-  # shellcheck disable=SC2016  # $0 is the version
-  bash scripts/fresh.sh bookworm --packages "git dpkg-dev" --wheels "$folder" bash -c '
-    scripts/release.sh "$0" --rehearse --output /wheels/first && git clone --quiet . /root/elsewhere/lockstep && cd /root/elsewhere/lockstep &&
-    scripts/release.sh "$0" --rehearse --output /wheels/second && scripts/release.sh --compare /wheels/first /wheels/second' "$version" || return
+  bash scripts/fresh.sh bookworm --packages "git dpkg-dev" --wheels "$folder" scripts/release/twice.sh "$version" /wheels || return
   for suite in bookworm trixie; do bash scripts/release.sh --use "$suite" "$folder/first" || status=1; done
   return "$status"
 )

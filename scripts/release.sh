@@ -15,11 +15,13 @@ distribution and the wheel of lockstep-torch for the Python of .venv, two Debian
 notes and SHA256SUMS. It builds in build/release-tree. Refuses a tree with changes, and a version that a file contradicts:
 scripts/release/version.py set <version> makes all files state it. docs/releasing.md is about releases.
 
-  --rehearse         takes a version that the changelog still calls unreleased
-  --tree <folder>    takes this build tree, after updating it, instead of build/release-tree. Its programs
-                     name folders of this machine, so the files differ from those of another machine
+  --rehearse         accepts a version that the changelog calls unreleased
+  --tree <folder>    updates and packs this build tree, instead of build/release-tree. It needs
+                     LOCKSTEP_BUILD_PYTHON and static libraries. Its programs name folders of this machine, so the files
+                     differ from those of another machine
   --output <folder>  a folder that does not exist yet
-  --use              installs each file in a minimal Debian and uses it on two ranks (root; needs the network for torch)
+  --use              installs the wheel, if there is one for that Python, and the Debian packages in a minimal Debian and
+                     uses them on two ranks (root; needs the network for torch). The archives are not used
   --compare          fails unless both folders have equal files
 END
 }
@@ -45,7 +47,7 @@ configure_tree() {
     -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_EXAMPLES=OFF -DLOCKSTEP_BUILD_GPU_CHECKS=OFF -DLOCKSTEP_BUILD_PYTHON=ON -DLOCKSTEP_WITH_CUDA=OFF \
     -DLOCKSTEP_WITH_MPI=OFF -DLOCKSTEP_WITH_LIBDW=ON -DLOCKSTEP_WITH_NCURSES=ON -DLOCKSTEP_WITH_MICROHTTPD=ON \
     -DLOCKSTEP_CCACHE=OFF -DCMAKE_SKIP_RPATH=ON \
-    "-DCMAKE_CXX_FLAGS=-ffile-prefix-map=$root=. -ffile-prefix-map=$torch=torch"
+    "-DCMAKE_CXX_FLAGS=\"-ffile-prefix-map=$root=.\" \"-ffile-prefix-map=$torch=torch\""
 }
 
 case "${1:-}" in
@@ -59,29 +61,46 @@ shift
 while (($#)); do
   case $1 in
     --rehearse) rehearse=(--rehearse) ;;
-    --tree) tree=$(cd "$caller_dir" && realpath "${2:?--tree needs a folder}") && shift ;;
-    --output) output=$(cd "$caller_dir" && realpath -m "${2:?--output needs a folder}") && shift ;;
+    --tree)
+      (($# > 1)) || fail "--tree needs a folder"
+      [[ -f $(cd "$caller_dir" && realpath -m "$2")/CMakeCache.txt ]] || fail "--tree: $2 is no build tree; name a folder that CMake has configured"
+      tree=$(cd "$caller_dir" && realpath "$2") && shift
+      ;;
+    --output)
+      (($# > 1)) || fail "--output needs a folder"
+      output=$(cd "$caller_dir" && realpath -m "$2") && shift
+      ;;
     *) usage >&2 && exit 2 ;;
   esac
   shift
 done
 output=${output:-$root/build/release-$version}
 [[ ! -e $output ]] || fail "$output exists: remove it, or name another folder with --output"
-[[ -z $(git status --porcelain) ]] || fail "this tree has changes: commit them, so that the release is what the commit says"
+command -v git >/dev/null || fail "git is missing: apt-get install git"
+changes=$(git status --porcelain) || fail "git cannot say whether this tree has changes; see its message above"
+[[ -z $changes ]] || fail "this tree has changes: commit them, so that the release is what the commit says"
 python3 -B scripts/release/version.py check "$version" "${rehearse[@]}"
-for program in dpkg-shlibdeps:dpkg-dev dpkg-deb:dpkg git:git; do
+for program in dpkg-shlibdeps:dpkg-dev dpkg-deb:dpkg; do
   command -v "${program%:*}" >/dev/null || fail "${program%:*} is missing: apt-get install ${program#*:}"
 done
 
-bash scripts/setup.sh --tests
+umask 022
+export LC_ALL=C.UTF-8 TZ=UTC
+env -u VIRTUAL_ENV bash scripts/setup.sh --tests
 if [[ -z $tree ]]; then
+  torch=$(torch_prefix .venv 2>/dev/null) || fail ".venv has no torch: unset LOCKSTEP_TORCH_PREFIX and deactivate other environments, then run scripts/setup.sh --tests"
   tree=$root/build/release-tree
-  configure_tree "$(realpath "$(torch_prefix .venv)")"
+  configure_tree "$(realpath "$torch")"
 fi
+python=$(sed -n 's/^LOCKSTEP_PYTHON:[A-Z]*=//p' "$tree/CMakeCache.txt")
+[[ -n $python && $(sed -n 's/^LOCKSTEP_BUILD_PYTHON:BOOL=//p' "$tree/CMakeCache.txt") == ON ]] || fail "$tree has no Python package: configure it with -DLOCKSTEP_BUILD_PYTHON=ON"
+[[ $(sed -n 's/^BUILD_SHARED_LIBS:BOOL=//p' "$tree/CMakeCache.txt") != ON ]] || fail "$tree has shared libraries, which the packages do not contain: configure it with -DBUILD_SHARED_LIBS=OFF"
 say "Building ${tree#"$root"/}"
 cmake --build "$tree" --parallel "$(jobs_that_fit)" --target lockstep_wheel | thin_progress
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 PATH=$root/.venv/bin:$PATH
 export SOURCE_DATE_EPOCH PATH
 say "Making ${output#"$root"/}"
-"$(sed -n 's/^LOCKSTEP_PYTHON:[A-Z]*=//p' "$tree/CMakeCache.txt")" -B scripts/release/make.py "$version" "$tree" "$output"
+rm -rf "$output.part"
+"$python" -B scripts/release/make.py "$version" "$tree" "$output.part"
+mv "$output.part" "$output"

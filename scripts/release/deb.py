@@ -4,6 +4,7 @@
 docs/releasing.md has the names and how programs find LibTorch.
 """
 
+import gzip
 import os
 import re
 import shutil
@@ -20,7 +21,8 @@ MAINTAINER = "The Lockstep authors <authors@lockstep.invalid>"
 # What find_package(Lockstep) asks for.
 FOR_PROGRAMS = "libjpeg-dev, libpng-dev, libssl-dev, libwebp-dev, zlib1g-dev"
 # Opened when a call needs them.
-LOADED = "libcurl4, libdw1, libhdf5-103-1 | libhdf5-310, libmicrohttpd12 | libmicrohttpd12t64, libncurses6"
+LOADED_BY_PROGRAMS = "libcurl4 | libcurl4t64, libhdf5-103-1 | libhdf5-310"
+LOADED = f"{LOADED_BY_PROGRAMS}, libdw1 | libdw1t64, libmicrohttpd12 | libmicrohttpd12t64, libncursesw6"
 
 
 def control(name, torch, version, depends, size, text, **more):
@@ -76,14 +78,16 @@ def dependencies(programs, torch):
         (Path(folder) / "debian/control").write_text("Source: lockstep\n\nPackage: lockstep\nArchitecture: amd64\n")
         found = subprocess.run(
             ["dpkg-shlibdeps", "-O", "--ignore-missing-info", f"-l{torch / 'lib'}", *map(str, programs)], cwd=folder, check=True,
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
+            text=True, stdout=subprocess.PIPE).stdout
     return found.removeprefix("shlibs:Depends=").strip()
 
 
 def add_documents(package, name, licences):
     folder = package / "usr/share/doc" / name
     (folder / "licences").mkdir(parents=True)
-    shutil.copyfile(SOURCE / "LICENSE", folder / "copyright")
+    used = "".join(f"  licences/{file.name}\n" for file in sorted(licences.iterdir()))
+    (folder / "copyright").write_text((SOURCE / "LICENSE").read_text() + f"\nLibraries that are compiled in, and their licences:\n{used}")
+    (folder / "changelog.gz").write_bytes(gzip.compress((SOURCE / "CHANGELOG.md").read_bytes(), mtime=0))
     for file in licences.iterdir():
         shutil.copyfile(file, folder / "licences" / file.name)
 
@@ -94,7 +98,7 @@ def pack(package, output, epoch, text):
     (package / "DEBIAN/control").write_text(text)
     for path in [package, *package.rglob("*")]:
         if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
         os.utime(path, (epoch, epoch), follow_symlinks=False)
     name = "{Package}_{Version}_{Architecture}.deb".format(**dict(re.findall(r"^(\w+): (.*)$", text, re.MULTILINE)))
     subprocess.run(["dpkg-deb", "--root-owner-group", "-Zxz", "--build", package, output / name], check=True,
@@ -121,7 +125,7 @@ def make(tree, output, version, torch, epoch, licences):
             dev_name, torch, version, FOR_PROGRAMS, size(dev),
             (f"distributed training for LibTorch {torch}: libraries and headers",
              "Static libraries, headers and the CMake package Lockstep. LibTorch is the user's own."),
-            suggests=f"{commands_name}, cmake, ninja-build", provides="liblockstep-dev", conflicts="liblockstep-dev"))
+            suggests=f"{commands_name}, cmake, ninja-build, {LOADED_BY_PROGRAMS}", provides="liblockstep-dev", conflicts="liblockstep-dev"))
         yield pack(commands, output, epoch, control(
             commands_name, torch, version, depends, size(commands),
             (f"distributed training for LibTorch {torch}: command line",

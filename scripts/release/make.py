@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def source_archive(version, output):
     """What git has of this commit."""
-    tar = subprocess.run(["git", "archive", "--format=tar", f"--prefix=lockstep-{version}/", "HEAD"], cwd=ROOT, check=True,
+    tar = subprocess.run(["git", "-c", "tar.umask=0022", "archive", "--format=tar", f"--prefix=lockstep-{version}/", "HEAD"], cwd=ROOT, check=True,
                          stdout=subprocess.PIPE).stdout
     path = output / f"lockstep-{version}.tar.gz"
     path.write_bytes(gzip.compress(tar, mtime=0))

@@ -4,14 +4,15 @@
 import datetime
 import hashlib
 import json
+from urllib.parse import quote
 
 
 def component(library):
     """One of third_party.libraries()."""
     if library.packages:
-        purl = f"pkg:deb/debian/{library.name}@{library.version}?arch=source"
+        purl = f"pkg:deb/debian/{library.name}@{quote(library.version, safe='')}?arch=source"
     else:
-        purl = f"pkg:pypi/{library.name}@{library.version}"
+        purl = f"pkg:pypi/{library.name}@{quote(library.version, safe='')}"
     return {
         "type": "library",
         "bom-ref": purl,

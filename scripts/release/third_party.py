@@ -170,9 +170,12 @@ def copyright_of(library):
     return path
 
 
+def published(found):
+    """Those whose code is in what we publish. Templates of LibTorch are compiled in."""
+    return [library for library in found if library.use in ("compiled in", "bundled in the wheel") or library.name == "torch"]
+
+
 def copy_licences(found, folder):
-    """One file for each library whose code is in what we publish."""
     folder.mkdir(parents=True, exist_ok=True)
-    for library in found:
-        if library.use in ("compiled in", "bundled in the wheel") or library.name == "torch":
-            shutil.copyfile(copyright_of(library), folder / f"{library.name}.txt")
+    for library in published(found):
+        shutil.copyfile(copyright_of(library), folder / f"{library.name}.txt")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Installs and uses each file of a release on this minimal machine: scripts/release/use.sh <folder of a release>
+# Installs and uses the wheel and the packages of a release on this minimal machine: scripts/release/use.sh <folder of a release>
 # scripts/release.sh --use runs it in a root of scripts/fresh.sh, as root.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -115,5 +115,9 @@ timed "apt-get install of the packages" install_packages
 export VIRTUAL_ENV=$venv
 timed "a C++ program: configured, built and run on two ranks, by the packages" cpp cpp_by_packages /usr/bin/lockstep
 timed "the commands of the packages, and another LibTorch that they refuse" use_packages
-say "Each file was installed and used"
+if [[ -n $wheel ]]; then
+  say "Used: the wheel and the two packages. Not used: the source archive, the source distribution"
+else
+  say "Used: the two packages. Not used: the wheel, the source archive, the source distribution"
+fi
 cat "$work/times.md"

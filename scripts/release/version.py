@@ -5,7 +5,7 @@
   set     makes every file state it: one command, whose changes are then reviewed and committed
   notes   prints the section of the changelog
 
---rehearse takes a section of the changelog that is still called unreleased. --date is that of the release, today by default.
+--rehearse accepts a section of the changelog that is called unreleased. --date is that of the release, today by default.
 """
 
 import argparse
@@ -21,9 +21,13 @@ CITATION = "CITATION.cff"
 # Programs ask for a minor release.
 REQUESTS = ("docs/start.md", "docs/start.zh.md", "docs/coming-from-python-ddp.md", "tests/package/consumer/CMakeLists.txt")
 REQUEST = re.compile(r"(find_package\(Lockstep )(\d+\.\d+)(?= )")
-# The README says so as long as nothing is released.
-STATUS = {"README.md": (r"Version \d+\.\d+\.\d+ is not released\.", "Version {}."),
-          "README.zh.md": (r"\d+\.\d+\.\d+ 版尚未发布。", "{} 版。")}
+# The first sentence of the status in the README: the words, those without the part that nothing is released, and that part.
+STATUS = {"README.md": (r"^Version (\d+\.\d+\.\d+)( is not released)?\.", "Version {}."),
+          "README.zh.md": (r"^(\d+\.\d+\.\d+) 版(尚未发布)?。", "{} 版。")}
+# Elsewhere such words go with the first release.
+UNRELEASED = {"README.md": ", not published yet", "README.zh.md": "，尚未公开发布",
+              "docs/releasing.md": "Nothing is published so far. ",
+              "SECURITY.md": " Nothing is released so far, so they go to the main branch."}
 
 
 def stated_version(text):
@@ -60,12 +64,21 @@ def problems(root, version, rehearse):
     minor = version.rpartition(".")[0]
     for name in REQUESTS:
         found += [f"{name} asks for Lockstep {other}" for _, other in REQUEST.findall(read(name)) if other != minor]
+    for name, (words, _) in STATUS.items():
+        match = re.search(words, read(name), re.MULTILINE)
+        if not match or match[1] != version:
+            found.append(f"{name} does not say that this is version {version}")
+        elif match[2] and not rehearse:
+            found.append(f"{name} says that nothing is released")
     if not rehearse:
-        found += [f"{name} says that nothing is released" for name, (words, _) in STATUS.items() if re.search(words, read(name))]
+        found += [f"{name} says \"{words.strip(' ,.，')}\"" for name, words in UNRELEASED.items() if words in read(name)]
     return found
 
 
 def set_version(root, version, date):
+    if heading((root / CHANGELOG).read_text(), version) is None and "(unreleased)\n" not in (root / CHANGELOG).read_text():
+        raise ValueError(f"{CHANGELOG} has no section for {version}: write one, \"## {version} (unreleased)\", first")
+
     def change(name, pattern, replacement, flags=re.MULTILINE):
         path = root / name
         path.write_text(re.sub(pattern, replacement, path.read_text(), flags=flags))
@@ -77,6 +90,8 @@ def set_version(root, version, date):
         change(name, REQUEST, rf"\g<1>{version.rpartition('.')[0]}", flags=0)
     for name, (words, now) in STATUS.items():
         change(name, words, now.format(version))
+    for name, words in UNRELEASED.items():
+        change(name, re.escape(words), "")
 
 
 def main():
@@ -90,11 +105,15 @@ def main():
     version = arguments.version
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         sys.exit(f"error: the version is \"{version}\"; it must be three numbers, such as 0.2.0")
-    if arguments.action == "notes":
-        sys.stdout.write(notes((arguments.root / CHANGELOG).read_text(), version))
-        return
-    if arguments.action == "set":
-        set_version(arguments.root, version, arguments.date)
+    try:
+        datetime.date.fromisoformat(arguments.date)
+        if arguments.action == "notes":
+            sys.stdout.write(notes((arguments.root / CHANGELOG).read_text(), version))
+            return
+        if arguments.action == "set":
+            set_version(arguments.root, version, arguments.date)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     if found := problems(arguments.root, version, arguments.rehearse):
         sys.exit(f"error: this tree is not {version}:\n  " + "\n  ".join(found)
                  + f"\nscripts/release/version.py set {version} changes all of these; commit its changes")

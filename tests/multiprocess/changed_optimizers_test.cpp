@@ -162,6 +162,7 @@ TEST(ChangedOptimizers, AnOptimizerRefusesAParameterOfAnotherKind) {
   EXPECT_THAT(
       step(),
       HasSubstr("parameter 0 of group 0 was Float[2, 2] on cpu in the last step and is Double[2, 2] on cpu"));
+}
 
 }  // namespace
 }  // namespace lockstep::testing

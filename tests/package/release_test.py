@@ -39,7 +39,7 @@ class Versions(Folder):
 
     def setUp(self):
         super().setUp()
-        for name in (versions.HEADER, versions.CHANGELOG, versions.CITATION, *versions.REQUESTS, *versions.STATUS):
+        for name in (versions.HEADER, versions.CHANGELOG, versions.CITATION, *versions.REQUESTS, *versions.STATUS, *versions.UNRELEASED):
             self.write(name, (SOURCE / name).read_text())
         changelog = self.folder / versions.CHANGELOG
         changelog.write_text(changelog.read_text().replace("## ", "## 9.9.9 (unreleased)\n\n- A line.\n\n## ", 1))
@@ -55,18 +55,26 @@ class Versions(Folder):
         self.assertEqual(self.problems(), [])
         self.assertEqual(versions.notes((self.folder / versions.CHANGELOG).read_text(), "1.2.3"), "- A line.\n")
         self.assertIn("version: 1.2.3\ndate-released: 2030-01-02\n", (self.folder / versions.CITATION).read_text())
+        changelog = self.folder / versions.CHANGELOG
+        with self.assertRaisesRegex(ValueError, "has no section for 1.3.0"):
+            versions.set_version(self.folder, "1.3.0", "2031-01-02")
+        changelog.write_text(changelog.read_text().replace("## ", "## 1.3.0 (unreleased)\n\n- Another.\n\n## ", 1))
         versions.set_version(self.folder, "1.3.0", "2031-01-02")
+        self.assertEqual(self.problems("1.3.0"), [])
+        self.assertIn("Version 1.3.0.", (self.folder / "README.md").read_text())
         self.assertEqual((self.folder / versions.CITATION).read_text().count("date-released"), 1)
 
     def test_other_version(self):
-        self.assertEqual(len(self.problems("1.2.4")), 3)  # header, changelog, citation
-        self.assertGreater(len(self.problems("1.3.0")), 3)
+        self.assertEqual(len(self.problems("1.2.4")), 5)  # header, changelog, citation, two READMEs
+        self.assertGreater(len(self.problems("1.3.0")), 5)
 
     def test_each_file(self):
         for name, words, other in ((versions.HEADER, "_PATCH 3", "_PATCH 4"), (versions.CITATION, "version: 1.2.3", "version: 1.2"),
                                    (versions.CHANGELOG, "## 1.2.3 (2030-01-02)", "## 1.2.3 (unreleased)"),
                                    (versions.REQUESTS[0], "Lockstep 1.2 ", "Lockstep 1.1 "),
-                                   ("README.md", "Version 1.2.3.", "Version 1.2.3 is not released.")):
+                                   ("README.md", "Version 1.2.3.", "Version 1.2.3 is not released."),
+                                   ("README.md", "Version 1.2.3.", "Version 1.2.2."), ("SECURITY.md", "gets corrections.",
+                                    "gets corrections. Nothing is released so far, so they go to the main branch.")):
             path = self.folder / name
             text = path.read_text()
             self.assertIn(words, text)
@@ -93,18 +101,22 @@ class Versions(Folder):
 class Script(Folder):
     """scripts/release.sh in a copy, with a git that says what the test wants."""
 
-    def run_script(self, changes, version):
+    def run_script(self, changes, *words, git=0):
         shutil.copytree(SOURCE / "scripts", self.folder / "scripts", dirs_exist_ok=True)
-        for name in (versions.HEADER, versions.CHANGELOG, versions.CITATION, *versions.REQUESTS, *versions.STATUS):
+        for name in (versions.HEADER, versions.CHANGELOG, versions.CITATION, *versions.REQUESTS, *versions.STATUS, *versions.UNRELEASED):
             self.write(name, (SOURCE / name).read_text())
-        self.write("programs/git", f"#!/bin/sh\nprintf '{changes}'\n", 0o755)
-        result = subprocess.run(["bash", self.folder / "scripts/release.sh", version], text=True, capture_output=True,
+        self.write("programs/git", f"#!/bin/sh\nprintf '{changes}'\nexit {git}\n", 0o755)
+        result = subprocess.run(["bash", self.folder / "scripts/release.sh", *words], text=True, capture_output=True,
                                 env=dict(os.environ, PATH=f"{self.folder}/programs:{os.environ['PATH']}"))
         self.assertNotEqual(result.returncode, 0)
         return result.stderr
 
     def test_refusals(self):
         self.assertIn("this tree has changes", self.run_script(" M README.md", "0.1.0"))
+        self.assertIn("git cannot say", self.run_script("", "0.1.0", git=128))
+        self.assertIn("--tree needs a folder", self.run_script("", "0.1.0", "--tree"))
+        self.assertIn("is no build tree", self.run_script("", "0.1.0", "--tree", "/nowhere"))
+        self.assertIn("--output needs a folder", self.run_script("", "0.1.0", "--output"))
         self.assertIn("must be three numbers", self.run_script("", "v0.1"))
         text = self.run_script("", "77.0.0")
         self.assertIn("this tree is not 77.0.0:\n  include/lockstep/version.h", text)
