@@ -83,12 +83,12 @@ class LoaderBase {
   /// restored; save them separately. PyTorch: `load_state_dict()`.
   void seek(const LoaderPosition& position, std::source_location where = std::source_location::current());
   /// Throws ArgumentError, which says why, unless the ranks that are left can share out the rest of a pass after a loss:
-  /// the samples are those of a dataset with size(), and a DistributedSampler that has its numbers from the current world,
-  /// such as the loader's own, shares them. elastic::run() calls it under `lockstep run --on-loss shrink`. Not in PyTorch.
+  /// the samples are those of a dataset with size(), and a DistributedSampler of this rank and world size, such as the
+  /// loader's own, shares them. elastic::run() calls it under `lockstep run --on-loss shrink`. Not in PyTorch.
   void require_can_shrink() const;
-  /// Number of batches of the pass that the next begin() starts or continues, on this rank: size(), but after seek() into
-  /// a pass that another number of ranks has begun the batches before and those of the rest. Throws as size().
-  std::int64_t size_of_pass() const;
+  /// Whether seek() has led into a pass that another number of ranks has begun, so that it does not have size()
+  /// batches.
+  bool continues_pass_of_other_ranks() const;
   /// The source of the batches' indices.
   const std::shared_ptr<BatchSource>& batch_sampler() const { return batch_sampler_; }
 

@@ -306,11 +306,9 @@ class DistributedSampler : public Sampler {
   std::int64_t shares() const override;
   std::int64_t size() const override;
   void set_epoch(std::int64_t epoch) override;
-  /// Number of indices of iter_from(samples).
-  std::int64_t size_from(std::int64_t samples) const;
-  /// Whether rank and num_replicas are those of the current world, because the options have neither. When elastic::run()
-  /// continues with fewer ranks, they become those of the smaller world. Numbers of the options stay.
-  bool follows_world() const { return !options_.num_replicas && !options_.rank; }
+  /// Whether the ranks share the samples as those of the current world: rank and num_replicas are its numbers. When
+  /// elastic::run() continues with fewer ranks, they become those of the smaller world.
+  bool is_of_current_world() const;
 
  protected:
   /// The shuffled order of all samples, int64 [n]; `seed` is seed + epoch.

@@ -38,22 +38,21 @@ namespace lockstep::elastic {
 /// elastic::run() must be the same at each start. Under another launcher, and in one process, run() only calls
 /// `body`, and commit() does nothing.
 ///
-/// `lockstep run --on-loss shrink --min-ranks N` starts no replacement: the ranks that are left go on at once. `body` is called with
+/// `lockstep run --on-loss shrink --min-ranks N` starts none: the ranks that are left go on at once. `body` is called with
 /// a context whose rank() and world_size() are new, and the rest of the epoch is shared out among them, so that each
-/// sample is seen once. Gradients are then divided by the smaller world size. The results are, to the bit, those of a run
-/// of so many ranks that is started with the states that these ranks had committed, if its loader has a `seed`.
+/// sample is seen once. Gradients are then divided by the smaller world size. The results are those of a run that is
+/// started from that commit with so many ranks, to the bit.
 ///
 /// A rank is lost when its process ends at any moment from the start of elastic::run() on all ranks to its end on all
 /// ranks, by a signal or with any exit code; rank 0 is like the others. Errors of calls must leave `body`.
 /// Its exceptions that do not come from the loss of a rank end this process, if nothing catches them, and so lose
-/// this rank. With --on-loss shrink a TimeoutError of a call or a RendezvousError ends the run, as a rank may be frozen. All
-/// ranks commit after the same steps.
+/// this rank. All ranks commit after the same steps.
 ///
 /// All ranks call it, once in a run, and no other thread uses the default group or the parts of `state` meanwhile.
 /// A module of fully_shard() takes part if it has `share_memory = false` and no mesh: each rank commits its shards of
-/// the parameters and the optimizer's states for them, and a replacement inherits those of the lost rank. The states of a
-/// ZeroRedundancyOptimizer without share_parameters() are committed in the same way. With --on-loss shrink both are an
-/// ArgumentError, as is a loader that LoaderBase::require_can_shrink() refuses.
+/// the parameters and the optimizer's states for them, and a replacement inherits those of the lost rank. So it is with
+/// the states of a ZeroRedundancyOptimizer without share_parameters(). With --on-loss shrink both are an ArgumentError, as
+/// is a loader whose rest of an epoch fewer ranks cannot share out (LoaderBase::require_can_shrink()).
 ///
 /// The group needs the backend "shm" or "auto" on the CPU. Throws ArgumentError for other backends, for groups of new_group()
 /// and split_group(), and for parts that cannot return to a commit yet: other modules of fully_shard(), modules of

@@ -112,8 +112,8 @@ struct TrainerOptions {
 
   /// fit() trains within elastic::run() and commits each step. With `lockstep run --on-loss replace` a lost rank
   /// is replaced, and all ranks continue from the last step that all have committed, with the results of an
-  /// undisturbed run. With `--on-loss shrink` the other ranks continue from there without it. The parts that were added
-  /// to state() return to that step too. Callbacks are called again for the steps that are repeated. Only one fit() of a run can be elastic. Loops of begin_epoch() and train_batch()
+  /// undisturbed run. With `--on-loss shrink` the other ranks continue from there without it. The parts that were added to state() return to that step too. Callbacks are called again for
+  /// the steps that are repeated. Only one fit() of a run can be elastic. Loops of begin_epoch() and train_batch()
   /// throw ArgumentError; they call elastic::run() and state().commit() themselves.
   bool elastic = false;
 
@@ -313,10 +313,9 @@ class Trainer {
   // How many the pass has that begins or continues, where known.
   template <typename Loader>
   static std::optional<std::int64_t> batches_of(Loader& loader) {
-    const auto size = training::size_of(loader);
-    if constexpr (requires { loader.size_of_pass(); })
-      if (size) return loader.size_of_pass();
-    return size;
+    if constexpr (requires { loader.continues_pass_of_other_ranks(); })
+      if (loader.continues_pass_of_other_ranks()) return std::nullopt;
+    return training::size_of(loader);
   }
 
   // Runs the backward of a loss, and returns the loss.

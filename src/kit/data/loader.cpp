@@ -272,20 +272,16 @@ void LoaderBase::require_can_shrink() const {
   }
   const auto* const sampler = dynamic_cast<const DistributedSampler*>(&batches->sampler());
   if (sampler == nullptr) refuse("its sampler is no DistributedSampler");
-  if (!sampler->follows_world())
+  if (!sampler->is_of_current_world())
     refuse("its DistributedSampler has num_replicas or rank of the program, which would stay as they are");
   if (options_.num_workers > 0 && !options_.in_order) refuse("it has in_order = false");
 }
 
-std::int64_t LoaderBase::size_of_pass() const {
+bool LoaderBase::continues_pass_of_other_ranks() const {
   const auto* const batches = dynamic_cast<const BatchSampler*>(batch_sampler_.get());
-  const auto* const sampler =
-      batches == nullptr ? nullptr : dynamic_cast<const DistributedSampler*>(&batches->sampler());
+  if (batches == nullptr) return false;
   const auto position = progress_.position();
-  if (sampler == nullptr || position.batches == 0) return size();
-  const auto rest = sampler->size_from(position.samples);
-  const auto batch_size = batches->batch_size();
-  return position.batches + (batches->drop_last() ? rest : rest + batch_size - 1) / batch_size;
+  return position.samples != position.batches * batches->batch_size() * batches->shares();
 }
 
 BatchLoading LoaderBase::loading(const BatchSeeds& pass) const {

@@ -348,11 +348,16 @@ DistributedSampler::DistributedSampler(const CallerPlace& /*place*/, SampleCount
 
 std::int64_t DistributedSampler::shares() const { return share_now(options_, rank_, num_replicas_).size; }
 
-std::int64_t DistributedSampler::size() const { return size_from(0); }
+std::int64_t DistributedSampler::size() const {
+  return share_of(count_, static_cast<int>(shares()), options_.drop_last);
+}
 
-std::int64_t DistributedSampler::size_from(std::int64_t samples) const {
-  const auto rest = std::max<std::int64_t>(0, count_ - samples);
-  return share_of(rest, static_cast<int>(shares()), options_.drop_last);
+// The options' numbers would not follow the world.
+bool DistributedSampler::is_of_current_world() const {
+  if (options_.num_replicas || options_.rank) return false;
+  const auto share = share_now(options_, rank_, num_replicas_);
+  const auto now = current_world();
+  return share.rank == now.rank && share.size == now.size;
 }
 
 void DistributedSampler::set_epoch(std::int64_t epoch) {
@@ -367,7 +372,7 @@ at::Tensor DistributedSampler::order(std::uint64_t seed) const {
 std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples) const {
   const auto part = share_now(options_, rank_, num_replicas_);
   check_world("DistributedSampler", options_, part);
-  const auto size = size_from(samples);
+  const auto size = share_of(std::max<std::int64_t>(0, count_ - samples), part.size, options_.drop_last);
   // Every num_replicas-th of the order, padded by repeating it from its front.
   auto share = at::arange(size, at::kLong).mul_(part.size).add_(samples + part.rank).remainder_(count_);
   if (options_.shuffle) {

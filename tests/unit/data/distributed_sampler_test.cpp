@@ -40,8 +40,8 @@ TEST_F(DistributedSamplers, GoOnInASmallerWorld) {
   const DistributedSampler by_world(11, {.shuffle = false});
   const DistributedSampler by_numbers(11, 4, 2, false);  // perhaps on every rank
   const DistributedEvalSampler evaluation(11);
-  EXPECT_TRUE(by_world.follows_world());
-  EXPECT_FALSE(by_numbers.follows_world());
+  EXPECT_TRUE(by_world.is_of_current_world());
+  EXPECT_FALSE(by_numbers.is_of_current_world());
   shrink_current_world({.rank = 1, .size = 3});
   set_current_world({.rank = 1, .size = 3});  // the same ranks have met once more
   EXPECT_EQ(by_world.shares(), 3);
