@@ -223,19 +223,52 @@ TEST(Shrink, StartsAllRanksAgainWhileRestartsAreLeft) {
             ContainsRegex("rank 1 failed first: [^\n]*fewer than --min-ranks 2; pid [^\n]*after 1 restart")));
 }
 
+class ShrinkMode : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(ShrinkMode, ARankThatFailsByItselfIsLost) {
+  Shrinking run(3, GetParam(), "");
+  expect_results_of_fresh_start(run, 2);
+}
+INSTANTIATE_TEST_SUITE_P(RankOne, ShrinkMode, ::testing::Values("exits", "throws"));
+
+// The others do not leave it alone.
+TEST(Shrink, AFrozenRankEndsTheRun) {
+  Shrinking run(3, "frozen", "");
+  run.finish(1);
+  EXPECT_THAT(run.launcher().err(), AllOf(HasSubstr("failed first: it exited with code 1; pid"),
+                                          Not(HasSubstr("the run continues with"))));
+}
+
+TEST(Shrink, AFrozenRankIsLostAtItsProgressTimeout) {
+  Shrinking run(3, "stopped", "", {"--on-loss", "shrink", "--progress-timeout", "2"});
+  expect_results_of_fresh_start(run, 2);
+  EXPECT_THAT(run.launcher().err(), HasSubstr("no progress for"));
+}
+
+TEST(Shrink, AnErrorOfAllRanksEndsTheRun) {
+  Shrinking run(3, "nan", "");
+  run.finish(1);
+  EXPECT_THAT(run.launcher().err(),
+              AllOf(HasSubstr("the loss is not finite"), HasSubstr("no rank is replaced"),
+                    Not(HasSubstr("the run continues with"))));
+}
+
 TEST(Shrink, RefusesAtTheStartWhatFewerRanksCannotHave) {
-  for (const auto& [mode, text] : {
-           std::pair{
-               "zero",
-               "--on-loss shrink does not support 'zero': a ZeroRedundancyOptimizer distributes its states"},
-           std::pair{"sharded",
-                     "--on-loss shrink does not support 'shards': fully_shard() distributes its parameters"},
-           std::pair{"outside", "--on-loss shrink does not support modules of fully_shard()"},
-           std::pair{"iterable", "does not support 'stream': loader: its dataset is iterable"},
-           std::pair{"random", "does not support 'loader': loader: its sampler is no DistributedSampler"},
-           std::pair{"other", "does not support 'loader': loader: its DistributedSampler has other numbers"},
-           std::pair{"gradients", "commit: 'gradients' has a gradient of 'weight'"},
-       }) {
+  for (
+      const auto& [mode, text] : {
+          std::pair{
+              "zero",
+              "--on-loss shrink does not support 'zero': a ZeroRedundancyOptimizer distributes its states"},
+          std::pair{"sharded",
+                    "--on-loss shrink does not support 'shards': fully_shard() distributes its parameters"},
+          std::pair{"outside", "--on-loss shrink does not support modules of fully_shard()"},
+          std::pair{"iterable", "does not support 'stream': loader: its dataset is iterable"},
+          std::pair{"random", "does not support 'loader': loader: its sampler is no DistributedSampler"},
+          std::pair{
+              "other",
+              "does not support 'loader': loader: its DistributedSampler has num_replicas or rank of the program"},
+          std::pair{"gradients", "commit: 'gradients' would have gradients"},
+      }) {
     Shrinking run(2, mode, "");
     EXPECT_THAT(run.finish(1), IsEmpty());
     EXPECT_THAT(run.launcher().err(), HasSubstr(text)) << mode;

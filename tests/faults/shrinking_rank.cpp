@@ -12,6 +12,9 @@
 //   train           SyncBatchNorm and BatchNorm, dropout, a scheduler, a GradScaler, a validation after each epoch
 //   sampler         the same with a DistributedSampler of the program
 //   from <step> <rank of the launcher>,...   "train" from the states of these ranks, without elastic::run()
+//   frozen, stopped, exits, throws   "train"; rank 1 of the launcher stops in step 10, exits with code 3, or throws
+//                   there; "frozen" with a timeout of the group of 5 s
+//   nan             "train"; all ranks find in step 10 that a loss is not finite
 //   trainer         the Trainer has the loop
 //   zero, sharded, outside, iterable, random, other, gradients   something that a run with fewer ranks cannot have
 #include <csignal>
@@ -94,11 +97,11 @@ std::string digest_of_training(const torch::nn::Module& net, const torch::optim:
 data::DataLoaderOptions loader_options(const std::string& mode, const lockstep::Context& context) {
   data::DataLoaderOptions options{.batch_size = kBatch, .num_workers = 1};
   if (mode == "sampler") {
-    options.sampler = data::DistributedSampler(kSamples, context.world_size(), context.rank());
+    options.sampler = data::DistributedSampler(kSamples);
   } else if (mode == "random") {
     options.sampler = data::RandomSampler(kSamples);
   } else if (mode == "other") {
-    options.sampler = data::DistributedSampler(kSamples, context.world_size() + 1, context.rank());
+    options.sampler = data::DistributedSampler(kSamples, context.world_size(), context.rank());
   } else {
     options.shuffle = true;
     options.seed = 0;  // without it a run that is started with one rank has another order
@@ -130,8 +133,9 @@ void add_refused(lockstep::TrainingState& state, const std::string& mode) {
     state.add("stream", loader);
   } else if (mode == "gradients") {
     static torch::nn::Linear layer(2, 2);
+    static torch::optim::SGD optimizer(layer->parameters(), 0.1);
     layer->weight.mutable_grad() = torch::ones({2, 2});
-    state.add_gradients("gradients", layer);
+    state.add_gradients("gradients", layer).add("of gradients", optimizer);
   }
 }
 
@@ -146,8 +150,16 @@ void validate(torch::nn::Sequential& net, auto& loader, const lockstep::Context&
   net->train();
 }
 
+void fail(const std::string& mode, const std::string& rank) {
+  if (mode == "nan") throw lockstep::NonFiniteError("the loss is not finite");
+  if (rank != "1") return;
+  if (mode == "frozen" || mode == "stopped") ::raise(SIGSTOP);
+  if (mode == "exits") std::_Exit(3);
+  if (mode == "throws") throw std::runtime_error("a mistake");
+}
+
 void train(const Plan& plan, const std::string& mode, std::int64_t from, const std::string& of) {
-  const auto context = lockstep::init({.timeout = 60s});
+  const auto context = lockstep::init({.timeout = mode == "frozen" ? 5s : 60s});
   auto net = make_net();
   lockstep::Dict loaded;
   if (from >= 0) {
@@ -192,6 +204,7 @@ void train(const Plan& plan, const std::string& mode, std::int64_t from, const s
         if (from < 0) plan.note_samples(epoch, step, run.world_size(), batch.target);
         auto loss = torch::nn::functional::cross_entropy(ddp->forward(batch.data), classes_of(batch.target));
         plan.die_at(std::to_string(step));
+        if (step == 10) fail(mode, plan.rank);
         scaler.scale(loss).backward();
         scaler.step(optimizer);
         scaler.update();

@@ -52,8 +52,9 @@ class Generations {
     std::vector<std::string> handles;  // [rank of the group to form]
   };
   // Announces this rank with `handle` in the generation that is proposed, and in those that are proposed
-  // meanwhile. Returns when all ranks that are not lost have announced themselves in the same. Throws RendezvousError naming the
-  // ranks that are missing at the timeout, and Error if elastic::run() has ended on all ranks.
+  // meanwhile. Returns when all ranks that are not lost have announced themselves in the same. Throws
+  // RendezvousError naming the ranks that are missing at the timeout, by their numbers of the launcher, and Error if
+  // elastic::run() has ended on all ranks.
   Members meet(const std::string& handle, std::chrono::milliseconds timeout) const;
   // The group has this generation now.
   void enter(std::uint64_t generation);

@@ -15,8 +15,7 @@ namespace lockstep::runtime {
 class Run;
 
 // A rank's side of a run that continues after the loss of ranks: the launcher replaces them, or the others go on
-// without them. Note [Replaced ranks] in
-// rendezvous/generations.h.
+// without them. Note [Replaced ranks] in rendezvous/generations.h.
 class ElasticRun {
  public:
   ElasticRun() = default;
@@ -39,8 +38,8 @@ class ElasticRun {
   virtual void form_again() = 0;
 };
 
-// The current run has lost ranks, and its world is that of before without them. As change_world(), but what was made in
-// the world of before belongs to this one: see world_since().
+// For change_world() after the loss of ranks: what was made in the larger world follows into the smaller one, see
+// world_since().
 void shrink_world(const Run& run);
 
 // ElasticRun::is_replacement() of the current run; false without one.

@@ -20,9 +20,8 @@ namespace lockstep {
 // Note [Memory of a run]
 //
 // A launcher that replaces single ranks, or lets the others go on without them, gives all ranks of the run memory that
-// outlives each of them: anonymous
-// files, whose descriptors every rank inherits. The kernel frees it when launcher and ranks have ended, whatever
-// ended them. One file holds the state of the run and the memory of its store. Beside it each rank has a file
+// outlives each of them: anonymous files, whose descriptors every rank inherits. The kernel frees it when launcher and
+// ranks have ended, whatever ended them. One file holds the state of the run and the memory of its store. Beside it each rank has a file
 // for its commits, which its replacement inherits too.
 
 enum class RunPhase : std::uint32_t {

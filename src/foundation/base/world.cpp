@@ -30,8 +30,8 @@ World current_world() {
 void set_current_world(const World& world) {
   has_had_one = true;
   const MutexLock lock(world_mutex);
+  if (world.rank != process_world.rank || world.size != process_world.size) larger_worlds.clear();
   process_world = world;
-  larger_worlds.clear();
 }
 
 void shrink_current_world(const World& world) {

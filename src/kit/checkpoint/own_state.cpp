@@ -142,16 +142,19 @@ void TrainingStateAccess::require_can_shrink(const TrainingState& state) {
   }
 }
 
-void TrainingStateAccess::require_no_gradients(const TrainingState& state, const Dict& own) {
-  for (const auto& entry : state.entries_) {
-    if (!entry.is_gradients) continue;
-    for (const auto& [name, gradient] : own.at(entry.name).as_dict()) {
-      if (!gradient.is<at::Tensor>()) continue;
-      throw_error<ArgumentError>(
-          "commit: '{}' has a gradient of {}, and with --on-loss shrink those of a lost rank would be missing; commit after "
-          "a step of the optimizer and zero_grad() only",
-          entry.name, repr(name));
-    }
+void TrainingStateAccess::require_no_gradients(const TrainingState& state) {
+  const auto gradients =
+      std::ranges::find_if(state.entries_, [](const auto& each) { return each.is_gradients; });
+  if (gradients == state.entries_.end()) return;
+  const auto has_gradient = [](const auto& group) {
+    return std::ranges::any_of(group.params(), [](const auto& each) { return each.grad().defined(); });
+  };
+  for (const auto* const optimizer : state.optimizers_) {
+    if (std::ranges::none_of(optimizer->param_groups(), has_gradient)) continue;
+    throw_error<ArgumentError>(
+        "commit: '{}' would have gradients, and with --on-loss shrink those of a lost rank would be missing; commit "
+        "after a step of the optimizer and zero_grad() only",
+        gradients->name);
   }
 }
 

@@ -41,8 +41,8 @@ struct TrainingStateAccess {
 
   // For runs that go on without a lost rank. Throws ArgumentError naming the first part that cannot.
   static void require_can_shrink(const TrainingState& state);
-  // For them, with the result of own_state_dict(): throws ArgumentError naming a gradient that is part of it.
-  static void require_no_gradients(const TrainingState& state, const Dict& own);
+  // For them: throws ArgumentError if gradients are a part, and a parameter of an optimizer has one.
+  static void require_no_gradients(const TrainingState& state);
 
   // The modules among the parts, as they were added: of a DistributedDataParallel itself.
   static std::vector<torch::nn::Module*> modules(const TrainingState& state);

@@ -86,12 +86,12 @@ bool is_shared(const DataLoaderOptions& options) {
 std::shared_ptr<Sampler> default_sampler(std::int64_t dataset_size, const DataLoaderOptions& options) {
   const bool shuffle = options.shuffle.value_or(false);
   const World world = world_of(options);
-  if (world.size > 1 || (shuffle && options.seed)) {
-    return std::make_shared<DistributedSampler>(dataset_size,
-                                                DistributedSamplerOptions{.num_replicas = world.size,
-                                                                          .rank = world.rank,
-                                                                          .shuffle = shuffle,
-                                                                          .seed = options.seed.value_or(0)});
+  DistributedSamplerOptions sharing{.shuffle = shuffle, .seed = options.seed.value_or(0)};
+  if (world.size > 1) return std::make_shared<DistributedSampler>(dataset_size, sharing);
+  if (shuffle && options.seed) {
+    sharing.num_replicas = 1;
+    sharing.rank = 0;
+    return std::make_shared<DistributedSampler>(dataset_size, sharing);
   }
   if (!shuffle) return std::make_shared<SequentialSampler>(dataset_size);
   return std::make_shared<RandomSampler>(dataset_size, RandomSamplerOptions{.generator = options.generator});
@@ -262,8 +262,8 @@ void LoaderBase::require_can_shrink() const {
     throw_error<ArgumentError>(
         "loader: {}, so the ranks that are left after a loss could not share out the rest of an epoch; {}",
         why,
-        "use a loader over a dataset with size() that shares the samples itself, or a DistributedSampler of this "
-        "rank and world size, or run it with --on-loss replace");
+        "use a loader over a dataset with size() that shares the samples itself, or a DistributedSampler without "
+        "num_replicas and rank, or run it with --on-loss replace");
   };
   const auto* const batches = dynamic_cast<const BatchSampler*>(batch_sampler_.get());
   if (batches == nullptr) {
@@ -273,7 +273,7 @@ void LoaderBase::require_can_shrink() const {
   const auto* const sampler = dynamic_cast<const DistributedSampler*>(&batches->sampler());
   if (sampler == nullptr) refuse("its sampler is no DistributedSampler");
   if (!sampler->is_of_current_world())
-    refuse("its DistributedSampler has other numbers than the rank and the size of the current world");
+    refuse("its DistributedSampler has num_replicas or rank of the program, which would stay as they are");
   if (options_.num_workers > 0 && !options_.in_order) refuse("it has in_order = false");
 }
 

@@ -171,7 +171,11 @@ void check_world(const char* sampler, const Options& options, const World& share
 }
 
 // Which part of the samples a sampler of these numbers yields now.
-World share_now(int rank, int num_replicas) { return world_since({.rank = rank, .size = num_replicas}); }
+template <typename Options>
+World share_now(const Options& options, int rank, int num_replicas) {
+  const World made_in{.rank = rank, .size = num_replicas};
+  return options.num_replicas || options.rank ? made_in : world_since(made_in);
+}
 
 // The number of samples of each rank's share.
 std::int64_t share_of(std::int64_t count, int num_replicas, bool drop_last) {
@@ -342,14 +346,16 @@ DistributedSampler::DistributedSampler(const CallerPlace& /*place*/, SampleCount
   check_rank("DistributedSampler", rank_, num_replicas_);
 }
 
-std::int64_t DistributedSampler::shares() const { return share_now(rank_, num_replicas_).size; }
+std::int64_t DistributedSampler::shares() const { return share_now(options_, rank_, num_replicas_).size; }
 
 std::int64_t DistributedSampler::size() const {
   return share_of(count_, static_cast<int>(shares()), options_.drop_last);
 }
 
+// The options' numbers would not follow the world.
 bool DistributedSampler::is_of_current_world() const {
-  const auto share = share_now(rank_, num_replicas_);
+  if (options_.num_replicas || options_.rank) return false;
+  const auto share = share_now(options_, rank_, num_replicas_);
   const auto now = current_world();
   return share.rank == now.rank && share.size == now.size;
 }
@@ -364,7 +370,7 @@ at::Tensor DistributedSampler::order(std::uint64_t seed) const {
 }
 
 std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples) const {
-  const auto part = share_now(rank_, num_replicas_);
+  const auto part = share_now(options_, rank_, num_replicas_);
   check_world("DistributedSampler", options_, part);
   const auto size = share_of(std::max<std::int64_t>(0, count_ - samples), part.size, options_.drop_last);
   // Every num_replicas-th of the order, padded by repeating it from its front.
@@ -396,15 +402,15 @@ DistributedEvalSampler::DistributedEvalSampler(const CallerPlace& /*place*/, Sam
 }
 
 std::unique_ptr<IndexStream> DistributedEvalSampler::iter_from(std::int64_t samples) const {
-  const auto share = share_now(rank_, num_replicas_);
+  const auto share = share_now(options_, rank_, num_replicas_);
   check_world("DistributedEvalSampler", options_, share);
   return std::make_unique<StridedStream>(samples + share.rank, share.size, count_);
 }
 
-std::int64_t DistributedEvalSampler::shares() const { return share_now(rank_, num_replicas_).size; }
+std::int64_t DistributedEvalSampler::shares() const { return share_now(options_, rank_, num_replicas_).size; }
 
 std::int64_t DistributedEvalSampler::size() const {
-  const auto share = share_now(rank_, num_replicas_);
+  const auto share = share_now(options_, rank_, num_replicas_);
   return share.rank >= count_ ? 0 : (count_ - share.rank + share.size - 1) / share.size;
 }
 

@@ -68,7 +68,7 @@ class Execution final : public checkpointing::Committer {
     const comm::CallSite site("commits of an elastic run");
     all_have_last_.wait();
     const auto own = Access::own_state_dict(state);
-    if (elastic_.memory().can_shrink()) Access::require_no_gradients(state, own);
+    if (can_shrink()) require_no_gradients(state);
     commits_.write(last_ + 1, own);
     ++last_;
     all_have_last_ = group().barrier_async();
@@ -77,6 +77,7 @@ class Execution final : public checkpointing::Committer {
  private:
   const ProcessGroup& group() const { return run_.group(); }
   RunState& shared() const { return elastic_.memory().state(); }
+  bool can_shrink() const { return elastic_.memory().can_shrink(); }
 
   void start() {
     const comm::CallSite site("start of an elastic run");
@@ -110,7 +111,7 @@ class Execution final : public checkpointing::Committer {
     } catch (const std::exception& error) {
       if (has_ended()) return false;
       if (!is_consequence_of_loss(error)) {
-        if (is_of_all_ranks(error)) shared().phase = RunPhase::stopped;
+        end_run_if_hopeless(error);
         throw;
       }
       lost_at_ = Clock::now();
@@ -120,19 +121,47 @@ class Execution final : public checkpointing::Committer {
     }
   }
 
+  void end_run_if_hopeless(const std::exception& error) const {
+    if (is_of_all_ranks(error)) {
+      shared().phase = RunPhase::stopped;
+    } else if (can_shrink() && may_be_of_frozen_rank(error)) {
+      shared().phase = RunPhase::starting;  // so that the launcher ends that rank, too
+    }
+  }
+
   // Whether the commits would lead to the error again.
-  static bool is_of_all_ranks(const std::exception& error) {
+  bool is_of_all_ranks(const std::exception& error) const {
     const auto* const wrong = dynamic_cast<const VerificationError*>(&error);
-    return wrong != nullptr && wrong->is_on_all_ranks();
+    if (wrong != nullptr) return wrong->is_on_all_ranks();
+    return can_shrink() && dynamic_cast<const NonFiniteError*>(&error) != nullptr;
+  }
+
+  // The rank does not end, so the others would end one after the other and leave it alone.
+  static bool may_be_of_frozen_rank(const std::exception& error) {
+    if (dynamic_cast<const RendezvousError*>(&error) != nullptr) return true;  // of form_again()
+    const auto* const timeout = dynamic_cast<const TimeoutError*>(&error);
+    return timeout != nullptr && !timeout->group().empty();
+  }
+
+  void require_no_gradients(const TrainingState& state) const {
+    try {
+      Access::require_no_gradients(state);
+    } catch (const ArgumentError&) {
+      shared().phase = RunPhase::stopped;  // on all ranks, which commit alike
+      throw;
+    }
   }
 
   bool is_consequence_of_loss(const std::exception& error) const {
-    if (shared().phase == RunPhase::starting) return false;  // the launcher starts all again
+    const auto phase = shared().phase.load();
+    // The launcher ends all.
+    if (phase == RunPhase::starting || (can_shrink() && phase == RunPhase::stopped)) return false;
     if (dynamic_cast<const VerificationError*>(&error) != nullptr) return false;  // this rank has to end
     if (dynamic_cast<const RendezvousError*>(&error) != nullptr) return false;    // of form_again()
     if (dynamic_cast<const PeerLost*>(&error) != nullptr || elastic_.must_form_again()) return true;
     // Another error of a call, as of a rank that has left the group to form it again, may come before the news.
-    const bool may_be = dynamic_cast<const Error*>(&error) != nullptr;
+    const auto* const own = dynamic_cast<const Error*>(&error);
+    const bool may_be = own != nullptr && !(can_shrink() && own->group().empty());
     return comm::has_lost_rank(group(), may_be ? kWaitForNews : 0ms) || elastic_.must_form_again();
   }
 

@@ -97,13 +97,13 @@ void check_min_ranks(const LaunchOptions& options) {
 
 void check_replacement(const LaunchOptions& options) {
   check_spares(options);
-  check_min_ranks(options);
-  if (options.on_loss == OnLoss::restart) return;
+  if (options.on_loss == OnLoss::restart) return check_min_ranks(options);
   if (options.nodes) {
     throw_error<ArgumentError>(
         "--on-loss {} is for one host; use --on-loss restart with several nodes and with --hosts",
         text_of(options.on_loss));
   }
+  check_min_ranks(options);
   if (options.on_loss == OnLoss::replace && options.max_restarts == 0)
     throw ArgumentError("--on-loss replace needs restarts: add --max-restarts N, the most replacements");
 }

@@ -99,7 +99,7 @@ struct MetricsOptions {
 enum class OnLoss {
   restart,  // all ranks stop, and start again
   replace,  // only the rank that failed starts again, while the ranks are in elastic::run()
-  shrink    // the others go on without it, while they are in elastic::run(), also when no restart is left
+  shrink    // the others go on without it, while they are in elastic::run(), even if no restart is left
 };
 
 // As on the command line.

@@ -43,7 +43,8 @@ std::chrono::milliseconds shorter(std::chrono::milliseconds a, std::chrono::mill
 // - The process is a subreaper (ChildSubreaper): every orphan becomes its child. So it has no children
 //   exactly when no descendant is left, and only then the phase becomes idle.
 // - Failures count as the first one only in running and confirming. Later ones are consequences of the stop.
-// - The failure of a rank that is replaced, or that the others do without, does not count: the phase stays running, and no other rank is signalled.
+// - The failure of a rank that is replaced, or that the others do without, does not count: the phase stays running, and
+//   no other rank is signalled.
 //   So it is with a rank that was interrupted.
 // - When the parent dies, the loop ends and the caller kills all descendants.
 class RankSupervisor {

@@ -196,9 +196,9 @@ bool NodeSupervisor::go_on_without(RankExit& exit) {
     return false;
   }
   if (!kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
-  workers_->lose(exit.local_rank);
+  const int others = workers_->lose(exit.local_rank);
   const auto line = fmt::format("rank {} {}; the run continues with {} rank{}", exit.rank, describe(exit),
-                                left, left == 1 ? "" : "s");
+                                others, others == 1 ? "" : "s");
   logs_.print(line);
   account({.replacement = line});
   return true;

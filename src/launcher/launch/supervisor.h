@@ -27,7 +27,8 @@ namespace lockstep::launch {
 //
 //   Reserve  answer with a port for rank 0
 //   Start    start the ranks: idle -> running. With OnLoss::replace it replaces single ranks itself, while
-//            WorkerGroup::can_replace(), and with OnLoss::shrink it has the others go on; the next Failed tells the Coordinator how many restarts that took.
+//            WorkerGroup::can_replace(); the next Failed tells the Coordinator how many restarts that took. With
+//            OnLoss::shrink it has the others go on.
 //   Stop     stop them, and answer with Stopped when no process is left
 //   End      the run is over: stop the ranks, report, and return
 //

@@ -73,6 +73,11 @@ bool WorkerGroup::is_in_elastic_run() const {
   return memory_ && memory_->state().phase.load() == RunPhase::running;
 }
 
+int WorkerGroup::lose(int local_rank) const {
+  memory_->lose(assignment_.first_rank + local_rank);
+  return static_cast<int>(memory_->remaining().size());
+}
+
 bool WorkerGroup::can_replace() const {
   return options_.on_loss == OnLoss::replace && is_in_elastic_run() &&
          assignment_.restarts < options_.max_restarts;

@@ -61,8 +61,9 @@ class WorkerGroup {
   bool is_in_elastic_run() const;
   // Whether a rank that has failed can be replaced: OnLoss::replace, is_in_elastic_run(), and restarts are left.
   bool can_replace() const;
-  // The rank has ended, and the others go on without it. REQUIRES OnLoss::shrink.
-  void lose(int local_rank) const { memory_->lose(assignment_.first_rank + local_rank); }
+  // The rank has ended, and the others go on without it. Returns their number, those included that have ended since.
+  // REQUIRES OnLoss::shrink.
+  int lose(int local_rank) const;
   // A spare becomes the rank that has ended, or its program is started again; assignment().restarts grows by one.
   // Returns its pid. Throws ProgramError or LaunchError.
   pid_t replace(int local_rank);
