@@ -34,7 +34,8 @@ std::vector<std::string> packed(const std::vector<Value>& values) {
 
 Value unpacked(const std::string& text) {
   if (text.empty())
-    throw CheckpointError("an object of another rank is no Value; all ranks have to pass the same type of list");
+    throw CheckpointError(
+        "an object of another rank is no Value; all ranks have to pass the same type of list");
   const auto content = std::string_view(text).substr(1);
   if (text.front() == kError) throw_error<CheckpointError>("an object cannot be sent: {}", content);
   return load_bytes(content, {}, "the object of another rank");
