@@ -43,7 +43,7 @@ const testing::Scenario missing_groups("guesses: groups that may be missing", []
   reduce_scatter_tensor(t, torch::ones({3}), ReduceOp::SUM, {.group = none});
   all_to_all_single(all, torch::ones({3}), {}, {}, {.group = none});
   barrier({.group = none});
-  all_reduce(t, ReduceOp::MAX, group::WORLD);
+  all_reduce(t, ReduceOp::MAX, GroupMember::WORLD);
   if (rank == 0) {
     send(t, 1, {.group = none});
     send(t, 1, {.tag = 3});

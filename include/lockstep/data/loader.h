@@ -83,8 +83,8 @@ class LoaderBase {
   /// restored; save them separately. PyTorch: `load_state_dict()`.
   void seek(const LoaderPosition& position, std::source_location where = std::source_location::current());
   /// Throws ArgumentError, which says why, unless the ranks that are left can share out the rest of a pass after a loss:
-  /// the samples are those of a dataset with size(), and a DistributedSampler of this rank and world size, such as the
-  /// loader's own, shares them. elastic::run() calls it under `lockstep run --on-loss shrink`. Not in PyTorch.
+  /// the samples are those of a dataset with size(), and a DistributedSampler without `num_replicas` and `rank`, such as
+  /// the loader's own, shares them. elastic::run() calls it under `lockstep run --on-loss shrink`. Not in PyTorch.
   void require_can_shrink() const;
   /// Whether seek() has led into a pass that another number of ranks has begun, so that it does not have size()
   /// batches.

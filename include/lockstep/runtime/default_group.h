@@ -71,10 +71,6 @@ struct GroupMember {
   /// `group == GroupMember::NON_GROUP_MEMBER` is `!group`.
   static constexpr NonGroupMember NON_GROUP_MEMBER = {};
 };
-/// PyTorch: `torch.distributed.group.WORLD`.
-namespace group {
-inline constexpr GroupMember::World WORLD = {};  ///< GroupMember::WORLD
-}
 /// Whether this rank is outside of `group`.
 inline bool operator==(const ProcessGroup& group, GroupMember::NonGroupMember /*outside*/) { return !group; }
 

@@ -38,10 +38,10 @@ namespace lockstep::elastic {
 /// elastic::run() must be the same at each start. Under another launcher, and in one process, run() only calls
 /// `body`, and commit() does nothing.
 ///
-/// `lockstep run --on-loss shrink --min-ranks N` starts none: the ranks that are left go on at once. `body` is called with
-/// a context whose rank() and world_size() are new, and the rest of the epoch is shared out among them, so that each
-/// sample is seen once. Gradients are then divided by the smaller world size. The results are those of a run that is
-/// started from that commit with so many ranks, to the bit.
+/// `lockstep run --on-loss shrink --min-ranks N` starts no replacement: the ranks that are left go on at once. `body` is
+/// called with a context whose rank() and world_size() are new, and the rest of the epoch is shared out among them, so
+/// that each sample is seen once. Gradients are then divided by the smaller world size. The results are, to the bit,
+/// those of a run of so many ranks that start with the states that these ranks had committed.
 ///
 /// A rank is lost when its process ends at any moment from the start of elastic::run() on all ranks to its end on all
 /// ranks, by a signal or with any exit code; rank 0 is like the others. Errors of calls must leave `body`.
@@ -50,9 +50,9 @@ namespace lockstep::elastic {
 ///
 /// All ranks call it, once in a run, and no other thread uses the default group or the parts of `state` meanwhile.
 /// A module of fully_shard() takes part if it has `share_memory = false` and no mesh: each rank commits its shards of
-/// the parameters and the optimizer's states for them, and a replacement inherits those of the lost rank. So it is with
-/// the states of a ZeroRedundancyOptimizer without share_parameters(). With --on-loss shrink both are an ArgumentError, as
-/// is a loader whose rest of an epoch fewer ranks cannot share out (LoaderBase::require_can_shrink()).
+/// the parameters and the optimizer's states for them, and a replacement inherits those of the lost rank. The
+/// states of a ZeroRedundancyOptimizer without share_parameters() are inherited in this way, too. With --on-loss shrink
+/// both are an ArgumentError, and so is a loader that LoaderBase::require_can_shrink() refuses.
 ///
 /// The group needs the backend "shm" or "auto" on the CPU. Throws ArgumentError for other backends, for groups of new_group()
 /// and split_group(), and for parts that cannot return to a commit yet: other modules of fully_shard(), modules of

@@ -112,9 +112,10 @@ struct TrainerOptions {
 
   /// fit() trains within elastic::run() and commits each step. With `lockstep run --on-loss replace` a lost rank
   /// is replaced, and all ranks continue from the last step that all have committed, with the results of an
-  /// undisturbed run. With `--on-loss shrink` the other ranks continue from there without it. The parts that were added to state() return to that step too. Callbacks are called again for
-  /// the steps that are repeated. Only one fit() of a run can be elastic. Loops of begin_epoch() and train_batch()
-  /// throw ArgumentError; they call elastic::run() and state().commit() themselves.
+  /// undisturbed run. With `--on-loss shrink` the other ranks continue from there without it. The parts that were added
+  /// to state() return to that step too. Callbacks are called again for the steps that are repeated. Only one fit() of a
+  /// run can be elastic. Loops of begin_epoch() and train_batch() throw ArgumentError; they call elastic::run() and
+  /// state().commit() themselves.
   bool elastic = false;
 
   /// Steps between two that a StepVerifier verifies; 0: none. A rank that computes wrongly is then a VerificationError
