@@ -168,7 +168,8 @@ TEST(Generations, NamesTheRanksThatDoNotCome) {
     FAIL();
   } catch (const RendezvousError& error) {
     EXPECT_THAT(error.what(),
-                ::testing::HasSubstr("after 10 ms rank 1 has not come to form the group again"));
+                ::testing::HasSubstr("after 10 ms rank 1 (of the 2 that were started) has not come "
+                                     "to form the group again"));
   }
 }
 
