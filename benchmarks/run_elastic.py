@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
 """Time from `kill -9` of a random rank of four until all ranks go on: examples/06_elastic under `lockstep run --on-loss replace`, with
-and without a spare process, many kills in one run; under `--on-loss shrink`, where the others continue alone, one kill a run; and its counterpart under torchrun, which starts all ranks again at step 1, one kill
-a run. At "all continue" every rank has met the others in the new group and restored its state; "next step" is the first one that is
-committed."""
+and without a spare process, many kills in one run; under `--on-loss shrink`, where the others go on without it, one kill a run; and its
+counterpart under torchrun, which starts all ranks again at step 1, one kill a run. At "all continue" every rank has met the others in the
+new group and restored its state; "next step" is the first one that is committed."""
 import os
 import pathlib
 import random
