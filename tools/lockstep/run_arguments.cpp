@@ -229,8 +229,9 @@ void check_backend(const std::string& backend) {
 // For the launcher on one host of --hosts. The secret is in the environment that it was given.
 void set_node_of_hosts(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   if (options.on_loss != launch::OnLoss::restart) {
-    throw_error<ArgumentError>("--on-loss {} is for one host; leave it or --hosts out",
-                               launch::text_of(options.on_loss));
+    throw_error<ArgumentError>(
+        "--on-loss {} does not support --hosts; leave one of them out{}", launch::text_of(options.on_loss),
+        options.on_loss == launch::OnLoss::replace ? ", or start a launcher on each host with --nnodes" : "");
   }
   if (!has_no_node_options(arguments)) {
     throw ArgumentError(

@@ -231,8 +231,8 @@ void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
   add(run, "max-restarts", parsed.max_restarts, "N", "Number of restarts after failures");
   add(run, "on-loss", parsed.on_loss, "WHAT",
       "While restarts are left, a failure starts again all ranks (restart), or only the rank that failed (replace); or the "
-      "other ranks go on without it (shrink). replace and shrink: one host, for programs that use "
-      "lockstep::elastic::run()");
+      "other ranks go on without it (shrink). replace and shrink: for programs that use "
+      "lockstep::elastic::run(); shrink: one host");
   add(run, "min-ranks", parsed.min_ranks, "N",
       "With --on-loss shrink: fewer ranks than these do not go on, so that the failure starts again all ranks while restarts "
       "are left");

@@ -2,6 +2,7 @@
 #include "rendezvous/generations.h"
 
 #include <algorithm>
+#include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,6 +11,7 @@
 
 #include "base/deadline.h"
 #include "base/rank_progress.h"
+#include "base/text.h"
 #include "base/throw_error.h"
 
 namespace lockstep::rendezvous {
@@ -19,6 +21,13 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLongestMeetingSleep{100};
 constexpr milliseconds kLogMeetingAfter{5'000};
+// Between two questions to a store on another host.
+constexpr milliseconds kStorePause{5};
+// Keys of a store that all hosts share. A phase is its number.
+constexpr const char* kProposedKey = "generation/proposed";
+constexpr const char* kPhaseKey = "phase";
+
+std::string text_of(RunPhase phase) { return std::to_string(static_cast<std::uint32_t>(phase)); }
 
 // Whether it was less.
 bool raise_to(std::atomic<std::uint64_t>& number, std::uint64_t least) {
@@ -34,7 +43,46 @@ std::string Generations::key(std::uint64_t generation, int rank) const {
   return fmt::format("generation/{}/{}", generation, rank);
 }
 
+RunPhase Generations::phase() const {
+  auto& local = memory_->state().phase;
+  if (memory_->has_several_hosts() && store_->check({kPhaseKey})) {
+    if (const auto number = parse_number<std::uint32_t>(store_->get_to_str(kPhaseKey)))
+      local = static_cast<RunPhase>(*number);
+  }
+  return local;
+}
+
+// The launcher of this host looks at its copy.
+void Generations::set_phase(RunPhase phase) const {
+  if (memory_->has_several_hosts()) store_->set(kPhaseKey, text_of(phase));
+  memory_->state().phase = phase;
+}
+
+void Generations::begin_running() const {
+  if (memory_->has_several_hosts()) store_->compareSet(kPhaseKey, "", text_of(RunPhase::running));
+  auto starting = RunPhase::starting;
+  memory_->state().phase.compare_exchange_strong(starting, RunPhase::running);
+}
+
+std::uint64_t Generations::proposed() const {
+  if (!memory_->has_several_hosts()) return memory_->state().proposed.load(std::memory_order_acquire);
+  return static_cast<std::uint64_t>(store_->add(kProposedKey, 0));
+}
+
+void Generations::wait_for_change(std::uint32_t seen, milliseconds limit) const {
+  if (memory_->has_several_hosts()) {
+    std::this_thread::sleep_for(std::min(limit, kStorePause));
+  } else {
+    futex_wait(memory_->state().changes, seen, std::min(limit, kLongestMeetingSleep));
+  }
+}
+
 void Generations::propose_after(std::uint64_t generation) const {
+  if (memory_->has_several_hosts()) {
+    for (auto now = proposed(); now <= generation; now = proposed())
+      store_->compareSet(kProposedKey, std::to_string(now), std::to_string(generation + 1));
+    return;
+  }
   auto& state = memory_->state();
   if (raise_to(state.proposed, generation + 1)) state.note_change();
 }
@@ -42,6 +90,12 @@ void Generations::propose_after(std::uint64_t generation) const {
 void Generations::enter(std::uint64_t generation) {
   raise_to(memory_->state().formed, generation);
   current_ = generation;
+}
+
+std::vector<std::string> Generations::keys(std::uint64_t generation, const std::vector<int>& members) const {
+  std::vector<std::string> keys;
+  for (const int rank : members) keys.push_back(key(generation, rank));
+  return keys;
 }
 
 std::vector<int> Generations::missing(std::uint64_t generation, const std::vector<int>& members) const {
@@ -52,7 +106,7 @@ std::vector<int> Generations::missing(std::uint64_t generation, const std::vecto
 }
 
 Generations::Members Generations::meet(const std::string& handle, milliseconds timeout) const {
-  const PhaseScope phase(Phase::communication);
+  const PhaseScope waiting(Phase::communication);
   const Reporter by{rank_, memory_->world_size()};
   const Deadline deadline(timeout);
   Deadline log_waiting(kLogMeetingAfter);
@@ -64,18 +118,18 @@ Generations::Members Generations::meet(const std::string& handle, milliseconds t
     if (announced != generation) store_->set(key(generation, rank_), handle);
     announced = generation;
     const auto remaining = memory_->remaining();
-    const auto absent = missing(generation, remaining);
-    if (absent.empty()) {
+    if (store_->check(keys(generation, remaining))) {
       Members members{.generation = generation, .handles = {}};
       for (const int rank : remaining) members.handles.push_back(store_->get_to_str(key(generation, rank)));
       return members;
     }
-    if (memory_->state().phase.load() == RunPhase::finished) {
+    if (phase() == RunPhase::finished) {
       throw_error<Error>(
           by,
           "a rank was lost when all ranks had done their work in elastic::run(), so the group is not formed again");
     }
     if (deadline.expired()) {
+      const auto absent = missing(generation, remaining);
       throw_error<RendezvousError>(
           by, ErrorDetails{.ranks = absent},
           "a rank was lost, and after {} ms rank{} {} (of the {} that were started) {} not come to form the group again: "
@@ -85,10 +139,11 @@ Generations::Members Generations::meet(const std::string& handle, milliseconds t
           memory_->can_shrink() ? "" : "a replacement has not reached elastic::run(), or ");
     }
     if (log_waiting.expired() && !std::exchange(is_logged, true)) {
+      const auto absent = missing(generation, remaining);
       log(LogLevel::info, fmt::format("still waiting for rank{} {} to form the group again",
                                       absent.size() == 1 ? "" : "s", fmt::join(absent, ", ")));
     }
-    futex_wait(changes, seen, std::min(deadline.remaining(), kLongestMeetingSleep));
+    wait_for_change(seen, deadline.remaining());
   }
 }
 

@@ -31,6 +31,10 @@ namespace lockstep::rendezvous {
 // place of a lost one. Ranks that know of different losses form different lists of handles, which reconfigure()
 // refuses; they then propose the next generation. Keys and files of a rank keep the number of the launcher.
 //
+// On several hosts the store of the run has the number, and the phase of the run: each rank asks it. A rank that fails
+// leaves the group before it waits for the others, so that the calls of ranks on other hosts fail too. Each
+// launcher replaces the ranks of its host.
+//
 // A replacement runs the beginning of the program alone, as the other ranks have done long ago: until
 // elastic::run() its default group is simulated by the backend fake.
 class Generations {
@@ -41,6 +45,12 @@ class Generations {
         store_(std::move(store)),
         rank_(rank),
         current_(memory_->state().formed) {}
+
+  // The phase on all hosts. These three may ask the store of the run, and throw Error if that is lost.
+  RunPhase phase() const;
+  void set_phase(RunPhase phase) const;
+  // All ranks are in elastic::run(): changes RunPhase::starting to running.
+  void begin_running() const;
 
   std::uint64_t current() const { return current_; }
   bool is_proposed() const { return proposed() > current_; }
@@ -60,8 +70,10 @@ class Generations {
   void enter(std::uint64_t generation);
 
  private:
-  std::uint64_t proposed() const { return memory_->state().proposed.load(std::memory_order_acquire); }
+  std::uint64_t proposed() const;
+  void wait_for_change(std::uint32_t seen, std::chrono::milliseconds limit) const;
   std::string key(std::uint64_t generation, int rank) const;
+  std::vector<std::string> keys(std::uint64_t generation, const std::vector<int>& members) const;
   std::vector<int> missing(std::uint64_t generation, const std::vector<int>& members) const;
 
   std::shared_ptr<const RunMemory> memory_;

@@ -20,6 +20,7 @@
 #include "rendezvous/file_rendezvous.h"
 #include "rendezvous/python_group.h"
 #include "rendezvous/rank_info.h"
+#include "rendezvous/remote_store.h"
 #include "rendezvous/run_store.h"
 #include "rendezvous/session.h"
 #include "rendezvous/spare.h"
@@ -165,10 +166,16 @@ StorePtr store_of_run(const StorePtr& store, const std::string& group_name, int 
   return c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", prefix, run), store);
 }
 
+StorePtr store_of_launcher(const std::shared_ptr<const RunMemory>& memory, const RankInfo& place,
+                           const Deadline& deadline) {
+  if (!memory->has_several_hosts()) return c10::make_intrusive<RunStore>(memory);
+  return c10::make_intrusive<RemoteStore>(Endpoint{place.master_addr, memory->state().store_port}, deadline);
+}
+
 StorePtr find_store(RankInfo& place, const RankTerms& terms, const InitMethod& method,
                     const SessionOptions& options, const Deadline& deadline) {
   const StorePtr given =
-      options.run_memory ? StorePtr(c10::make_intrusive<RunStore>(options.run_memory)) : options.store;
+      options.run_memory ? store_of_launcher(options.run_memory, place, deadline) : options.store;
   if (given) return store_of_run(given, options.group_name, place.world_size, options.joins_later());
   if (place.world_size == 1 && place.master_addr.empty()) return c10::make_intrusive<c10d::HashStore>();
   if (method.kind == InitMethod::Kind::file) return store_by_file(place, terms, method.path, deadline);

@@ -17,6 +17,7 @@
 #include "base/deadline.h"
 #include "base/rank_progress.h"
 #include "base/time_limits.h"
+#include "comm/from_c10d.h"
 #include "comm/group_state.h"
 #include "comm/membership.h"
 #include "rendezvous/python_group.h"
@@ -103,7 +104,7 @@ std::unique_ptr<Session> Session::connect(const SessionOptions& options, const b
   // As PyTorch does with a store that it has made.
   if (with_python && !options.store) store = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
   // The local numbers are then those of the launcher.
-  auto hosts = with_python || options.joins_later()
+  auto hosts = with_python || options.enable_reconfigure
                    ? HostMap(std::vector<int>(static_cast<std::size_t>(rank_info.world_size)))
                    : read_host_map(*store, rank_info.rank, rank_info.world_size);
   const auto world = world_of(hosts, rank_info);
@@ -257,8 +258,16 @@ void Session::form(const ReconfigureOptions& options, Formation formation) {
   if (!config_.threads) share_cores();  // spawn_threads() has done it for its ranks
 }
 
+// Ranks on other hosts that wait for this one do not see that another rank is lost.
+void Session::leave_before_meeting() {
+  if (!memory().has_several_hosts()) return;
+  const auto backend = comm::state_of(*group_).backend();
+  if (auto* const former = dynamic_cast<comm::FromC10d*>(backend.get())) former->leave();
+}
+
 void Session::form_again() {
   generations_->propose_after(generations_->current());
+  leave_before_meeting();
   for (int attempt = 1;; ++attempt) {
     const auto members = generations_->meet(group_->reconfigure_handle(), group_->timeout());
     try {
@@ -287,7 +296,7 @@ backends::GroupTopology Session::topology(const std::vector<int>& ranks) const {
   const auto distinct = std::set(hosts.begin(), hosts.end()).size();
   return {.device = config_.device,
           .one_host = distinct == 1,
-          .share_hosts = distinct > 1 && distinct < hosts.size(),
+          .share_hosts = distinct > 1 && (distinct < hosts.size() || config_.run_memory),
           .share_device = config_.share_device,
           .env = config_.env};
 }

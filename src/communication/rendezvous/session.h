@@ -154,6 +154,10 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   bool has_other_groups() const override { return !subgroups_.empty(); }
   bool must_form_again() const override { return generations_->is_proposed(); }
   void form_again() override;
+  RunPhase phase() const override { return generations_->phase(); }
+  void set_phase(RunPhase phase) override { generations_->set_phase(phase); }
+  void begin_running() override { generations_->begin_running(); }
+  void leave_before_meeting();
 
   std::optional<QuietC10d> leaves_quietly_;      // until everything that has sockets is gone
   std::unique_ptr<ProcessScope> process_scope_;  // outlives everything that has sockets

@@ -50,7 +50,7 @@ void make_mutex(pthread_mutex_t& mutex) {
 
 }  // namespace
 
-RunMemory RunMemory::create(int world_size, bool can_shrink) {
+RunMemory RunMemory::create(int world_size, bool can_shrink, const std::optional<Share>& share) {
   if (world_size > RunState::kMostRanks) {
     throw_error<Error>(
         "the memory of the run: {} ranks; a run whose ranks are lost one by one has at most {}", world_size,
@@ -61,9 +61,13 @@ RunMemory RunMemory::create(int world_size, bool can_shrink) {
   auto* const state = new (memory.data()) RunState;
   state->world_size = world_size;
   state->can_shrink = can_shrink;
+  const auto own = share.value_or(Share{.ranks = world_size});
+  state->first_rank = own.first_rank;
+  state->local_ranks = own.ranks;
+  state->store_port = own.store_port;
   make_mutex(state->store_mutex);
   std::vector<UniqueFd> commits;
-  for (int rank = 0; rank < world_size; ++rank) {
+  for (int rank = own.first_rank; rank < own.first_rank + own.ranks; ++rank) {
     commits.emplace_back(::memfd_create("lockstep-commits", 0));
     if (!commits.back()) throw_error<Error>("memory for the commits of rank {}: {}", rank, errno_text(errno));
   }
@@ -83,7 +87,7 @@ std::optional<RunMemory> RunMemory::inherited(const Env& env) {
   auto memory = SharedMemory::map(std::move(files.front()));
   const auto& state = *reinterpret_cast<const RunState*>(memory.data());
   if (memory.size() != kHeader + kStore || state.format != RunState::kFormat ||
-      static_cast<std::size_t>(state.world_size) + 1 != files.size()) {
+      static_cast<std::size_t>(state.local_ranks) + 1 != files.size()) {
     throw_error<Error>(
         "{}=\"{}\" is not the memory of a launcher of this version of Lockstep; use the `lockstep` command of the "
         "version that the program links",

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <thread>
 #include <unordered_set>
 
 #include <ATen/ops/full.h>
@@ -15,6 +16,7 @@
 #include <lockstep/training/elastic.h>
 
 #include "base/caller_place.h"
+#include "base/deadline.h"
 #include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"
@@ -36,6 +38,7 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr auto kWaitForNews = 500ms;
+constexpr auto kPauseForNews = 5ms;
 
 // Note [Elastic runs]
 //
@@ -83,12 +86,14 @@ class Execution final : public checkpointing::Committer {
     const comm::CallSite site("start of an elastic run");
     commits_.write(0, Access::own_state_dict(state_));
     group().barrier();
-    auto starting = RunPhase::starting;
-    shared().phase.compare_exchange_strong(starting, RunPhase::running);
+    elastic_.begin_running();
   }
 
   // A rank that is lost in the last barrier is no loss to the others, if it has come there.
-  bool has_ended() const { return has_done_its_work_ && shared().phase == RunPhase::finished; }
+  bool has_ended() const {
+    return has_done_its_work_ &&
+           (shared().phase == RunPhase::finished || elastic_.phase() == RunPhase::finished);
+  }
 
   void train(const std::function<void(const Context&)>& body) {
     has_done_its_work_ = false;
@@ -100,7 +105,7 @@ class Execution final : public checkpointing::Committer {
     const comm::CallSite site("end of an elastic run");
     all_have_last_.wait();
     group().barrier();
-    shared().phase = RunPhase::finished;
+    elastic_.set_phase(RunPhase::finished);
   }
 
   // Whether `part` has not failed. Throws the exceptions that are no consequence of a lost rank.
@@ -123,9 +128,9 @@ class Execution final : public checkpointing::Committer {
 
   void end_run_if_hopeless(const std::exception& error) const {
     if (is_of_all_ranks(error)) {
-      shared().phase = RunPhase::stopped;
+      elastic_.set_phase(RunPhase::stopped);
     } else if (can_shrink() && may_be_of_frozen_rank(error)) {
-      shared().phase = RunPhase::starting;  // so that the launcher ends that rank, too
+      elastic_.set_phase(RunPhase::starting);  // so that the launcher ends that rank, too
     }
   }
 
@@ -147,13 +152,13 @@ class Execution final : public checkpointing::Committer {
     try {
       Access::require_no_gradients(state);
     } catch (const ArgumentError&) {
-      shared().phase = RunPhase::stopped;  // on all ranks, which commit alike
+      elastic_.set_phase(RunPhase::stopped);  // on all ranks, which commit alike
       throw;
     }
   }
 
   bool is_consequence_of_loss(const std::exception& error) const {
-    const auto phase = shared().phase.load();
+    const auto phase = elastic_.phase();
     // The launcher ends all.
     if (phase == RunPhase::starting || (can_shrink() && phase == RunPhase::stopped)) return false;
     if (dynamic_cast<const VerificationError*>(&error) != nullptr) return false;  // this rank has to end
@@ -162,7 +167,18 @@ class Execution final : public checkpointing::Committer {
     // Another error of a call, as of a rank that has left the group to form it again, may come before the news.
     const auto* const own = dynamic_cast<const Error*>(&error);
     const bool may_be = own != nullptr && !(can_shrink() && own->group().empty());
-    return comm::has_lost_rank(group(), may_be ? kWaitForNews : 0ms) || elastic_.must_form_again();
+    return hears_of_loss(may_be ? kWaitForNews : 0ms);
+  }
+
+  // The group knows of losses on one host, and the others' proposals tell of those on several.
+  bool hears_of_loss(std::chrono::milliseconds limit) const {
+    if (comm::has_lost_rank(group(), limit) || elastic_.must_form_again()) return true;
+    const Deadline deadline(elastic_.memory().has_several_hosts() ? limit : 0ms);
+    while (!deadline.expired()) {
+      std::this_thread::sleep_for(kPauseForNews);
+      if (elastic_.must_form_again()) return true;
+    }
+    return false;
   }
 
   void recover() {

@@ -292,7 +292,8 @@ NodeAssignment Coordinator::assignment_of(std::size_t index, const Reserved& res
       .world_size = 0,
       .role_world_size = 0,
       .master_addr = options_.master_addr.empty() ? reserved.address : options_.master_addr,
-      .master_port = reserved.port};
+      .master_port = reserved.port,
+      .store_port = reserved.store_port};
   const std::string& role = nodes_.at(members_[index]).info.role;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto& info = nodes_.at(members_[i]).info;
@@ -314,6 +315,13 @@ void Coordinator::on(Node /*node*/, const Failed& failed) {
     suspect_ = failed.report;
     set_deadline(kDoubtLimit);
   }
+}
+
+void Coordinator::on(Node /*node*/, const Replaced& replaced) {
+  if (state_ != State::running || replaced.attempt != attempt_) return;
+  if (restarts_ >= options_.shared.max_restarts) return fail(replaced.report, headline(replaced.report));
+  ++restarts_;
+  for (const Node member : members_) send(member, Restarts{.attempt = attempt_, .restarts = restarts_});
 }
 
 // Failures while the members stop are consequences, so only the first failure comes here.

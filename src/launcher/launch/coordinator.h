@@ -39,6 +39,9 @@ struct CoordinatorOptions {
 // member has finished; this does not count towards max_restarts. Otherwise it waits. The run succeeds when
 // all members of an attempt have finished.
 //
+// A node that replaces a single rank says so; all members learn how many restarts that makes. If nodes replace more ranks
+// at one moment than restarts are left, the run ends as after a failure without restarts.
+//
 // Invariant: ranks of an attempt start only when no process of the attempt before is left on any node.
 // PyTorch: torch.distributed.elastic.agent with the c10d and static rendezvous.
 class Coordinator {
@@ -89,6 +92,7 @@ class Coordinator {
   void leave(Node node, const std::string& why);
   void on(Node node, const Reserved& reserved);
   void on(Node node, const Failed& failed);
+  void on(Node node, const Replaced& replaced);
   void on(Node node, const Stopped& stopped);
   void on(Node node, const Finished& finished);
   void on(Node /*node*/, const Seen& /*seen*/) {}

@@ -80,7 +80,8 @@ SharedOptions shared_options(const LaunchOptions& options) {
   return {.run_id = options.run_id,
           .min_nodes = options.nodes ? options.nodes->min_nodes : 1,
           .max_nodes = options.nodes ? options.nodes->max_nodes : 1,
-          .max_restarts = options.max_restarts};
+          .max_restarts = options.max_restarts,
+          .on_loss = text_of(options.on_loss)};
 }
 
 CoordinatorOptions coordinator_options(const LaunchOptions& options) {

@@ -28,9 +28,9 @@ namespace {
 using Json = nlohmann::json;
 
 // The kinds of messages, in the order of the variants.
-constexpr std::array kFromNode{"reserved", "failed", "stopped", "finished", "leaving", "seen"};
+constexpr std::array kFromNode{"reserved", "failed", "stopped", "finished", "leaving", "seen", "replaced"};
 constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop", "notice",
-                             "end",       "refused", "alive",   "look",  "seen"};
+                             "end",       "refused", "alive",   "look",  "seen", "restarts"};
 
 template <typename Type, typename Message>
 concept Is = std::same_as<std::remove_const_t<Type>, Message>;
@@ -72,12 +72,21 @@ void visit_fields(Is<Welcome> auto& message, const auto& visit) {
 }
 
 void visit_fields(Is<Reserved> auto& message, const auto& visit) {
-  visit(Field{"address", message.address}, Field{"port", message.port});
+  visit(Field{"address", message.address}, Field{"port", message.port},
+        Field{"store_port", message.store_port});
 }
 
 void visit_fields(Is<Failed> auto& message, const auto& visit) {
   visit(Field{"attempt", message.attempt}, Field{"consequence", message.consequence},
         Field{"report", message.report});
+}
+
+void visit_fields(Is<Replaced> auto& message, const auto& visit) {
+  visit(Field{"attempt", message.attempt}, Field{"report", message.report});
+}
+
+void visit_fields(Is<Restarts> auto& message, const auto& visit) {
+  visit(Field{"attempt", message.attempt}, Field{"restarts", message.restarts});
 }
 
 void visit_fields(Is<Stop> auto& message, const auto& visit) {
@@ -94,7 +103,8 @@ void visit_fields(Is<Start> auto& message, const auto& visit) {
         Field{"node_rank", start.node_rank}, Field{"nodes", start.nodes},
         Field{"first_rank", start.first_rank}, Field{"world_size", start.world_size},
         Field{"first_role_rank", start.first_role_rank}, Field{"role_world_size", start.role_world_size},
-        Field{"master_addr", start.master_addr}, Field{"master_port", start.master_port});
+        Field{"master_addr", start.master_addr}, Field{"master_port", start.master_port},
+        Field{"store_port", start.store_port});
 }
 
 void visit_fields(Is<Look> auto& message, const auto& visit) {
@@ -113,8 +123,8 @@ void visit_fields(Is<Hello> auto& message, const auto& visit) {
   visit(Field{"protocol", shared.messages}, Field{"lockstep", shared.lockstep},
         Field{"run_id", shared.run_id}, Field{"min_nodes", shared.min_nodes},
         Field{"max_nodes", shared.max_nodes}, Field{"max_restarts", shared.max_restarts},
-        Field{"node_rank", node.node_rank}, Field{"ranks", node.ranks}, Field{"role", node.role},
-        Field{"host", node.host}, Field{"is_host", node.is_host},
+        Field{"on_loss", shared.on_loss}, Field{"node_rank", node.node_rank}, Field{"ranks", node.ranks},
+        Field{"role", node.role}, Field{"host", node.host}, Field{"is_host", node.is_host},
         Field{"grace_period_ms", node.grace_period_ms}, Field{"challenge", message.challenge},
         Field{"proof", message.proof}, Field{"purpose", message.purpose}, Field{"look", message.look},
         Field{"asked", message.asked});

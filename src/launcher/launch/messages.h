@@ -28,15 +28,22 @@ struct NodeInfo {
 
 // Messages from a node. `attempt` is that of the Start to which the message refers.
 
-// The port for rank 0 of the next attempt, reserved on this node, and this node's address.
+// The port for rank 0 of the next attempt, reserved on this node, and this node's address. `store_port`: where this
+// launcher serves the store of the run; 0 unless ranks are replaced.
 struct Reserved {
   std::string address{};
   std::uint16_t port = 0;
+  std::uint16_t store_port = 0;
 };
 // A rank failed; this node stops its other ranks.
 struct Failed {
   int attempt = 0;
   bool consequence = false;  // the rank reported that another rank was gone
+  FailureReport report{};
+};
+// A rank failed in the way of `report`; this node starts it again alone.
+struct Replaced {
+  int attempt = 0;
   FailureReport report{};
 };
 // After a Stop: no process of this node's ranks is left.
@@ -61,7 +68,7 @@ struct Seen {
   std::string text{};         // one of them
   std::int64_t after_ms = 0;  // from the question to this part
 };
-using FromNode = std::variant<Reserved, Failed, Stopped, Finished, Leaving, Seen>;
+using FromNode = std::variant<Reserved, Failed, Stopped, Finished, Leaving, Seen, Replaced>;
 
 // Messages to a node.
 
@@ -85,6 +92,11 @@ struct Stop {
   int attempt = 0;
   std::string notice{};
   int signal = 0;
+};
+// How many restarts the run has had, those of single ranks on all nodes included.
+struct Restarts {
+  int attempt = 0;
+  int restarts = 0;
 };
 // For the user.
 struct Notice {
@@ -110,7 +122,7 @@ struct Look {
   int ranks = 0;       // and their number
 };
 using ToNode =
-    std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused, Alive, Look, Seen>;
+    std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused, Alive, Look, Seen, Restarts>;
 
 // For what a launcher connects: as a node of the run, to see what the ranks of all nodes do, or to answer a
 // Look. The last two are connections of their own, so that no order waits behind what is seen.

@@ -95,14 +95,20 @@ void check_min_ranks(const LaunchOptions& options) {
                              options.min_ranks, options.nproc_per_node);
 }
 
+void check_replacement_on_nodes(const LaunchOptions& options) {
+  if (options.on_loss == OnLoss::shrink)
+    throw ArgumentError(
+        "--on-loss shrink is for one host; with several nodes use --on-loss replace or restart");
+  if (options.nodes->min_nodes == options.nodes->max_nodes) return;
+  throw_error<ArgumentError>(
+      "--on-loss replace needs a fixed number of nodes, and --nnodes is {}:{}; give one number, or use --on-loss restart",
+      options.nodes->min_nodes, options.nodes->max_nodes);
+}
+
 void check_replacement(const LaunchOptions& options) {
   check_spares(options);
   if (options.on_loss == OnLoss::restart) return check_min_ranks(options);
-  if (options.nodes) {
-    throw_error<ArgumentError>(
-        "--on-loss {} is for one host; use --on-loss restart with several nodes and with --hosts",
-        text_of(options.on_loss));
-  }
+  if (options.nodes) check_replacement_on_nodes(options);
   check_min_ranks(options);
   if (options.on_loss == OnLoss::replace && options.max_restarts == 0)
     throw ArgumentError("--on-loss replace needs restarts: add --max-restarts N, the most replacements");

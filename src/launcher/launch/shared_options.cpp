@@ -47,6 +47,7 @@ std::string difference(const HostOptions& run, const HostOptions& node) {
   compare(nodes_in_words(ours), nodes_in_words(theirs));
   compare(fmt::format("--max-restarts {}", ours.max_restarts),
           fmt::format("--max-restarts {}", theirs.max_restarts));
+  compare("--on-loss " + ours.on_loss, "--on-loss " + theirs.on_loss);
   if (of_run.empty()) return "";
   return in_words(run, fmt::format("{}", fmt::join(of_run, " and ")), node,
                   fmt::format("{}", fmt::join(of_node, " and ")),

@@ -18,6 +18,7 @@ struct SharedOptions {
   int min_nodes = 1;
   int max_nodes = 1;
   int max_restarts = 0;
+  std::string on_loss = "restart";
 };
 
 // The options of a launcher and its host.

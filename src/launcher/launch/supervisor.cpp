@@ -75,6 +75,7 @@ void NodeSupervisor::loop() {
     std::vector<pollfd> events;
     logs_.watch(events);
     client_->watch(events);
+    if (store_) store_->watch(events);
     if (control_) control_->watch(events);
     if (!wait(events, poll_timeout())) return;
     for (const auto& event : events) logs_.handle(event);
@@ -83,6 +84,7 @@ void NodeSupervisor::loop() {
     check_output();
     advance();
     client_->advance();
+    if (store_) store_->advance();
     handle_messages();
     check_coordinator();
     log_waiting();
@@ -119,6 +121,7 @@ milliseconds NodeSupervisor::poll_timeout() const {
     limit = shorter(limit, log_waiting_at_.remaining() + milliseconds(1));
   }
   if (answer_due_) limit = shorter(limit, answer_due_->remaining() + milliseconds(1));
+  if (store_) limit = shorter(limit, store_->poll_timeout());
   return control_ ? shorter(limit, control_->poll_timeout()) : limit;
 }
 
@@ -206,6 +209,8 @@ bool NodeSupervisor::go_on_without(RankExit& exit) {
 
 bool NodeSupervisor::replace(const RankExit& exit) {
   if (!workers_->can_replace() || !kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
+  if (options_.nodes)
+    client_->send(Replaced{.attempt = workers_->assignment().attempt, .report = report(exit)});
   const pid_t pid = workers_->replace(exit.local_rank);
   const auto line = fmt::format("rank {} {}; its replacement runs ({} of {} restarts)", exit.rank,
                                 describe(exit), workers_->assignment().restarts, options_.max_restarts);
@@ -312,12 +317,16 @@ void NodeSupervisor::on(const Welcome& welcome) {
 
 void NodeSupervisor::on(const Reserve& /*reserve*/) {
   port_ = reserve_port(options_);
-  client_->send(Reserved{.address = client_->address(), .port = port_->port()});
+  Reserved reserved{.address = client_->address(), .port = port_->port()};
+  if (options_.nodes && options_.on_loss != OnLoss::restart)
+    reserved.store_port = store_.emplace(options_.nodes->silence_limit).port();
+  client_->send(reserved);
 }
 
 void NodeSupervisor::on(const Start& start) {
   answer_due_.reset();
   stopped_by_signal_ = false;
+  if (store_) RunStoreServer::check_descriptors(start.assignment.world_size);
   begin_run();
   workers_.emplace(options_, file_, start.assignment, log_folder_, logs_);
   AccountEntry entry;
@@ -347,6 +356,11 @@ void NodeSupervisor::on(const End& end) {
   end_ = end;
   if (end.signal != 0) stopped_by_signal_ = true;
   begin_stop(end.signal != 0 ? end.signal : SIGTERM);
+}
+
+void NodeSupervisor::on(const Restarts& restarts) {
+  if (workers_ && workers_->assignment().attempt == restarts.attempt)
+    workers_->count_restarts(restarts.restarts);
 }
 
 void NodeSupervisor::on(const Refused& refused) {

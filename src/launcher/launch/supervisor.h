@@ -16,6 +16,7 @@
 #include "launch/messages.h"
 #include "launch/options.h"
 #include "launch/rank_supervisor.h"
+#include "launch/run_store_server.h"
 #include "launch/worker_group.h"
 
 namespace lockstep::launch {
@@ -28,7 +29,8 @@ namespace lockstep::launch {
 //   Reserve  answer with a port for rank 0
 //   Start    start the ranks: idle -> running. With OnLoss::replace it replaces single ranks itself, while
 //            WorkerGroup::can_replace(); the next Failed tells the Coordinator how many restarts that took. With
-//            OnLoss::shrink it has the others go on.
+//            OnLoss::shrink it has the others go on. On several nodes Replaced tells the Coordinator at once, and Restarts
+//            tells all nodes.
 //   Stop     stop them, and answer with Stopped when no process is left
 //   End      the run is over: stop the ranks, report, and return
 //
@@ -69,6 +71,7 @@ class NodeSupervisor : private RankSupervisor {
   void on(const Start& start);
   void on(const Stop& stop);
   void on(const Notice& notice) { logs_.print(notice.text); }
+  void on(const Restarts& restarts);
   void on(const End& end);
   [[noreturn]] void on(const Refused& refused);
   void on(const Alive& /*alive*/) {}
@@ -97,6 +100,7 @@ class NodeSupervisor : private RankSupervisor {
   std::unique_ptr<CoordinatorClient> client_;
   std::optional<HostControl> control_;
   std::optional<ReservedPort> port_;
+  std::optional<RunStoreServer> store_;  // of node 0, if ranks on several nodes are replaced
   std::optional<WorkerGroup> workers_;
   Deadline log_waiting_at_;
   bool waiting_logged_ = false;

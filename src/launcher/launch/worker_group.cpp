@@ -36,8 +36,15 @@ WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
       logs_(logs),
       cores_(options),
       wanted_spares_(options.spares) {
-  if (options.on_loss != OnLoss::restart)
-    memory_.emplace(RunMemory::create(assignment.world_size, options.on_loss == OnLoss::shrink));
+  if (options.on_loss != OnLoss::restart) {
+    std::optional<RunMemory::Share> share;
+    if (options.nodes) {
+      share = {.first_rank = assignment.first_rank,
+               .ranks = options.nproc_per_node,
+               .store_port = assignment.store_port};
+    }
+    memory_.emplace(RunMemory::create(assignment.world_size, options.on_loss == OnLoss::shrink, share));
+  }
   if (folder.wanted()) folder_ = folder.begin_attempt(assignment.restarts);
   set_filters();
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -67,6 +68,8 @@ class WorkerGroup {
   // A spare becomes the rank that has ended, or its program is started again; assignment().restarts grows by one.
   // Returns its pid. Throws ProgramError or LaunchError.
   pid_t replace(int local_rank);
+  // The run has had so many restarts, those on other nodes included.
+  void count_restarts(int restarts) { assignment_.restarts = std::max(assignment_.restarts, restarts); }
   // Starts spares up to their number, and not more than restarts are left. Throws ProgramError or LaunchError.
   void fill_spares();
   // Whether `child` was a spare that no rank has needed. None is started in its place.

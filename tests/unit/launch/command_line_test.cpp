@@ -156,10 +156,16 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
               HasSubstr("--on-loss ignore: use restart, replace, shrink"));
   EXPECT_EQ(complaint({.max_restarts = 1, .on_loss = "replace", .command = x}), "");
   EXPECT_THAT(complaint({.on_loss = "replace", .command = x}), HasSubstr("add --max-restarts N"));
-  EXPECT_THAT(complaint({.nnodes = "2", .max_restarts = 1, .on_loss = "replace", .command = x}),
-              HasSubstr("--on-loss replace is for one host"));
+  EXPECT_EQ(complaint({.nnodes = "2", .max_restarts = 1, .on_loss = "replace", .command = x}), "");
+  EXPECT_THAT(complaint({.nnodes = "1:2",
+                         .rdzv_backend = "c10d",
+                         .rdzv_endpoint = "a",
+                         .max_restarts = 1,
+                         .on_loss = "replace",
+                         .command = x}),
+              HasSubstr("--on-loss replace needs a fixed number of nodes, and --nnodes is 1:2"));
   EXPECT_THAT(complaint({.hosts = "a", .max_restarts = 1, .on_loss = "replace", .command = x}),
-              HasSubstr("--on-loss replace is for one host"));
+              HasSubstr("--on-loss replace does not support --hosts"));
   EXPECT_THAT(complaint({.max_restarts = 1, .spares = 1, .command = x}),
               HasSubstr("--spares 1 has no effect without --on-loss replace"));
   EXPECT_EQ(complaint({.max_restarts = 1, .on_loss = "replace", .spares = 1, .command = x}), "");
@@ -182,7 +188,7 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
   EXPECT_THAT(complaint({.nnodes = "2", .on_loss = "shrink", .command = x}),
               HasSubstr("--on-loss shrink is for one host"));
   EXPECT_THAT(complaint({.hosts = "a", .on_loss = "shrink", .command = x}),
-              HasSubstr("--on-loss shrink is for one host"));
+              HasSubstr("--on-loss shrink does not support --hosts"));
   EXPECT_EQ(complaint({.progress_timeout = 1, .command = x}), "");
   EXPECT_THAT(complaint({.progress_timeout = 0.5, .command = x}),
               HasSubstr("--progress-timeout 0.5: the seconds must be in 1 .. 604800"));

@@ -108,6 +108,26 @@ TEST(Coordinator, StartsWhenAllNodesHaveArrivedAndThePortIsReserved) {
   EXPECT_EQ(run.poll_timeout(), std::nullopt) << "nothing to wake up for";
 }
 
+TEST(Coordinator, CountsTheReplacementsOfAllNodes) {
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2, .max_restarts = 2}});
+  run.join(0, {.ranks = 2, .host = "a"});
+  run.join(1, {.ranks = 3, .host = "b"});
+  run.handle(0, Reserved{.store_port = 78});
+  EXPECT_EQ(run.assignment_of(1).store_port, 78);
+  run.handle(1, Replaced{.attempt = 0, .report = kFailure.report});
+  EXPECT_THAT(run.told<Restarts>(), ElementsAre(0, 1));
+  EXPECT_EQ(run.last<Restarts>().restarts, 1);
+  run.handle(0, Replaced{.attempt = 0, .report = kFailure.report});
+  EXPECT_EQ(run.last<Restarts>().restarts, 2);
+  EXPECT_THAT(run.told<Stop>(), IsEmpty());
+  // It has not heard of the others' in time.
+  run.handle(1, Replaced{.attempt = 0, .report = kFailure.report});
+  EXPECT_THAT(run.told<Stop>(), ElementsAre(0, 1));
+  run.handle(0, Stopped{0});
+  run.handle(1, Stopped{0});
+  EXPECT_EQ(run.last<End>().failure->first.rank, 3);
+}
+
 TEST(Coordinator, NumbersRolesSeparately) {
   FakeRun run({.shared = {.min_nodes = 3, .max_nodes = 3}});
   run.join(0, {.ranks = 2, .role = "trainer"});

@@ -54,6 +54,13 @@ TEST(Messages, TravelBothWays) {
   EXPECT_EQ(back.report.later.front().code, 3);
   EXPECT_EQ(encode(FromNode(failed)).find('\n'), std::string::npos) << "one message is one line";
 
+  EXPECT_EQ(start.assignment.store_port, 0);
+  const auto replaced = std::get<Replaced>(decode_from_node(encode(FromNode(Replaced{1, failed.report}))));
+  EXPECT_EQ(replaced.attempt, 1);
+  EXPECT_EQ(replaced.report.first.rank, 7);
+  EXPECT_EQ(std::get<Reserved>(decode_from_node(encode(FromNode(Reserved{.store_port = 9})))).store_port, 9);
+  EXPECT_EQ(std::get<Restarts>(decode_to_node(encode(ToNode(Restarts{1, 2})))).restarts, 2);
+
   EXPECT_FALSE(std::get<End>(decode_to_node(encode(ToNode(End{})))).failure);
   EXPECT_EQ(std::get<End>(decode_to_node(encode(ToNode(End{FailureReport{.reason = "r"}})))).failure->reason,
             "r");

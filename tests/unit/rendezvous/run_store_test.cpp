@@ -2,21 +2,28 @@
 #include "rendezvous/run_store.h"
 
 #include <csignal>
+#include <numeric>
 #include <random>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "base/sockets.h"
+#include "launch/run_store_server.h"
 #include "rendezvous/generations.h"
+#include "rendezvous/remote_store.h"
 
 namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
 using rendezvous::Generations;
+using rendezvous::RemoteStore;
 using rendezvous::RunStore;
 
 std::shared_ptr<const RunMemory> new_memory() {
@@ -53,8 +60,36 @@ std::string result_of(const Call& call) {
   }
 }
 
-TEST(RunStore, AnswersAsHashStore) {
-  const auto ours = c10::make_intrusive<RunStore>(new_memory());
+// The launcher of node 0, in a thread.
+class ServedStore {
+ public:
+  ServedStore() : server_(1s) {
+    thread_ = std::jthread([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        std::vector<pollfd> events;
+        server_.watch(events);
+        ::poll(events.data(), events.size(), 1);
+        server_.advance();
+      }
+    });
+  }
+  c10::intrusive_ptr<RemoteStore> connect() const {
+    return c10::make_intrusive<RemoteStore>(rendezvous::Endpoint{"127.0.0.1", server_.port()}, Deadline(10s));
+  }
+  int port() const { return server_.port(); }
+
+ private:
+  launch::RunStoreServer server_;
+  std::jthread thread_;
+};
+
+class StoreOfRun : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(OnSeveralHosts, StoreOfRun, ::testing::Bool());
+
+TEST_P(StoreOfRun, AnswersAsHashStore) {
+  const ServedStore served;
+  const auto ours = GetParam() ? c10::intrusive_ptr<c10d::Store>(served.connect())
+                               : c10::make_intrusive<RunStore>(new_memory());
   const auto theirs = c10::make_intrusive<c10d::HashStore>();
   std::mt19937 random(1);
   for (int i = 0; i < 2000; ++i) {
@@ -135,6 +170,95 @@ TEST(RunStore, OfAnotherLauncherIsInherited) {
   const auto inherited = std::make_shared<const RunMemory>(*RunMemory::inherited(env));
   EXPECT_EQ(RunStore(inherited).get_to_str("key"), "value");
   EXPECT_FALSE(RunMemory::inherited(Env(std::map<std::string, std::string>())));
+}
+
+TEST(RemoteStore, CarriesAnyBytesToAllThatAreConnected) {
+  const ServedStore served;
+  const auto one = served.connect();
+  const auto other = one->clone();
+  RemoteStore::Bytes all(256);
+  std::iota(all.begin(), all.end(), std::uint8_t{0});
+  const std::string key("a key\n\0of bytes", 16);
+  one->set(key, all);
+  EXPECT_EQ(other->get(key), all);
+  other->set("empty", RemoteStore::Bytes());
+  EXPECT_TRUE(one->get("empty").empty());
+}
+
+TEST(RemoteStore, AWaitEndsWhenAnotherSetsTheKeys) {
+  const ServedStore served;
+  const auto waits = served.connect();
+  std::jthread sets([other = served.connect()] {
+    other->set("a", "1");
+    other->set("b", "2");
+  });
+  waits->wait({"a", "b"}, 50s);
+  EXPECT_EQ(waits->get_to_str("b"), "2");
+}
+
+TEST(RemoteStore, NamesTheLauncherThatIsLost) {
+  auto served = std::make_unique<ServedStore>();
+  const auto store = served->connect();
+  const auto port = served->port();
+  store->set("a", "1");
+  served.reset();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(
+        [&] { store->add("sum", 1); },
+        ::testing::ThrowsMessage<Error>(::testing::HasSubstr(fmt::format(
+            "the launcher of node 0, which serves the store of the run at 127.0.0.1:{}, is lost", port))));
+  }
+  EXPECT_THAT(
+      [&] {
+        RemoteStore(rendezvous::Endpoint{"127.0.0.1", port}, Deadline(20ms));
+      },
+      ::testing::ThrowsMessage<RendezvousError>(::testing::HasSubstr("cannot be reached at")));
+}
+
+TEST(RunStoreServer, DropsForeignPrograms) {
+  const ServedStore served;
+  const auto socket = connect_to(resolve_now("127.0.0.1", served.port()).addresses.front(), Deadline(10s));
+  ASSERT_TRUE(socket);
+  ASSERT_GT(::send(socket.get(), "GET / HTTP/1.0\r\n\r\n", 18, 0), 0);
+  ASSERT_TRUE(wait_for(socket.get(), POLLIN, Deadline(10s)));
+  char byte = 0;
+  EXPECT_LE(::recv(socket.get(), &byte, 1, 0), 0);
+  for (const char* line :
+       {"", "set 0 x x", "set 0 x x 61", "set 0 x x6 x61", "set y x x x61", "put 0 x x x61"})
+    EXPECT_THROW(launch::decode_store_request(line), LaunchError) << line;
+  for (const char* line : {"", "done 0", "done 0 x 1", "lost 0 x"})
+    EXPECT_THROW(launch::decode_store_reply(line), LaunchError) << line;
+}
+
+// One of them has its own memory, as on another host.
+TEST(Generations, RanksOfSeveralHostsMeetThroughTheStore) {
+  const ServedStore served;
+  const auto of_host = [&](int rank) {
+    const auto port = static_cast<std::uint16_t>(served.port());
+    const RunMemory::Share share{.first_rank = rank, .ranks = 1, .store_port = port};
+    return std::make_shared<const RunMemory>(RunMemory::create(2, false, share));
+  };
+  const auto first = of_host(0);
+  const auto second = of_host(1);
+  Generations one(first, served.connect(), 0);
+  one.begin_running();
+  one.propose_after(0);
+  std::jthread late([&] {
+    const Generations other(second, served.connect(), 1);
+    EXPECT_TRUE(other.is_proposed());
+    EXPECT_EQ(other.phase(), RunPhase::running);
+    EXPECT_EQ(other.meet("handle 1", 50s).generation, 1U);
+  });
+  EXPECT_THAT(one.meet("handle 0", 50s).handles, ::testing::ElementsAre("handle 0", "handle 1"));
+  late.join();
+  one.enter(1);
+  EXPECT_FALSE(one.is_proposed());
+  one.set_phase(RunPhase::finished);
+  const Generations other(second, served.connect(), 1);
+  EXPECT_EQ(other.phase(), RunPhase::finished);
+  EXPECT_EQ(second->state().phase, RunPhase::finished);
+  EXPECT_GE(first->commits(0), 0);
+  EXPECT_GE(second->commits(1), 0);
 }
 
 TEST(Generations, ALateRankMeetsTheOthersInTheLastOne) {

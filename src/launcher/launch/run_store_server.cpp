@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "launch/run_store_server.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <string_view>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/sockets.h"
+#include "base/text.h"
+#include "base/throw_error.h"
+
+namespace lockstep::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using RequestKind = StoreRequest::Kind;
+using ReplyStatus = StoreReply::Status;
+
+constexpr int kMostWaiting = 1024;
+constexpr milliseconds kLongestWait{60'000};  // of one request
+constexpr std::array kKinds{"set", "compare_set", "get", "add", "remove", "check", "count", "wait"};
+constexpr std::array kStatuses{"done", "missing", "no_number"};
+
+[[noreturn]] void refuse(std::string_view line) {
+  throw_error<LaunchError>("this is no message about the store of a run: \"{}\"", line.substr(0, 80));
+}
+
+std::string to_hex(std::string_view text) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string word = "x";
+  word.reserve(1 + 2 * text.size());
+  for (const unsigned char byte : text) {
+    word += digits[byte / 16U];
+    word += digits[byte % 16U];
+  }
+  return word;
+}
+
+int digit_of(char letter) {
+  if (letter >= '0' && letter <= '9') return letter - '0';
+  return letter >= 'a' && letter <= 'f' ? letter - 'a' + 10 : -1;
+}
+
+std::string from_hex(std::string_view word) {
+  if (word.size() % 2 == 0 || word.front() != 'x') refuse(word);
+  std::string text;
+  text.reserve(word.size() / 2);
+  for (std::size_t at = 1; at < word.size(); at += 2) {
+    const int high = digit_of(word[at]);
+    const int low = digit_of(word[at + 1]);
+    if (high < 0 || low < 0) refuse(word);
+    text += static_cast<char>(high * 16 + low);
+  }
+  return text;
+}
+
+template <class Value, std::size_t size>
+Value named(const std::array<const char*, size>& names, const std::string& name) {
+  const auto found = std::ranges::find(names, std::string_view(name));
+  if (found == names.end()) refuse(name);
+  return static_cast<Value>(found - names.begin());
+}
+
+std::int64_t number_of(const std::string& word) {
+  const auto number = parse_number<std::int64_t>(word);
+  if (!number) refuse(word);
+  return *number;
+}
+
+}  // namespace
+
+std::string encode(const StoreRequest& request) {
+  auto line = fmt::format("{} {} {} {}", kKinds.at(static_cast<std::size_t>(request.kind)), request.number,
+                          to_hex(request.expected), to_hex(request.value));
+  for (const auto& key : request.keys) line += " " + to_hex(key);
+  return line;
+}
+
+std::string encode(const StoreReply& reply) {
+  return fmt::format("{} {} {}", kStatuses.at(static_cast<std::size_t>(reply.status)), reply.number,
+                     to_hex(reply.value));
+}
+
+StoreRequest decode_store_request(const std::string& line) {
+  const auto words = split(line, ' ');
+  if (words.size() < 4) refuse(line);
+  StoreRequest request{.kind = named<RequestKind>(kKinds, words[0]),
+                       .number = number_of(words[1]),
+                       .expected = from_hex(words[2]),
+                       .value = from_hex(words[3])};
+  for (std::size_t i = 4; i < words.size(); ++i) request.keys.push_back(from_hex(words[i]));
+  const bool has_any_keys = request.kind == RequestKind::check || request.kind == RequestKind::count ||
+                            request.kind == RequestKind::wait;
+  if (!has_any_keys && request.keys.size() != 1) refuse(line);
+  return request;
+}
+
+StoreReply decode_store_reply(const std::string& line) {
+  const auto words = split(line, ' ');
+  if (words.size() != 3) refuse(line);
+  return {.status = named<ReplyStatus>(kStatuses, words[0]),
+          .number = number_of(words[1]),
+          .value = from_hex(words[2])};
+}
+
+RunStoreServer::RunStoreServer(milliseconds silence_limit)
+    : silence_limit_(silence_limit), listener_(bound_socket(0, {.flags = SOCK_NONBLOCK})) {
+  if (!listener_ || ::listen(listener_.get(), kMostWaiting) != 0)
+    throw_error<LaunchError>("the store of the run: no TCP port can be used: {}", errno_text(errno));
+  port_ = bound_port(listener_.get());
+}
+
+void RunStoreServer::check_descriptors(int ranks) {
+  constexpr rlim_t kOthers = 256;  // pipes, connections of the launcher
+  const auto needed = static_cast<rlim_t>(ranks) + kOthers;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  throw_error<LaunchError>(
+      "the launcher of node 0 serves the store of {} ranks and may need {} file descriptors, but its limit is {}; raise it: "
+      "ulimit -n {}",
+      ranks, needed, limit.rlim_cur, needed);
+}
+
+void RunStoreServer::watch(std::vector<pollfd>& events) const {
+  events.push_back({.fd = listener_.get(), .events = POLLIN, .revents = 0});
+  for (const auto& [fd, client] : clients_)
+    events.push_back({.fd = fd, .events = client.connection.events(), .revents = 0});
+}
+
+milliseconds RunStoreServer::poll_timeout() const {
+  milliseconds limit{-1};
+  for (const auto& [fd, client] : clients_) {
+    if (!client.wait) continue;
+    const auto left = client.wait->deadline.remaining() + milliseconds(1);
+    limit = limit.count() < 0 ? left : std::min(limit, left);
+  }
+  return limit;
+}
+
+void RunStoreServer::advance() {
+  accept_clients();
+  for (auto& [fd, client] : clients_) read(client);
+  end_waits();
+  std::erase_if(clients_, [](const auto& entry) {
+    const auto& connection = entry.second.connection;
+    return connection.fd() < 0 || !connection.broken().empty();
+  });
+}
+
+void RunStoreServer::accept_clients() {
+  while (true) {
+    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) return;
+    const int fd = socket.get();
+    auto& client = clients_[fd];
+    client.connection = LineConnection(std::move(socket));
+    client.connection.set_silence_limit(silence_limit_);
+  }
+}
+
+// A foreign program is not answered.
+void RunStoreServer::read(Client& client) {
+  client.connection.advance();
+  try {
+    while (!client.wait) {
+      const auto line = client.connection.take_line();
+      if (!line) return;
+      auto request = decode_store_request(*line);
+      if (request.kind != RequestKind::wait) {
+        client.connection.send(encode(answer(request)));
+        continue;
+      }
+      const milliseconds limit(std::clamp<std::int64_t>(request.number, 0, kLongestWait.count()));
+      client.wait = Wait{.request = std::move(request), .deadline = Deadline(limit)};
+    }
+  } catch (const LaunchError&) {
+    client = {};
+  }
+}
+
+void RunStoreServer::end_waits() {
+  for (auto& [fd, client] : clients_) {
+    if (!client.wait) continue;
+    const bool is_done = has_all(client.wait->request.keys);
+    if (!is_done && !client.wait->deadline.expired()) continue;
+    client.wait.reset();
+    client.connection.send(encode(StoreReply{.status = is_done ? ReplyStatus::done : ReplyStatus::missing}));
+  }
+}
+
+bool RunStoreServer::has_all(const std::vector<std::string>& keys) const {
+  return std::ranges::all_of(keys, [this](const auto& key) { return values_.contains(key); });
+}
+
+StoreReply RunStoreServer::answer(const StoreRequest& request) {
+  const auto found = request.keys.empty() ? values_.end() : values_.find(request.keys.front());
+  const bool exists = found != values_.end();
+  switch (request.kind) {
+    case RequestKind::set:
+      values_[request.keys.front()] = request.value;
+      return {};
+    case RequestKind::compare_set:  // as c10d's: an absent key equals an empty `expected`
+      if (!exists && !request.expected.empty()) return {.value = request.expected};
+      if (exists && found->second != request.expected) return {.value = found->second};
+      values_[request.keys.front()] = request.value;
+      return {.value = request.value};
+    case RequestKind::get:
+      return exists ? StoreReply{.value = found->second} : StoreReply{.status = ReplyStatus::missing};
+    case RequestKind::add: {
+      const auto before = exists ? parse_number<std::int64_t>(found->second) : std::int64_t{0};
+      if (!before) return {.status = ReplyStatus::no_number};
+      const auto sum = *before + request.number;
+      values_[request.keys.front()] = std::to_string(sum);
+      return {.number = sum};
+    }
+    case RequestKind::remove:
+      return {.number = static_cast<std::int64_t>(values_.erase(request.keys.front()))};
+    case RequestKind::check:
+      return {.number = has_all(request.keys) ? 1 : 0};
+    case RequestKind::count:
+      return {.number = static_cast<std::int64_t>(values_.size())};
+    case RequestKind::wait:
+      break;
+  }
+  return {.status = ReplyStatus::missing};
+}
+
+}  // namespace lockstep::launch

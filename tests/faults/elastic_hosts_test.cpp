@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Ranks on two hosts are killed and replaced by the launchers of their hosts; the run ends with the bits of one without
+// kills. LOCKSTEP_HOST_ID makes two hosts of one. LOCKSTEP_FAULT_ROUNDS=50 for as many kills, LOCKSTEP_FAULT_SEED to see
+// the same order of kills again.
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/env.h"
+#include "support/launcher_process.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+constexpr int kHosts = 2;
+constexpr const char* kSteps = "300";
+
+LauncherProcess::Options on_host(int host, std::chrono::seconds watchdog) {
+  return {.env = {{"LOCKSTEP_HOST_ID", std::to_string(host)},
+                  {"GLOO_SOCKET_IFNAME", "lo"},
+                  {"LOCKSTEP_SECRET", "the secret of a test"},
+                  {"OMP_NUM_THREADS", "1"}},
+          .watchdog = watchdog};
+}
+
+class TrainingOnTwoHosts {
+ public:
+  explicit TrainingOnTwoHosts(const std::vector<std::string>& options, int ranks_of_host = 2,
+                              const std::string& mode = "", std::chrono::seconds watchdog = 120s)
+      : ranks_of_host_(ranks_of_host),
+        first_(words(0, options, mode), on_host(0, watchdog)),
+        second_(words(1, options, mode), on_host(1, watchdog)) {}
+
+  LauncherProcess& launcher(int host) { return host == 0 ? first_ : second_; }
+  std::string err() const { return "node 0:\n" + first_.err() + "node 1:\n" + second_.err(); }
+
+  // Until all ranks train.
+  void wait() {
+    for (int host = 0; host < kHosts; ++host) launcher(host).wait_for("pid ", ranks_of_host_);
+  }
+  // Until all ranks have made every step but the last one.
+  void wait_for_last_step() {
+    wait();
+    first_.wait_for("waits");
+  }
+
+  pid_t rank(int number) {
+    const int host = number / ranks_of_host_;
+    return launcher(host).rank_pid(number);
+  }
+
+  // Ranks, and what begins to be one.
+  std::vector<pid_t> processes() {
+    std::vector<pid_t> found;
+    for (int host = 0; host < kHosts; ++host) {
+      for (const pid_t pid : launcher(host).family()) {
+        std::string name;
+        std::getline(std::ifstream(fmt::format("/proc/{}/comm", pid)), name);
+        if (name == "elastic_rank") found.push_back(pid);
+      }
+    }
+    return found;
+  }
+
+  std::set<std::string> finish() {
+    std::ofstream(folder_.path() / "enough").flush();
+    std::set<std::string> digests;
+    for (int host = 0; host < kHosts; ++host) {
+      EXPECT_EQ(launcher(host).finish(), 0) << err();
+      for (const auto& line : lines_of(launcher(host).out())) {
+        const auto at = line.find("trained ");
+        if (at != std::string::npos) digests.insert(line.substr(at));
+      }
+      launcher(host).wait_for_no_family();
+    }
+    return digests;
+  }
+
+ private:
+  std::vector<std::string> words(int host, const std::vector<std::string>& options,
+                                 const std::string& mode) const {
+    std::vector<std::string> all{"run",
+                                 "--nnodes",
+                                 "2",
+                                 "--node-rank",
+                                 fmt::format("{}", host),
+                                 "--master-port",
+                                 port_,
+                                 "--nproc-per-node",
+                                 fmt::format("{}", ranks_of_host_)};
+    all.insert(all.end(), options.begin(), options.end());
+    for (const auto& word : {std::string("--"), std::string(ELASTIC_RANK_PROGRAM), std::string(kSteps),
+                             folder_.path().string(), mode})
+      all.push_back(word);
+    return all;
+  }
+
+  TempFolder folder_;
+  std::string port_ = free_port();
+  int ranks_of_host_;
+  LauncherProcess first_;
+  LauncherProcess second_;
+};
+
+std::vector<std::string> replace(int max_restarts, std::vector<std::string> more = {}) {
+  more.insert(more.end(), {"--on-loss", "replace", "--max-restarts", std::to_string(max_restarts)});
+  return more;
+}
+
+const std::set<std::string>& undisturbed(const std::string& mode = "") {
+  static std::map<std::string, std::set<std::string>> weights;
+  auto& found = weights[mode];
+  if (found.empty()) found = TrainingOnTwoHosts({}, 2, mode).finish();
+  return found;
+}
+
+void expect_survivors(TrainingOnTwoHosts& training) {
+  EXPECT_THAT(training.err(), HasSubstr("its replacement runs"));
+  EXPECT_THAT(training.err(), HasSubstr("all 4 ranks continued from commit "));
+  EXPECT_THAT(training.err(), Not(HasSubstr("stopping ")));
+}
+
+class LostOnTwoHosts : public ::testing::TestWithParam<std::vector<int>> {};
+
+TEST_P(LostOnTwoHosts, RanksAreReplacedAndTheBitsStay) {
+  ASSERT_THAT(undisturbed(), SizeIs(4));
+  TrainingOnTwoHosts training(replace(10));
+  training.wait_for_last_step();
+  for (const int victim : GetParam()) ::kill(training.rank(victim), SIGKILL);
+  EXPECT_EQ(training.finish(), undisturbed()) << training.err();
+  expect_survivors(training);
+  // Not from the first step, which would give the same weights.
+  EXPECT_THAT(training.launcher(0).out(), HasSubstr("of 0 at step 299"));
+  EXPECT_THAT(training.launcher(1).out(), HasSubstr("of 3 at step 299"));
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, LostOnTwoHosts,
+                         ::testing::Values(std::vector{3}, std::vector{0}, std::vector{1, 2},
+                                           std::vector{0, 1}, std::vector{0, 1, 2, 3}));
+
+// With shards, optimizer states and a loop that only one rank has.
+class LostInMode : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(LostInMode, RanksAreReplacedAndTheBitsStay) {
+  ASSERT_THAT(undisturbed(GetParam()), SizeIs(4));
+  TrainingOnTwoHosts training(replace(10), 2, GetParam());
+  training.wait_for_last_step();
+  for (const int victim : {0, 3}) ::kill(training.rank(victim), SIGKILL);
+  EXPECT_EQ(training.finish(), undisturbed(GetParam())) << training.err();
+  expect_survivors(training);
+}
+INSTANTIATE_TEST_SUITE_P(OnTwoHosts, LostInMode, ::testing::Values("zero", "fsdp", "trainer"));
+
+// Spares of both hosts.
+TEST(ElasticHosts, RanksAreKilledAtRandomMoments) {
+  ASSERT_THAT(undisturbed(), SizeIs(4));
+  const int kills = static_cast<int>(Env().get_int("LOCKSTEP_FAULT_ROUNDS").value_or(4));
+  const auto seed = Env().get_int("LOCKSTEP_FAULT_SEED").value_or(std::random_device()());
+  std::cout << "LOCKSTEP_FAULT_SEED=" << seed << std::endl;
+  std::mt19937 random(static_cast<unsigned>(seed));
+  TrainingOnTwoHosts training(replace(10000, {"--spares", "1"}), 2, "",
+                              std::chrono::seconds(120 + 5 * kills));
+  training.wait();
+  for (int i = 0; i < kills; ++i) {
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 700'000));
+    const auto alive = training.processes();
+    ASSERT_THAT(alive, Not(::testing::IsEmpty())) << training.err();
+    ::kill(alive[random() % alive.size()], SIGKILL);
+  }
+  EXPECT_EQ(training.finish(), undisturbed()) << training.err();
+  expect_survivors(training);
+}
+
+// Over gloo they could not form their group again.
+TEST(ElasticHosts, HostsOfOneRankAreHierarchical) {
+  TrainingOnTwoHosts calm(replace(1), 1);
+  const auto weights = calm.finish();
+  ASSERT_THAT(weights, SizeIs(2));
+  TrainingOnTwoHosts training(replace(1), 1);
+  training.wait_for_last_step();
+  ::kill(training.rank(0), SIGKILL);
+  EXPECT_EQ(training.finish(), weights) << training.err();
+  EXPECT_THAT(training.err(), HasSubstr("all 2 ranks continued from commit 299"));
+}
+
+// The restarts of both hosts count together.
+TEST(ElasticHosts, NoRestartIsLeft) {
+  TrainingOnTwoHosts training(replace(1));
+  training.wait_for_last_step();
+  ::kill(training.rank(3), SIGKILL);
+  training.launcher(0).wait_for("of 0 at step 299");
+  ::kill(training.rank(1), SIGKILL);
+  for (int host = 0; host < kHosts; ++host) {
+    EXPECT_EQ(training.launcher(host).finish(), 137) << training.err();
+    EXPECT_THAT(training.launcher(host).err(), HasSubstr("rank 1 failed first: it was killed by SIGKILL"));
+    training.launcher(host).wait_for_no_family();
+  }
+  EXPECT_THAT(training.launcher(1).err(), HasSubstr("its replacement runs (1 of 1 restarts)"));
+}
+
+// Node 0's launcher serves the store of the run, and node 1's replaces the ranks there.
+class LostLauncher : public ::testing::TestWithParam<int> {};
+
+TEST_P(LostLauncher, EndsTheRun) {
+  TrainingOnTwoHosts training(replace(1));
+  training.wait_for_last_step();
+  ::kill(training.rank(3), SIGKILL);  // which takes the only restart
+  training.launcher(0).wait_for("of 0 at step 299");
+  const int lost = GetParam();
+  training.launcher(lost).send(SIGKILL);
+  auto& other = training.launcher(1 - lost);
+  EXPECT_GT(other.finish(), 0) << training.err();
+  EXPECT_THAT(other.err(), lost == 0 ? HasSubstr("is lost (") : HasSubstr("was lost: its connection closed"));
+  for (int host = 0; host < kHosts; ++host) training.launcher(host).wait_for_no_family();
+}
+INSTANTIATE_TEST_SUITE_P(OfNode, LostLauncher, ::testing::Values(0, 1));
+
+TEST(ElasticHosts, AllLaunchersHaveOneWayToTreatLosses) {
+  const auto port = free_port();
+  const auto node = [&](int rank, std::vector<std::string> more) {
+    std::vector<std::string> words{"run",         "--nnodes",           "2",
+                                   "--node-rank", std::to_string(rank), "--master-port",
+                                   port,          "--max-restarts",     "1"};
+    words.insert(words.end(), more.begin(), more.end());
+    for (const char* word : {"--", "/bin/true"}) words.emplace_back(word);
+    return LauncherProcess(words, on_host(rank, 60s));
+  };
+  auto first = node(0, {});
+  auto second = node(1, {"--on-loss", "replace"});
+  EXPECT_NE(second.finish(), 0);
+  EXPECT_THAT(second.err(), HasSubstr("has --on-loss replace, but the node on"));
+  first.send(SIGTERM);
+  first.finish();
+}
+
+}  // namespace
+}  // namespace lockstep::testing
