@@ -117,19 +117,19 @@ class TrainingOnTwoHosts {
   LauncherProcess second_;
 };
 
-std::vector<std::string> replace(int max_restarts, std::vector<std::string> more = {}) {
+std::vector<std::string> with_replacements(int max_restarts, std::vector<std::string> more = {}) {
   more.insert(more.end(), {"--on-loss", "replace", "--max-restarts", std::to_string(max_restarts)});
   return more;
 }
 
-const std::set<std::string>& undisturbed(const std::string& mode = "") {
+const std::set<std::string>& calm_on_two_hosts(const std::string& mode = "") {
   static std::map<std::string, std::set<std::string>> weights;
   auto& found = weights[mode];
   if (found.empty()) found = TrainingOnTwoHosts({}, 2, mode).finish();
   return found;
 }
 
-void expect_survivors(TrainingOnTwoHosts& training) {
+void expect_all_continued(TrainingOnTwoHosts& training) {
   EXPECT_THAT(training.err(), HasSubstr("its replacement runs"));
   EXPECT_THAT(training.err(), HasSubstr("all 4 ranks continued from commit "));
   EXPECT_THAT(training.err(), Not(HasSubstr("stopping ")));
@@ -138,12 +138,12 @@ void expect_survivors(TrainingOnTwoHosts& training) {
 class LostOnTwoHosts : public ::testing::TestWithParam<std::vector<int>> {};
 
 TEST_P(LostOnTwoHosts, RanksAreReplacedAndTheBitsStay) {
-  ASSERT_THAT(undisturbed(), SizeIs(4));
-  TrainingOnTwoHosts training(replace(10));
+  ASSERT_THAT(calm_on_two_hosts(), SizeIs(4));
+  TrainingOnTwoHosts training(with_replacements(10));
   training.wait_for_last_step();
   for (const int victim : GetParam()) ::kill(training.rank(victim), SIGKILL);
-  EXPECT_EQ(training.finish(), undisturbed()) << training.err();
-  expect_survivors(training);
+  EXPECT_EQ(training.finish(), calm_on_two_hosts()) << training.err();
+  expect_all_continued(training);
   // Not from the first step, which would give the same weights.
   EXPECT_THAT(training.launcher(0).out(), HasSubstr("of 0 at step 299"));
   EXPECT_THAT(training.launcher(1).out(), HasSubstr("of 3 at step 299"));
@@ -156,23 +156,23 @@ INSTANTIATE_TEST_SUITE_P(Ranks, LostOnTwoHosts,
 class LostInMode : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(LostInMode, RanksAreReplacedAndTheBitsStay) {
-  ASSERT_THAT(undisturbed(GetParam()), SizeIs(4));
-  TrainingOnTwoHosts training(replace(10), 2, GetParam());
+  ASSERT_THAT(calm_on_two_hosts(GetParam()), SizeIs(4));
+  TrainingOnTwoHosts training(with_replacements(10), 2, GetParam());
   training.wait_for_last_step();
   for (const int victim : {0, 3}) ::kill(training.rank(victim), SIGKILL);
-  EXPECT_EQ(training.finish(), undisturbed(GetParam())) << training.err();
-  expect_survivors(training);
+  EXPECT_EQ(training.finish(), calm_on_two_hosts(GetParam())) << training.err();
+  expect_all_continued(training);
 }
 INSTANTIATE_TEST_SUITE_P(OnTwoHosts, LostInMode, ::testing::Values("zero", "fsdp", "trainer"));
 
 // Spares of both hosts.
 TEST(ElasticHosts, RanksAreKilledAtRandomMoments) {
-  ASSERT_THAT(undisturbed(), SizeIs(4));
+  ASSERT_THAT(calm_on_two_hosts(), SizeIs(4));
   const int kills = static_cast<int>(Env().get_int("LOCKSTEP_FAULT_ROUNDS").value_or(4));
   const auto seed = Env().get_int("LOCKSTEP_FAULT_SEED").value_or(std::random_device()());
   std::cout << "LOCKSTEP_FAULT_SEED=" << seed << std::endl;
   std::mt19937 random(static_cast<unsigned>(seed));
-  TrainingOnTwoHosts training(replace(10000, {"--spares", "1"}), 2, "",
+  TrainingOnTwoHosts training(with_replacements(10000, {"--spares", "1"}), 2, "",
                               std::chrono::seconds(120 + 5 * kills));
   training.wait();
   for (int i = 0; i < kills; ++i) {
@@ -181,16 +181,16 @@ TEST(ElasticHosts, RanksAreKilledAtRandomMoments) {
     ASSERT_THAT(alive, Not(::testing::IsEmpty())) << training.err();
     ::kill(alive[random() % alive.size()], SIGKILL);
   }
-  EXPECT_EQ(training.finish(), undisturbed()) << training.err();
-  expect_survivors(training);
+  EXPECT_EQ(training.finish(), calm_on_two_hosts()) << training.err();
+  expect_all_continued(training);
 }
 
 // Over gloo they could not form their group again.
 TEST(ElasticHosts, HostsOfOneRankAreHierarchical) {
-  TrainingOnTwoHosts calm(replace(1), 1);
+  TrainingOnTwoHosts calm(with_replacements(1), 1);
   const auto weights = calm.finish();
   ASSERT_THAT(weights, SizeIs(2));
-  TrainingOnTwoHosts training(replace(1), 1);
+  TrainingOnTwoHosts training(with_replacements(1), 1);
   training.wait_for_last_step();
   ::kill(training.rank(0), SIGKILL);
   EXPECT_EQ(training.finish(), weights) << training.err();
@@ -199,7 +199,7 @@ TEST(ElasticHosts, HostsOfOneRankAreHierarchical) {
 
 // The restarts of both hosts count together.
 TEST(ElasticHosts, NoRestartIsLeft) {
-  TrainingOnTwoHosts training(replace(1));
+  TrainingOnTwoHosts training(with_replacements(1));
   training.wait_for_last_step();
   ::kill(training.rank(3), SIGKILL);
   training.launcher(0).wait_for("of 0 at step 299");
@@ -216,7 +216,7 @@ TEST(ElasticHosts, NoRestartIsLeft) {
 class LostLauncher : public ::testing::TestWithParam<int> {};
 
 TEST_P(LostLauncher, EndsTheRun) {
-  TrainingOnTwoHosts training(replace(1));
+  TrainingOnTwoHosts training(with_replacements(1));
   training.wait_for_last_step();
   ::kill(training.rank(3), SIGKILL);  // which takes the only restart
   training.launcher(0).wait_for("of 0 at step 299");
