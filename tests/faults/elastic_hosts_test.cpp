@@ -38,6 +38,16 @@ LauncherProcess::Options on_host(int host, std::chrono::seconds watchdog) {
           .watchdog = watchdog};
 }
 
+// What ranks say of their weights.
+std::set<std::string> weights_in(const LauncherProcess& launcher) {
+  std::set<std::string> digests;
+  for (const auto& line : lines_of(launcher.out())) {
+    const auto at = line.find("trained ");
+    if (at != std::string::npos) digests.insert(line.substr(at));
+  }
+  return digests;
+}
+
 class TrainingOnTwoHosts {
  public:
   explicit TrainingOnTwoHosts(const std::vector<std::string>& options, int ranks_of_host = 2,
@@ -82,10 +92,7 @@ class TrainingOnTwoHosts {
     std::set<std::string> digests;
     for (int host = 0; host < kHosts; ++host) {
       EXPECT_EQ(launcher(host).finish(), 0) << err();
-      for (const auto& line : lines_of(launcher(host).out())) {
-        const auto at = line.find("trained ");
-        if (at != std::string::npos) digests.insert(line.substr(at));
-      }
+      digests.merge(weights_in(launcher(host)));
       launcher(host).wait_for_no_family();
     }
     return digests;
@@ -183,6 +190,23 @@ TEST(ElasticHosts, RanksAreKilledAtRandomMoments) {
   }
   EXPECT_EQ(training.finish(), calm_on_two_hosts()) << training.err();
   expect_all_continued(training);
+}
+
+// The hosts have networks and names of their own.
+TEST(ElasticHosts, RanksAreReplacedOverACable) {
+  const TempFolder folder;
+  const auto script = fmt::format("exec {} {} {}", ELASTIC_RANK_PROGRAM, kSteps, folder.path().string());
+  LauncherProcess nodes({"run", "--on-loss", "restart", "--", "unshare", "-Urn", LOCKSTEP_TWO_NODES,
+                         LOCKSTEP_PROGRAM, script, "2", "5"},
+                        {.env = {{"PET_ON_LOSS", "replace"}, {"OMP_NUM_THREADS", "1"}}, .watchdog = 120s});
+  nodes.wait_for("pid ", 4);
+  nodes.wait_for("waits");
+  for (const int victim : {0, 3}) ::kill(nodes.rank_pid(victim), SIGKILL);
+  std::ofstream(folder.path() / "enough").flush();
+  EXPECT_EQ(nodes.finish(), 0) << nodes.err();
+  EXPECT_EQ(weights_in(nodes), calm_on_two_hosts()) << nodes.err();
+  EXPECT_THAT(nodes.err(), HasSubstr("all 4 ranks continued from commit 299"));
+  nodes.wait_for_no_family();
 }
 
 // Over gloo they could not form their group again.

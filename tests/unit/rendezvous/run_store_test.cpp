@@ -88,8 +88,9 @@ INSTANTIATE_TEST_SUITE_P(OnSeveralHosts, StoreOfRun, ::testing::Bool());
 
 TEST_P(StoreOfRun, AnswersAsHashStore) {
   const ServedStore served;
-  const auto ours = GetParam() ? c10::intrusive_ptr<c10d::Store>(served.connect())
-                               : c10::make_intrusive<RunStore>(new_memory());
+  const c10::intrusive_ptr<c10d::Store> of_host = c10::make_intrusive<RunStore>(new_memory());
+  const c10::intrusive_ptr<c10d::Store> of_several = served.connect();
+  const auto ours = GetParam() ? of_several : of_host;
   const auto theirs = c10::make_intrusive<c10d::HashStore>();
   std::mt19937 random(1);
   for (int i = 0; i < 2000; ++i) {
