@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'END'
-Usage: scripts/release.sh <version> [--rehearse] [--python <interpreter>]... [--tree <folder>] [--output <folder>]
+Usage: scripts/release.sh <version> [--rehearse] [--python <headers>]... [--tree <folder>] [--output <folder>]
        scripts/release.sh --use <bookworm|trixie> <folder of a release> [--sources]
        scripts/release.sh --compare <folder of a release> <folder of a release>
 
@@ -16,7 +16,8 @@ notes and SHA256SUMS. It builds in build/release-tree. Refuses a tree with chang
 scripts/release/version.py set <version> makes all files state it. docs/releasing.md is about releases.
 
   --rehearse         accepts a version that the changelog calls unreleased
-  --python <interpreter>  the wheel also serves this CPython, whose headers have to be there. It always serves that of .venv
+  --python <headers>  the wheel also serves the CPython whose Python.h is in this folder, besides that of .venv.
+                     scripts/release/python_headers.sh fetches such folders
   --tree <folder>    updates and packs this build tree, instead of build/release-tree. It needs
                      LOCKSTEP_BUILD_PYTHON and static libraries. Its programs name folders of this machine, so the files
                      differ from those of another machine
@@ -48,7 +49,7 @@ configure_tree() {
   cmake --preset release -B "$tree" "-DTorch_DIR=$torch/share/cmake/Torch" -DLOCKSTEP_BUILD_TESTS=OFF \
     -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_EXAMPLES=OFF -DLOCKSTEP_BUILD_GPU_CHECKS=OFF -DLOCKSTEP_BUILD_PYTHON=ON -DLOCKSTEP_WITH_CUDA=OFF \
     -DLOCKSTEP_WITH_MPI=OFF -DLOCKSTEP_WITH_LIBDW=ON -DLOCKSTEP_WITH_NCURSES=ON -DLOCKSTEP_WITH_MICROHTTPD=ON \
-    -DLOCKSTEP_CCACHE=OFF -DCMAKE_SKIP_RPATH=ON "-DLOCKSTEP_FURTHER_PYTHONS=$(IFS=';' && echo "${pythons[*]}")" \
+    -DLOCKSTEP_CCACHE=OFF -DCMAKE_SKIP_RPATH=ON "-DLOCKSTEP_PYTHON_HEADERS=$(IFS=';' && echo "${pythons[*]}")" \
     "-DCMAKE_CXX_FLAGS=\"-ffile-prefix-map=$root=.\" \"-ffile-prefix-map=$torch=torch\""
 }
 
@@ -67,9 +68,9 @@ while (($#)); do
   case $1 in
     --rehearse) rehearse=(--rehearse) ;;
     --python)
-      (($# > 1)) || fail "--python needs an interpreter"
-      pythons+=("$(command -v "$2")") || fail "--python: $2 is no program"
-      shift
+      (($# > 1)) || fail "--python needs a folder"
+      [[ -f $(cd "$caller_dir" && realpath -m "$2")/Python.h ]] || fail "--python: $2 has no Python.h; name a folder of headers, such as /usr/include/python3.13"
+      pythons+=("$(cd "$caller_dir" && realpath "$2")") && shift
       ;;
     --tree)
       (($# > 1)) || fail "--tree needs a folder"
@@ -84,7 +85,7 @@ while (($#)); do
   esac
   shift
 done
-[[ -z $tree || ${#pythons[@]} == 0 ]] || fail "--python is for a tree of this script's own: configure $tree with -DLOCKSTEP_FURTHER_PYTHONS"
+[[ -z $tree || ${#pythons[@]} == 0 ]] || fail "--python is for a tree of this script's own: configure $tree with -DLOCKSTEP_PYTHON_HEADERS"
 output=${output:-$root/build/release-$version}
 [[ ! -e $output ]] || fail "$output exists: remove it, or name another folder with --output"
 command -v git >/dev/null || fail "git is missing: apt-get install git"
