@@ -95,7 +95,7 @@ use_packages() {
   other=$(other_torch)
   expect "has no torch" env -u VIRTUAL_ENV /usr/bin/lockstep-bench --help
   export VIRTUAL_ENV=$venv
-  /usr/bin/lockstep bench --nproc 2 all_reduce
+  /usr/bin/lockstep bench --nproc 2 --sizes 64K all-reduce
   /usr/bin/lockstep plan --help >/dev/null
   /usr/bin/lockstep ckpt --help >/dev/null
   /usr/bin/lockstep doctor | tee "$work/doctor" || [[ ${PIPESTATUS[0]} == 1 ]]
