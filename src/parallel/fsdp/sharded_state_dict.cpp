@@ -20,6 +20,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
 #include "fsdp/flat_optimizer_state.h"
 #include "optim/optimizer_states.h"
 #include "optim/unaveraged.h"
@@ -32,12 +33,13 @@ namespace {
 at::Tensor gather_parts(const at::Tensor& part, const modules::Cut& cut, std::int64_t size) {
   auto sizes = part.sizes().vec();
   sizes[static_cast<std::size_t>(cut.dim)] = cut.chunk;
-  const auto padded = at::zeros(sizes, part.options().requires_grad(false));
+  const auto device = comm::device_that_carries(cut.ranks, part.device());
+  const auto padded = at::zeros(sizes, part.options().requires_grad(false).device(device));
   padded.narrow(cut.dim, 0, part.size(cut.dim)).copy_(part);
   sizes.insert(sizes.begin(), cut.ranks.size());
   const auto all = at::empty(sizes, padded.options());
   cut.ranks.all_gather_into_tensor(all, padded);
-  return at::cat(all.unbind(0), cut.dim).narrow(cut.dim, 0, size).contiguous();
+  return at::cat(all.unbind(0), cut.dim).narrow(cut.dim, 0, size).contiguous().to(part.device());
 }
 
 at::Tensor gather_whole(at::Tensor part, const ParameterEntry& entry) {
