@@ -33,7 +33,7 @@ another) line by line, and all that the programs wrote to the .log beside it. Ex
   --pack      on a machine that can install packages: puts what the build needs of them (headers) into .gpu-packages,
               for a machine that cannot. It is used there when it lies in the tree
   --rehearse  on a machine without a GPU: all of it in a minimal Debian 13 without network, with PyPI's torch 2.11.0, what
-              --pack has packed, and a simulated GPU. Needs root; --keep keeps the root (6 GB)
+              --pack has packed, and one and two simulated GPUs. Needs root; --keep keeps the root (6 GB)
 
 LOCKSTEP_BUILD_JOBS compiles that many files at a time; otherwise cores and free memory decide.
 END2
@@ -101,8 +101,11 @@ rehearse() {
   inside() { bash scripts/fresh.sh --enter "$rehearsal" --no-network "${enter[@]}" "$@"; }
   local status=0
   inside scripts/gpu_check.sh --parts build --stretch 20 --limit 6000 || status=1
-  inside bash -c "scripts/gpu_check.sh --compile simulated_gpu && tests/gpu/simulated/run.sh build/gpu 1 \
-    scripts/gpu_check.sh --parts devices nccl parity shared graphs loader parallel figures --small --steps 3 --stretch 20" || status=1
+  inside scripts/gpu_check.sh --compile simulated_gpu mixed_jobs || status=1
+  inside tests/gpu/simulated/run.sh build/gpu 1 \
+    scripts/gpu_check.sh --parts devices nccl parity shared graphs loader parallel figures --small --steps 3 --stretch 20 || status=1
+  inside tests/gpu/simulated/run.sh build/gpu 2 scripts/gpu_check.sh --parts two_gpus --small --steps 3 --stretch 20 || status=1
+  mkdir -p build
   cp "$rehearsal"/root/lockstep/build/gpu_report.{md,log} build/
   say "The report is build/gpu_report.md"
   return "$status"

@@ -158,6 +158,9 @@ void replace(const ProcessGroup& former, const ProcessGroup& formed);
 
 // A device for small tensors of Lockstep's own: the CPU if the group's backend supports it.
 c10::Device device_for_objects(const ProcessGroup& group);
+// The device on which the group carries a tensor of `device`: this one, or that of the group's backend, as for a tensor of the CPU
+// over nccl.
+c10::Device device_that_carries(const ProcessGroup& group, c10::Device device);
 
 // Whether other ranks of the group may run PyTorch's torch.distributed (InitOptions::with_python).
 inline bool has_python_ranks(const ProcessGroup& group) { return state_of(group).info().with_python; }

@@ -213,4 +213,9 @@ ObjectWork<std::string> ProcessGroup::scatter_object_async(const Strings& object
 
 c10::Device comm::device_for_objects(const ProcessGroup& group) { return object_device(state_of(group)); }
 
+c10::Device comm::device_that_carries(const ProcessGroup& group, c10::Device device) {
+  const auto& devices = state_of(group).info().traits.devices;
+  return devices.empty() || devices.contains(device.type()) ? device : device_for_objects(group);
+}
+
 }  // namespace lockstep

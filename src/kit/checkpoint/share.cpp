@@ -140,7 +140,10 @@ Value share_value(const Group& group, const Value& value, at::Device device) {
   std::vector<at::Tensor> places;
   on_every(group, [&] { places = places_for(pickled.storages, *shared_sizes.get_if<List>(), first); });
   for (const auto& place : places) {
-    if (place.numel() > 0) group->broadcast(place, 0);
+    if (place.numel() == 0) continue;
+    const auto carried = place.to(comm::device_that_carries(*group, place.device()));
+    group->broadcast(carried, 0);
+    if (!first && !carried.is_same(place)) place.copy_(carried);
   }
   auto result = value;
   on_every(group, [&] {

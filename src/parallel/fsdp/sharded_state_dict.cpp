@@ -12,6 +12,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/state_dict.h>
@@ -19,6 +20,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
 #include "fsdp/flat_optimizer_state.h"
 #include "optim/optimizer_states.h"
 #include "optim/unaveraged.h"
@@ -31,12 +33,13 @@ namespace {
 at::Tensor gather_parts(const at::Tensor& part, const modules::Cut& cut, std::int64_t size) {
   auto sizes = part.sizes().vec();
   sizes[static_cast<std::size_t>(cut.dim)] = cut.chunk;
-  const auto padded = at::zeros(sizes, part.options().requires_grad(false));
+  const auto device = comm::device_that_carries(cut.ranks, part.device());
+  const auto padded = at::zeros(sizes, part.options().requires_grad(false).device(device));
   padded.narrow(cut.dim, 0, part.size(cut.dim)).copy_(part);
   sizes.insert(sizes.begin(), cut.ranks.size());
   const auto all = at::empty(sizes, padded.options());
   cut.ranks.all_gather_into_tensor(all, padded);
-  return at::cat(all.unbind(0), cut.dim).narrow(cut.dim, 0, size).contiguous();
+  return at::cat(all.unbind(0), cut.dim).narrow(cut.dim, 0, size).contiguous().to(part.device());
 }
 
 at::Tensor gather_whole(at::Tensor part, const ParameterEntry& entry) {
@@ -179,6 +182,22 @@ List missing_names(const StateEntries& entries, const std::vector<ParameterEntry
   return missing;
 }
 
+// {missing_names(), unexpected_names()}. Throws CheckpointError, with `strict` for the second, too.
+Value differences_of(const StateEntries& entries, const Dict& dict, const StateDictOptions& options) {
+  const auto wanted = parameters_and_buffers(entries);
+  auto missing = missing_names(entries, wanted, dict, options.strict, options.broadcast_from_rank0);
+  auto unexpected = unexpected_names(entries, wanted, dict);
+  if (options.strict && !unexpected.items.empty()) {
+    std::vector<std::string> names;
+    for (const auto& name : unexpected.items) names.push_back(name.as_string());
+    throw_error<CheckpointError>(
+        "the state dict has entries that the module does not have: \"{}\"; set_model_state_dict() leaves them out with "
+        "{{.strict = false}}",
+        fmt::join(names, "\", \""));
+  }
+  return List{std::move(missing), std::move(unexpected)};
+}
+
 const ParameterEntry& entry_of(const StateEntries& entries, const at::Tensor& parameter) {
   for (const auto& entry : entries.parameters) {
     if (entry.part.is_same(parameter)) return entry;
@@ -275,12 +294,7 @@ Dict model_state_dict(const StateEntries& entries, const StateDictOptions& optio
 LoadReport load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
                                  const StateDictOptions& options) {
   const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
-  auto wanted = parameters_and_buffers(entries);
-  const auto compare = [&]() -> Value {
-    return List{
-        missing_names(entries, wanted, model_state_dict, options.strict, options.broadcast_from_rank0),
-        unexpected_names(entries, wanted, model_state_dict)};
-  };
+  const auto compare = [&] { return differences_of(entries, model_state_dict, options); };
   Value differences;
   if (options.broadcast_from_rank0) {
     refuse_experts(entries, "set_model_state_dict(): broadcast_from_rank0");
@@ -292,6 +306,7 @@ LoadReport load_model_state_dict(const StateEntries& entries, const Dict& model_
   LoadReport report;
   report.missing_keys = differences[0];
   report.unexpected_keys = differences[1];
+  auto wanted = parameters_and_buffers(entries);
   for (const auto& name : report.missing_keys)
     std::erase_if(wanted, [&](const auto& entry) { return entry.name == name; });
   const c10::NoGradGuard no_gradients;

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "special_kernels.h"
 
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <tuple>
+
 #include <ATen/DeviceGuard.h>
 #include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/record_function.h>
 #include <c10/cuda/CUDAException.h>
@@ -47,6 +53,59 @@ std::int64_t choose_math(const at::Tensor&, const at::Tensor&, const at::Tensor&
   return 0;
 }
 
+// What flash attention computes, by operators that the device has. Each head of keys serves as many heads of queries.
+struct Attention {
+  at::Tensor query, key, value;  // float, scaled queries, equal heads
+  double scale;
+  at::Tensor scores{};
+};
+
+Attention attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double dropout,
+                    bool is_causal, std::optional<double> scale) {
+  TORCH_CHECK(dropout == 0, "simulated GPU: flash attention with dropout is not simulated");
+  const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
+  const auto queries_of_key = query.size(1) / key.size(1);
+  Attention made{.query = query.to(at::kFloat) * factor,
+                 .key = key.to(at::kFloat).repeat_interleave(queries_of_key, 1),
+                 .value = value.to(at::kFloat).repeat_interleave(queries_of_key, 1),
+                 .scale = factor};
+  made.scores = made.query.matmul(made.key.transpose(-2, -1));
+  if (is_causal) {
+    const auto hidden = at::ones({query.size(2), key.size(2)}, query.options().dtype(at::kBool)).triu(1);
+    made.scores = made.scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  }
+  return made;
+}
+
+using FlashResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt, at::Tensor,
+                               at::Tensor, at::Tensor>;
+
+FlashResult flash_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            double dropout, bool is_causal, bool, std::optional<double> scale) {
+  const auto made = attention(query, key, value, dropout, is_causal, scale);
+  const auto log_sum = made.scores.logsumexp(-1);
+  const auto output = (made.scores - log_sum.unsqueeze(-1)).exp().matmul(made.value);
+  const auto nothing = at::empty({0}, query.options().dtype(at::kLong));
+  return {output.to(query.scalar_type()), log_sum, {}, {}, query.size(2), key.size(2), nothing, nothing, {}};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
+    const at::Tensor& gradient, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& output, const at::Tensor& log_sum, const at::Tensor&, const at::Tensor&,
+    c10::SymInt, c10::SymInt, double dropout, bool is_causal, const at::Tensor&, const at::Tensor&,
+    std::optional<double> scale) {
+  const auto made = attention(query, key, value, dropout, is_causal, scale);
+  const auto weights = (made.scores - log_sum.unsqueeze(-1)).exp();
+  const auto of_output = gradient.to(at::kFloat);
+  const auto own = (of_output * output.to(at::kFloat)).sum(-1, true);
+  const auto of_scores = weights * (of_output.matmul(made.value.transpose(-2, -1)) - own);
+  const auto by_key = [&](const at::Tensor& of_queries) {
+    return of_queries.unflatten(1, {key.size(1), query.size(1) / key.size(1)}).sum(2).to(key.scalar_type());
+  };
+  return {(of_scores.matmul(made.key) * made.scale).to(query.scalar_type()),
+          by_key(of_scores.transpose(-2, -1).matmul(made.query)), by_key(weights.transpose(-2, -1).matmul(of_output))};
+}
+
 // Sparse tensors: what gradients of an embedding need.
 at::Tensor coalesce(const at::Tensor& self) {
   const auto made =
@@ -68,6 +127,8 @@ void add_special_kernels() {
   static torch::Library dense(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   dense.impl("aten::copy_", copy_);
   dense.impl("aten::_fused_sdp_choice", choose_math);
+  dense.impl("aten::_scaled_dot_product_flash_attention", flash_attention);
+  dense.impl("aten::_scaled_dot_product_flash_attention_backward", flash_attention_backward);
   static torch::Library sparse(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA, __FILE__,
                                __LINE__);
   sparse.impl("aten::_coalesce", coalesce);

@@ -5,7 +5,7 @@
 
 namespace lockstep::simulated {
 
-// Those that are no operator of the CPU on the device's memory: copies, sparse gradients, the choice of
+// Those that are no operator of the CPU on the device's memory: copies, sparse gradients, flash attention, the choice of
 // attention.
 void add_special_kernels();
 

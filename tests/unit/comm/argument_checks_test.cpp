@@ -10,6 +10,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 
+#include "comm/group_state.h"
+
 namespace lockstep {
 namespace {
 
@@ -52,6 +54,14 @@ TEST_F(ArgumentChecks, Tensors) {
       "not contiguous");
   expect_refused([&] { group.broadcast(torch::ones({1}).expand({3}), 0); }, "holes or overlaps");
   expect_refused([&] { group.all_reduce(torch::ones({2}, at::kComplexFloat).conj()); }, "lazy conjugate");
+}
+
+// As over nccl alone, where a tensor of the CPU has to go through the GPU.
+TEST_F(ArgumentChecks, TheDeviceThatCarriesATensor) {
+  const ProcessGroup elsewhere{backend, {.name = "elsewhere", .traits = {.devices = {c10::DeviceType::Meta}}}};
+  EXPECT_EQ(comm::device_that_carries(elsewhere, at::kCPU), at::kMeta);
+  EXPECT_EQ(comm::device_that_carries(elsewhere, at::kMeta), at::kMeta);
+  EXPECT_EQ(comm::device_that_carries(group, at::kCPU), at::kCPU);
 }
 
 TEST_F(ArgumentChecks, Ranks) {
