@@ -8,6 +8,8 @@ option(LOCKSTEP_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUILD_BENCHMARKS "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUILD_GPU_CHECKS "Build the programs of scripts/gpu_check.sh, where LibTorch has CUDA" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUILD_PYTHON "Build the Python package lockstep_torch (needs the torch wheel and Python's headers)" OFF)
+set(LOCKSTEP_PYTHON_HEADERS "" CACHE STRING
+  "Folders with the headers (Python.h) of other CPythons, separated by semicolons; the Python package gets a module for each of them, too")
 option(LOCKSTEP_INSTALL "Make install rules" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_WITH_GLOO "Build the Gloo backend (needs gloo headers and a LibTorch with Gloo)" ON)
 set(LOCKSTEP_WITH_MPI AUTO CACHE STRING "Build the MPI backend: ON, OFF, or AUTO (where MPI is found)")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Makes the wheel of a build tree: pack_wheel.py <build folder> <output folder>
 
-Compiles nothing. Name and metadata are those of pyproject.toml, but its extra `torch` is the torch of this interpreter, with
-which the tree is built. auditwheel decides about the tag; it refuses a tree with the nccl backend (-DLOCKSTEP_WITH_CUDA=OFF).
+Compiles nothing. One wheel serves all CPythons for which the tree has a module. Name and metadata are those of pyproject.toml,
+but its extra `torch` is the torch of this interpreter, with which the tree is built. auditwheel decides about the tag; it
+refuses a tree with the nccl backend (-DLOCKSTEP_WITH_CUDA=OFF).
 """
 
 import os
@@ -24,8 +25,6 @@ SOURCE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(SOURCE / "scripts/release"))
 import third_party  # noqa: E402
 
-# auditwheel finds the oldest glibc and C++ library that have what the programs need.
-TAG = "cp{0}{1}-cp{0}{1}-linux_x86_64".format(*sys.version_info[:2])
 # libtorch's libraries are the torch wheel's.
 TORCH = ["libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"]
 
@@ -48,11 +47,18 @@ def install(build, stage):
                         ignore=shutil.ignore_patterns("__pycache__"))
 
 
+def pythons(stage):
+    """The tags of the CPythons for which it has a module, in the order of their versions: ["cp311", "cp313"]."""
+    names = [file.name for file in (stage / "lockstep_torch").glob("_C.*.so")]
+    return [f"cp{number}" for number in sorted({int(re.match(r"_C\.cpython-(\d+)-", name)[1]) for name in names})]
+
+
 def write_metadata(stage):
     os.chdir(SOURCE)
     info = stage / scikit_build_core.build.prepare_metadata_for_build_wheel(str(stage))
     lines = (info / "WHEEL").read_text().strip().splitlines()
-    lines = [line for line in lines if not line.startswith("Tag:")] + [f"Tag: {TAG}"]
+    tags = pythons(stage)
+    lines = [line for line in lines if not line.startswith("Tag:")] + [f"Tag: {python}-{abi}-linux_x86_64" for python in tags for abi in tags]
     (info / "WHEEL").write_text("\n".join(lines) + "\n")
     text, found = re.subn(r"(?m)^(Requires-Dist: torch==)[\d.]+(?=;)", rf"\g<1>{metadata.version('torch').split('+')[0]}",
                           (info / "METADATA").read_text())
@@ -76,8 +82,8 @@ def add_licenses(build, stage, info):
 
 def pack(stage, info, folder):
     """A wheel without compression, for auditwheel, which compresses its own."""
-    name = info.name.removesuffix(".dist-info")
-    wheel = Path(folder) / f"{name}-{TAG}.whl"
+    name, tags = info.name.removesuffix(".dist-info"), ".".join(pythons(stage))
+    wheel = Path(folder) / f"{name}-{tags}-{tags}-linux_x86_64.whl"  # auditwheel finds the oldest glibc and C++ library that will do
     for path in stage.rglob("*"):  # whatever the umask of the machine
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

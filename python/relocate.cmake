@@ -11,8 +11,10 @@ endforeach()
 foreach(file IN LISTS bundled)
   execute_process(COMMAND "${patchelf}" --set-rpath "\$ORIGIN" "${file}" COMMAND_ERROR_IS_FATAL ANY)
 endforeach()
-execute_process(COMMAND "${patchelf}" --set-rpath "\$ORIGIN/lib/bundled:\$ORIGIN/../torch/lib" "${prefix}/_C.so"
-  COMMAND_ERROR_IS_FATAL ANY)
+file(GLOB modules "${prefix}/_C.*.so")
+foreach(file IN LISTS modules)
+  execute_process(COMMAND "${patchelf}" --set-rpath "\$ORIGIN/lib/bundled:\$ORIGIN/../torch/lib" "${file}" COMMAND_ERROR_IS_FATAL ANY)
+endforeach()
 # The targets that Lockstep's link, which LockstepBundled.cmake defines.
 foreach(component distributed kit)
   set(exported "${prefix}/lib/cmake/Lockstep/Lockstep_${component}.cmake")

@@ -41,7 +41,7 @@ configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.
 install(FILES "${PROJECT_BINARY_DIR}/python/LockstepBundled.cmake" "${PROJECT_BINARY_DIR}/python/LockstepConfig.cmake"
   DESTINATION "${package_dir}" ${component})
 
-install(TARGETS lockstep_python LIBRARY DESTINATION . ${component})
+install(TARGETS ${modules} LIBRARY DESTINATION . ${component})
 install(FILES "${package}/_build.py" DESTINATION . ${component})
 install(CODE "
   set(patchelf \"${LOCKSTEP_PATCHELF}\")

@@ -103,6 +103,7 @@ rehearse() {
   inside scripts/gpu_check.sh --parts build --stretch 20 --limit 6000 || status=1
   inside bash -c "scripts/gpu_check.sh --compile simulated_gpu && tests/gpu/simulated/run.sh build/gpu 1 \
     scripts/gpu_check.sh --parts devices nccl parity shared graphs loader parallel figures --small --steps 3 --stretch 20" || status=1
+  mkdir -p build
   cp "$rehearsal"/root/lockstep/build/gpu_report.{md,log} build/
   say "The report is build/gpu_report.md"
   return "$status"

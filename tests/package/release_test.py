@@ -11,8 +11,9 @@ import unittest
 from pathlib import Path
 
 SOURCE = Path(sys.argv[1]).resolve()
-sys.path.insert(0, str(SOURCE / "scripts/release"))
+sys.path[:0] = [str(SOURCE / "scripts/release"), str(SOURCE / "python")]
 import deb  # noqa: E402
+import pack_wheel  # noqa: E402
 import sbom  # noqa: E402
 import third_party  # noqa: E402
 import version as versions  # noqa: E402
@@ -117,12 +118,21 @@ class Script(Folder):
         self.assertIn("--tree needs a folder", self.run_script("", "0.1.0", "--tree"))
         self.assertIn("is no build tree", self.run_script("", "0.1.0", "--tree", "/nowhere"))
         self.assertIn("--output needs a folder", self.run_script("", "0.1.0", "--output"))
+        self.assertIn("--python needs a folder", self.run_script("", "0.1.0", "--python"))
+        self.assertIn("--python: /nowhere has no Python.h", self.run_script("", "0.1.0", "--python", "/nowhere"))
         self.assertIn("must be three numbers", self.run_script("", "v0.1"))
         text = self.run_script("", "77.0.0")
         self.assertIn("this tree is not 77.0.0:\n  include/lockstep/version.h", text)
         self.assertIn("scripts/release/version.py set 77.0.0", text)
         (self.folder / "build/release-0.1.0").mkdir(parents=True)
         self.assertIn("exists: remove it", self.run_script("", "0.1.0"))
+
+
+class Wheels(Folder):
+    def test_pythons(self):
+        for number in (315, 311, 39):
+            self.write(f"lockstep_torch/_C.cpython-{number}-x86_64-linux-gnu.so", "")
+        self.assertEqual(pack_wheel.pythons(self.folder), ["cp39", "cp311", "cp315"])
 
 
 class Bill(Folder):

@@ -123,7 +123,7 @@ def check(work, packages, compiler):
     bin_folder, package, torch = work / "venv/bin", packages / "lockstep_torch", packages / "torch/lib"
     # A torch with CUDA has its libraries beside it.
     of_torch = [folder for lib in (torch, torch.resolve()) for folder in (lib, lib.parent.parent / "nvidia")]
-    for program in [package / "_C.so", *package.glob("bin/*"), *package.glob("lib/bundled/*")]:
+    for program in [*package.glob("_C.*.so"), *package.glob("bin/*"), *package.glob("lib/bundled/*")]:
         check_libraries(program, package, *of_torch)
     check_commands(bin_folder)
     check_metadata(bin_folder / "python")

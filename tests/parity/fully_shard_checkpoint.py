@@ -36,6 +36,19 @@ def columns(parameter):
     return Shard(-1) if parameter.dim() > 1 and parameter.size(-1) % torch.distributed.get_world_size() == 0 else None
 
 
+def refuse_unexpected_keys(net, model):
+    """The C++ test expects the same of Lockstep."""
+    longer = {**model, "extra": torch.ones(5)}
+    try:
+        set_model_state_dict(net, longer)
+    except RuntimeError as error:
+        assert 'Unexpected key(s) in state_dict: "extra"' in str(error), error
+    else:
+        raise AssertionError("an unexpected key was no error")
+    result = set_model_state_dict(net, longer, options=StateDictOptions(strict=False))
+    assert result.unexpected_keys == ["extra"], result
+
+
 def run_case(case):
     folder = case["folder"]
     net = OddNet()
@@ -48,6 +61,7 @@ def run_case(case):
              "flat": get_optimizer_state_dict(net, optimizer, options=FLAT)}
     dcp.load(state, checkpoint_id=f"{folder}/a")
     set_model_state_dict(net, state["model"])
+    refuse_unexpected_keys(net, state["model"])
     set_optimizer_state_dict(net, optimizer, state["optim"])
     from_nested = get_optimizer_state_dict(net, optimizer, options=FULL)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)

@@ -140,6 +140,18 @@ const Scenario load_it("fully_shard checkpoint: load", [] {
     short_one.set("norm.weight", torch::ones({5}));
     EXPECT_THAT(error_of<CheckpointError>([&] { set_model_state_dict(wrong.module, short_one); }),
                 StartsWith("norm.weight has the shape torch.Size([5]), but the module's is torch.Size([6])"));
+    auto long_one = expected.at("model").as_dict();
+    long_one.set("extra", torch::ones({5}));
+    for (const bool from_rank_0 : {false, true}) {
+      const auto model = from_rank_0 && context.rank() != 0 ? Dict() : long_one;
+      EXPECT_THAT(error_of<CheckpointError>([&] {
+                    set_model_state_dict(wrong.module, model, {.broadcast_from_rank0 = from_rank_0});
+                  }),
+                  HasSubstr("the state dict has entries that the module does not have: \"extra\""));
+      const auto report =
+          set_model_state_dict(wrong.module, model, {.strict = false, .broadcast_from_rank0 = from_rank_0});
+      EXPECT_THAT(report.unexpected_keys, ::testing::ElementsAre("extra"));
+    }
     short_one.erase("norm.weight");
     for (const bool from_rank_0 : {false, true}) {
       Sharded part(true);

@@ -29,6 +29,8 @@
 #include "launch/guard.h"
 #include "launch/launch.h"
 #include "lockstep_bench/options.h"
+#include "problem_report.h"
+#include "report_parts.h"
 #include "run_command.h"
 
 namespace lockstep::cli {
@@ -37,6 +39,7 @@ namespace {
 constexpr double kDefaultWatch = 2;
 constexpr double kShortestWatch = 0.1;
 constexpr double kLongestWatch = 24 * 3600;
+constexpr const char* kReportFile = "lockstep-report.txt";
 constexpr const char* kHomeAndClear = "\x1b[H\x1b[J";
 
 // Whether one of `signals`, which are blocked, came within `seconds`.
@@ -126,17 +129,33 @@ ConnectivityResult run_connectivity_test(const std::string& text) {
 struct DoctorOptions {
   bool json = false;
   std::string meeting{};  // from another doctor, which asks this host among others
+  std::string report{};   // the file; empty: none
+  std::string run{};      // in the report
   doctor::HostsOptions hosts{};
 };
 
+// Before the checks, which start ranks of their own.
+std::string run_for_report(const DoctorOptions& options) {
+  if (options.report.empty()) return {};
+  require_report_file(options.report);
+  return run_text(options.run);
+}
+
 int check_this_host(const DoctorOptions& options) {
+  const auto run = run_for_report(options);
   auto [peers, findings] = run_connectivity_test(options.meeting);
   const auto facts = doctor::read_facts(options.hosts.port);
   const auto own = doctor::check_all(facts, Env());
   findings.insert(findings.begin(), own.begin(), own.end());
   const auto report = doctor::make_report(facts, std::move(peers), std::move(findings));
-  std::cout << (options.json ? doctor::report_json(report).dump(2) + '\n' : doctor::report_text(report))
-            << std::flush;
+  if (!options.report.empty()) {
+    write_problem_report(options.report, facts, report.findings, run);
+    std::cout << fmt::format("{}: {}. Read the file before you publish it.\n", options.report,
+                             doctor::summary(report.findings));
+  } else {
+    std::cout << (options.json ? doctor::report_json(report).dump(2) + '\n' : doctor::report_text(report));
+  }
+  std::cout << std::flush;
   return doctor::count(report.findings, doctor::Severity::problem) == 0 ? 0 : 1;
 }
 
@@ -169,15 +188,26 @@ Command doctor_command(CLI::App& app) {
   const auto options = std::make_shared<DoctorOptions>();
   auto& [hosts, ssh, program, port] = options->hosts;
   auto& doctor = *app.add_subcommand("doctor", "Check this host, or several, before training");
-  doctor.add_flag("--json", options->json, "Print JSON");
+  auto* const json = doctor.add_flag("--json", options->json, "Print JSON");
   doctor.add_option("--port", port, "Check that this port is free, as for --master-port")->type_name("PORT");
-  doctor.add_option("--hosts", hosts, "Check these hosts, and the connections between them")
-      ->type_name("HOST,HOST,...")
-      ->delimiter(',');
+  auto* const on_hosts =
+      doctor.add_option("--hosts", hosts, "Check these hosts, and the connections between them")
+          ->type_name("HOST,HOST,...")
+          ->delimiter(',');
   doctor.add_option("--ssh", ssh, "Remote shell for --hosts (default: ssh without prompts)")
       ->type_name("COMMAND");
   doctor.add_option("--program", program, "Path of lockstep on the hosts (default: the path on this host)")
       ->type_name("PATH");
+  auto* const report =
+      doctor.add_option("--report", options->report,
+                        "Write a file for an issue about a hang, a crash or a wrong result: the checks, "
+                        "versions, and what the ranks of a run do");
+  report->type_name("FILE")->expected(0, 1)->default_str(kReportFile)->excludes(json)->excludes(on_hosts);
+  doctor
+      .add_option("--run", options->run,
+                  std::string(kRunHelp) + "; or a folder of recorder files, of a run that has ended")
+      ->type_name("RUN|DIR")
+      ->needs(report);
   doctor.add_option("--meeting", options->meeting)->group("");
   doctor.footer("The exit code is 0 without problems (warnings are allowed), else 1.");
   return {.app = &doctor, .run = [options](const auto& /*rest*/) { return run_doctor(*options); }};

@@ -11,6 +11,10 @@ namespace lockstep::cli {
 
 constexpr int kUsageError = 2;
 
+// What names a run.
+constexpr const char* kRunHelp =
+    "PID of a rank or of a process above it, such as its launcher, or the launcher's --run-id (default: the only run)";
+
 // The `lockstep` command with `arguments` (argv without argv[0]). Returns the exit code; errors are one line
 // on stderr. Exit code 2: wrong command line.
 int run(const std::vector<std::string>& arguments);
@@ -36,8 +40,8 @@ Command plan_command(CLI::App& app);
 // --watch, until Ctrl-C, SIGTERM (exit code 0) or the end of stdout's reader.
 Command devices_command(CLI::App& app);
 
-// `lockstep doctor [--json] [--port P] [--hosts a,b,... [--ssh COMMAND] [--program PATH]]`: checks this host
-// or several before training. Exit code 0 without problems, else 1.
+// `lockstep doctor [--json] [--port P] [--hosts a,b,... [--ssh COMMAND] [--program PATH]] [--report[=FILE] [--run RUN|DIR]]`:
+// checks this host or several before training, or writes a file for an issue. Exit code 0 without problems, else 1.
 Command doctor_command(CLI::App& app);
 
 // `lockstep recorder dump [RUN] [--out DIR]` and `lockstep recorder analyze [RUN|DIR] [--json]`: the last calls of the

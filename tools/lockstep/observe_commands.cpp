@@ -22,9 +22,6 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kRunHelp =
-    "PID of a rank or of a process above it, such as its launcher, or the launcher's --run-id (default: the only run)";
-
 constexpr const char* kHostsHelp =
     "Show the ranks of all hosts of a run on several hosts, through their launchers";
 

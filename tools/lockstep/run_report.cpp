@@ -4,11 +4,8 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <ctime>
 #include <fcntl.h>
-#include <fstream>
 #include <poll.h>
-#include <sys/utsname.h>
 #include <system_error>
 #include <unistd.h>
 
@@ -16,14 +13,13 @@
 
 #include <lockstep/base/exit_code.h>
 #include <lockstep/base/log.h>
-#include <lockstep/version.h>
 
 #include "base/host.h"
 #include "base/limits.h"
-#include "base/text.h"
 #include "base/throw_error.h"
 #include "observe/private_file.h"
 #include "observe/report/redaction.h"
+#include "report_parts.h"
 
 namespace lockstep::cli {
 namespace {
@@ -34,42 +30,9 @@ double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::string local_time(double seconds) {
-  const auto time = static_cast<std::time_t>(seconds);
-  std::tm parts{};
-  ::localtime_r(&time, &parts);
-  std::array<char, 64> text{};
-  (void)std::strftime(text.data(), text.size(), "%F %T %z", &parts);
-  return text.data();
-}
-
-std::string processor_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return {};
-}
-
 std::string capitalized(std::string text) {
   if (text.starts_with("rank ")) text.front() = 'R';
   return text;
-}
-
-std::vector<std::string> own_variables() {
-  std::vector<std::string> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
-  return variables;
-}
-
-void require_writable(const fs::path& file) {
-  const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  std::error_code ignored;
-  if (fs::is_directory(file, ignored) || !file.has_filename())
-    throw_error<ArgumentError>("--report {}: it is a folder; name a file", file.string());
-  if (::access(folder.c_str(), W_OK | X_OK) == 0) return;
-  throw_error<ArgumentError>("--report {}: the folder {} cannot be written: {}; use an existing folder",
-                             file.string(), folder.string(), errno_text(errno));
 }
 
 }  // namespace
@@ -87,7 +50,7 @@ RunReport::RunReport(fs::path file, std::vector<std::string> words)
       sampler_(::getpid()),
       began_(seconds_since_1970()),
       began_at_(steady_now()) {
-  require_writable(file_);
+  require_report_file(file_);
   // The supervisor waits for no reader: an entry for which there is no room is lost.
   auto pipe = make_pipe(O_NONBLOCK);
   if (!pipe.read) throw_error<LaunchError>("--report: pipe: {}", errno_text(errno));
@@ -202,19 +165,10 @@ std::string RunReport::outcome(int exit_code, double seconds) const {
 }
 
 observe::Facts RunReport::facts() const {
-  utsname system{};
-  (void)::uname(&system);
-  const auto memory = meminfo_bytes("/proc/meminfo", "MemTotal");
   std::error_code ignored;
-  observe::Facts facts{{"Lockstep", version()},
-                       {"LibTorch", sampler_.libtorch().empty() ? "not known" : sampler_.libtorch()},
-                       {"Host", host_name()},
-                       {"Kernel", fmt::format("{} {} {}", system.sysname, system.release, system.machine)},
-                       {"Processor", processor_model()},
-                       {"Usable cores", std::to_string(usable_cores())},
-                       {"Memory", memory ? bytes_text(*memory) : "not known"},
-                       {"Folder", fs::current_path(ignored).string()},
-                       {"Started", local_time(began_)}};
+  auto facts = report_facts(sampler_.libtorch());
+  facts.emplace_back("Folder", fs::current_path(ignored).string());
+  facts.emplace_back("Started", local_time(began_));
   std::erase_if(facts, [](const auto& fact) { return fact.second.empty(); });
   return facts;
 }

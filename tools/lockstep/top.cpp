@@ -64,10 +64,15 @@ Snapshot snapshot_of_hosts(const std::string& name) {
 
 }  // namespace
 
-int print_run(const std::string& name, bool json, bool hosts) {
-  std::setlocale(LC_CTYPE, "");
+Snapshot snapshot_of(const std::string& name, bool hosts) {
   auto now = hosts ? snapshot_of_hosts(name) : snapshot_here(name);
   now.verdict = observe::judge(now.run);
+  return now;
+}
+
+int print_run(const std::string& name, bool json, bool hosts) {
+  std::setlocale(LC_CTYPE, "");
+  const auto now = snapshot_of(name, hosts);
   if (json) {
     auto report = observe::to_json(now.run);
     report["verdict"] = observe::to_json(now.verdict);

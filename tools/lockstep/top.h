@@ -4,7 +4,12 @@
 #include <chrono>
 #include <string>
 
+#include "top_table.h"
+
 namespace lockstep::cli {
+
+// A run as `lockstep top` shows it, with `hosts` the ranks of all its hosts. Takes 0.2 s.
+Snapshot snapshot_of(const std::string& name, bool hosts);
 
 // `lockstep top --once`: a run as text or JSON, with `hosts` the ranks of all its hosts. Returns 1 if a rank keeps
 // others waiting, else 0.

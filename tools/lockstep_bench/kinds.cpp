@@ -40,7 +40,10 @@ const std::vector<Kind>& kinds() {
   return all;
 }
 
-const Kind& find_kind(const std::string& name) { return find_in(kinds(), "collective", name); }
+const Kind& find_kind(std::string name) {
+  std::ranges::replace(name, '_', '-');
+  return find_in(kinds(), "collective", name);
+}
 
 std::string kind_names() { return names_of(kinds()); }
 

@@ -19,8 +19,8 @@ struct Kind {
 };
 
 const std::vector<Kind>& kinds();
-// Throws ArgumentError, which lists all names, for an unknown name.
-const Kind& find_kind(const std::string& name);
+// By its name, or by that of PyTorch's function, such as "all_reduce". Throws ArgumentError, which lists all names, for an unknown one.
+const Kind& find_kind(std::string name);
 // "all-reduce, all-gather, ..."
 std::string kind_names();
 

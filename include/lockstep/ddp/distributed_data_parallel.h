@@ -276,7 +276,7 @@ class DistributedDataParallel
 
   /// forward(): `ddp(images)`.
   template <typename... Arguments>
-  auto operator()(Arguments&&... arguments) const {
+  auto operator()(Arguments&&... arguments) {
     return this->ptr()->forward(std::forward<Arguments>(arguments)...);
   }
   /// WrapperModule::parameters(), without the arrow of a module holder.
@@ -294,10 +294,9 @@ class DistributedDataParallel
   /// The wrapped module, without the arrow of a module holder.
   auto module() const { return this->ptr()->module(); }
   /// DistributedDataParallelModule::no_sync(), without the arrow of a module holder.
-  NoSync no_sync() const { return this->ptr()->no_sync(); }
+  NoSync no_sync() { return this->ptr()->no_sync(); }
   /// DistributedDataParallelModule::join(), without the arrow of a module holder.
-  Join join(const JoinOptions& options = {},
-            std::source_location where = std::source_location::current()) const {
+  Join join(const JoinOptions& options = {}, std::source_location where = std::source_location::current()) {
     return this->ptr()->join(options, where);
   }
   /// DistributedDataParallelModule::register_comm_hook(), without the arrow of a module holder.
@@ -356,30 +355,28 @@ std::vector<std::string> freeze_all_but(ModuleRef module, const std::vector<std:
 /// averaged gradients, and hence the norm, are equal on all ranks. Throws Error if the gradients are not
 /// averaged (the last backward was in no_sync()) and with optimizer_in_backward, which leaves no gradients.
 /// PyTorch: `torch.nn.utils.clip_grad_norm_`.
-double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
+double clip_grad_norm_(DistributedDataParallelModule& ddp, double max_norm,
                        const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());
 
 /// Clamps each element of the gradients to [-clip_value, clip_value], under the same rules. Throws
 /// ArgumentError if clip_value is negative or NaN, or if a gradient is complex. PyTorch:
 /// `torch.nn.utils.clip_grad_value_`.
-void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value,
+void clip_grad_value_(DistributedDataParallelModule& ddp, double clip_value,
                       std::source_location where = std::source_location::current());
 
-template <ModulePointer Pointer>
-  requires std::derived_from<std::remove_cvref_t<decltype(*std::declval<Pointer>())>,
-                             DistributedDataParallelModule>
-double clip_grad_norm_(const Pointer& ddp, double max_norm, const ClipGradNormOptions& options = {},
+template <typename Pointer>
+  requires std::convertible_to<decltype(*std::declval<Pointer&>()), DistributedDataParallelModule&>
+double clip_grad_norm_(Pointer&& ddp, double max_norm, const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current()) {
-  return clip_grad_norm_(static_cast<const DistributedDataParallelModule&>(*ddp), max_norm, options, where);
+  return clip_grad_norm_(static_cast<DistributedDataParallelModule&>(*ddp), max_norm, options, where);
 }
 
-template <ModulePointer Pointer>
-  requires std::derived_from<std::remove_cvref_t<decltype(*std::declval<Pointer>())>,
-                             DistributedDataParallelModule>
-void clip_grad_value_(const Pointer& ddp, double clip_value,
+template <typename Pointer>
+  requires std::convertible_to<decltype(*std::declval<Pointer&>()), DistributedDataParallelModule&>
+void clip_grad_value_(Pointer&& ddp, double clip_value,
                       std::source_location where = std::source_location::current()) {
-  clip_grad_value_(static_cast<const DistributedDataParallelModule&>(*ddp), clip_value, where);
+  clip_grad_value_(static_cast<DistributedDataParallelModule&>(*ddp), clip_value, where);
 }
 
 /// Clamps the gradients of a list of parameters: those that this rank has of parameters with parts on several

@@ -32,8 +32,8 @@ struct StateDictOptions {
   bool full_state_dict = false;
   /// Tensors on the CPU. With full_state_dict, only rank 0 has entries.
   bool cpu_offload = false;
-  /// For set_model_state_dict(): a parameter or buffer that the dict does not have is an error. False: it keeps its
-  /// values. An entry of another name is no error.
+  /// For set_model_state_dict(): a parameter or buffer that the dict does not have is an error, and so is an entry that
+  /// the module does not have. False: the former keeps its values, the latter is left out.
   bool strict = true;
   /// For set_model_state_dict() and set_optimizer_state_dict(): rank 0 has whole tensors, and other ranks'
   /// dicts are not read. Set by all ranks. They throw ArgumentError for experts on several ranks.
@@ -62,8 +62,8 @@ Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& opti
 /// Copies whole tensors, or ShardedTensors with this rank's parts, into the parameters and buffers. Tied ones
 /// may have any of their names. Returns the names that the dict lacks and those that the module does not have, in rank
 /// 0's dict with broadcast_from_rank0: `auto [missing, unexpected] = set_model_state_dict(net, d, {.strict = false});`.
-/// Throws CheckpointError, naming the entry, for a missing one (unless `{.strict = false}`), another shape or other
-/// parts. PyTorch: `set_model_state_dict`.
+/// Throws CheckpointError, naming the entry, for a missing or an unexpected one (unless `{.strict = false}`), another
+/// shape or other parts. With broadcast_from_rank0 all ranks throw it. PyTorch: `set_model_state_dict`.
 LoadReport set_model_state_dict(ModuleRef module, const Dict& model_state_dict,
                                 const StateDictOptions& options = {},
                                 std::source_location where = std::source_location::current());

@@ -15,6 +15,8 @@
 #include <lockstep/comm/backend.h>
 #include <lockstep/node/call_record.h>
 
+#include "observe/call_names.h"
+
 // Note [One call path]
 //
 // Every collective and message takes this path:
@@ -77,10 +79,7 @@ constexpr bool has_input_list(CallKind kind) {
 }
 
 // Whether tensors may differ in shape from rank to rank.
-constexpr bool is_uneven(CallKind kind) {
-  return kind == CallKind::all_gather || kind == CallKind::gather || kind == CallKind::all_to_all ||
-         kind == CallKind::all_to_all_single;
-}
+constexpr bool is_uneven(CallKind kind) { return observe::kUnevenCalls.at(static_cast<std::size_t>(kind)); }
 
 // The tensor whose dtype and shape describe the call; nullptr for a barrier.
 inline const at::Tensor* main_tensor(const Call& call) {

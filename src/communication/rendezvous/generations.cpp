@@ -78,9 +78,11 @@ Generations::Members Generations::meet(const std::string& handle, milliseconds t
     if (deadline.expired()) {
       throw_error<RendezvousError>(
           by, ErrorDetails{.ranks = absent},
-          "a rank was lost, and after {} ms rank{} {} (of the {} that were started) {} not come to form the group again: "
-          "{}a rank does not notice the loss because it makes no call, or is frozen",
-          timeout.count(), absent.size() == 1 ? "" : "s", fmt::join(absent, ", "), memory_->world_size(),
+          "a rank was lost, and after {} ms rank{} {}{} {} not come to form the group again: {}a rank does not notice the "
+          "loss because it makes no call, or is frozen",
+          timeout.count(), absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
+          // The group has fewer ranks by now, and others of these numbers.
+          memory_->can_shrink() ? fmt::format(" (of the {} that were started)", memory_->world_size()) : "",
           absent.size() == 1 ? "has" : "have",
           memory_->can_shrink() ? "" : "a replacement has not reached elastic::run(), or ");
     }

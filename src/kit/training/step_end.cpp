@@ -20,7 +20,7 @@ StepEnd agree(const StepEnd& own, const std::optional<ProcessGroup>& group) {
           .is_interrupted = sums[2] > 0};
 }
 
-double clip_gradients(torch::nn::Module& module, const DistributedDataParallelModule* ddp,
+double clip_gradients(torch::nn::Module& module, DistributedDataParallelModule* ddp,
                       const std::optional<FSDPModule>& sharded, double max_norm,
                       const ClipGradNormOptions& options) {
   if (sharded) return clip_grad_norm_(*sharded, max_norm, options);

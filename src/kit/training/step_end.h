@@ -21,7 +21,7 @@ struct StepEnd {
 StepEnd agree(const StepEnd& own, const std::optional<ProcessGroup>& group);
 
 // clip_grad_norm_() of `ddp`, if it is not nullptr, of `sharded`, if there is one, or of the module.
-double clip_gradients(torch::nn::Module& module, const DistributedDataParallelModule* ddp,
+double clip_gradients(torch::nn::Module& module, DistributedDataParallelModule* ddp,
                       const std::optional<FSDPModule>& sharded, double max_norm,
                       const ClipGradNormOptions& options);
 

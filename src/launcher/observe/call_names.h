@@ -26,6 +26,18 @@ inline constexpr std::array<std::string_view, 14> kCallNames{
     "barrier",
 };
 
+// Whether the tensors of a call may differ in shape from rank to rank.
+constexpr bool is_uneven(std::string_view name) {
+  return name == "all_gather" || name == "gather" || name == "all_to_all" || name == "all_to_all_single";
+}
+
+// is_uneven() in the order of CallKind.
+inline constexpr auto kUnevenCalls = [] {
+  std::array<bool, kCallNames.size()> uneven{};
+  for (std::size_t i = 0; i < uneven.size(); ++i) uneven[i] = is_uneven(kCallNames[i]);
+  return uneven;
+}();
+
 // In the order of ReduceOp.
 inline constexpr std::array<std::string_view, 8> kOpNames{"SUM", "AVG",  "PRODUCT", "MIN",
                                                           "MAX", "BAND", "BOR",     "BXOR"};

@@ -49,6 +49,14 @@ std::vector<int> numbers_in(const std::string& folder) {
   return numbers;
 }
 
+// The strings of a file in which each ends with a null byte.
+std::vector<std::string> strings_in(const std::string& path) {
+  std::vector<std::string> strings;
+  std::ifstream file(path);
+  for (std::string entry; std::getline(file, entry, '\0');) strings.push_back(entry);
+  return strings;
+}
+
 std::optional<uid_t> owner_of(int pid) {
   struct stat status {};
   return ::stat(folder_of(pid).c_str(), &status) == 0 ? std::optional(status.st_uid) : std::nullopt;
@@ -231,11 +239,13 @@ std::optional<std::string> open_file_of(int pid, const MappedMemory& memory) {
   return std::nullopt;
 }
 
+std::vector<std::string> variables_of(int pid) { return strings_in(folder_of(pid) + "/environ"); }
+
+std::vector<std::string> command_of(int pid) { return strings_in(folder_of(pid) + "/cmdline"); }
+
 std::string variable_of(int pid, const std::string& name) {
-  std::ifstream environment(folder_of(pid) + "/environ");
-  std::string entry;
-  while (std::getline(environment, entry, '\0')) {
-    if (entry.starts_with(name + "=")) return entry.substr(name.size() + 1);
+  for (const auto& variable : variables_of(pid)) {
+    if (variable.starts_with(name + "=")) return variable.substr(name.size() + 1);
   }
   return {};
 }

@@ -62,7 +62,11 @@ bool is_in_kernel_wait(int pid);
 // The memory in /proc/PID/fd of a process that holds it open, else nullopt.
 std::optional<std::string> open_file_of(int pid, const MappedMemory& memory);
 
-// A variable of the environment with which a process started; empty without one.
+// The environment with which a process started, NAME=VALUE, and its command line; empty if they cannot be read.
+std::vector<std::string> variables_of(int pid);
+std::vector<std::string> command_of(int pid);
+
+// One of these variables; empty without one.
 std::string variable_of(int pid, const std::string& name);
 
 // Why this process may not look into `pid`, in a sentence with the remedy; empty if nothing forbids it.

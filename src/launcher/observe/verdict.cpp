@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "observe/call_names.h"
 #include "observe/memory_growth.h"
 #include "observe/phrases.h"
 #include "observe/step_faults.h"
@@ -106,14 +107,9 @@ std::string state_text(const Run& run, const Rank& rank) {
   return fmt::format("{}; {}", phase_text(run, rank), last);
 }
 
-bool is_uneven(const Call& call) {
-  static constexpr std::array kUneven{"all_gather", "gather", "all_to_all", "all_to_all_single"};
-  return std::ranges::find(kUneven, call.name) != kUneven.end();
-}
-
 bool differ(const Call& one, const Call& other) {
   return one.name != other.name || one.dtype != other.dtype || one.op != other.op || one.peer != other.peer ||
-         (!is_uneven(one) && one.shape != other.shape);
+         (!is_uneven(one.name) && one.shape != other.shape);
 }
 
 // Why a rank keeps others waiting for so long. It is starved if it has waited for data most of this time.

@@ -301,7 +301,7 @@ std::vector<std::string> freeze_where(torch::nn::Module& module, const std::vect
 
 }  // namespace
 
-double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
+double clip_grad_norm_(DistributedDataParallelModule& ddp, double max_norm,
                        const ClipGradNormOptions& options, std::source_location where) {
   const CallerPlace place(where);
   refuse_parts(ddp);
@@ -311,8 +311,7 @@ double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm
   return modules::clip_gradients(gradients, max_norm, options);
 }
 
-void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value,
-                      std::source_location where) {
+void clip_grad_value_(DistributedDataParallelModule& ddp, double clip_value, std::source_location where) {
   const CallerPlace place(where);
   check_clip_value(clip_value);
   const c10::NoGradGuard no_grad;

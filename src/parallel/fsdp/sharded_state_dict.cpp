@@ -12,6 +12,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/state_dict.h>
@@ -178,6 +179,22 @@ List missing_names(const StateEntries& entries, const std::vector<ParameterEntry
   return missing;
 }
 
+// {missing_names(), unexpected_names()}. Throws CheckpointError, with `strict` for the second, too.
+Value differences_of(const StateEntries& entries, const Dict& dict, const StateDictOptions& options) {
+  const auto wanted = parameters_and_buffers(entries);
+  auto missing = missing_names(entries, wanted, dict, options.strict, options.broadcast_from_rank0);
+  auto unexpected = unexpected_names(entries, wanted, dict);
+  if (options.strict && !unexpected.items.empty()) {
+    std::vector<std::string> names;
+    for (const auto& name : unexpected.items) names.push_back(name.as_string());
+    throw_error<CheckpointError>(
+        "the state dict has entries that the module does not have: \"{}\"; set_model_state_dict() leaves them out with "
+        "{{.strict = false}}",
+        fmt::join(names, "\", \""));
+  }
+  return List{std::move(missing), std::move(unexpected)};
+}
+
 const ParameterEntry& entry_of(const StateEntries& entries, const at::Tensor& parameter) {
   for (const auto& entry : entries.parameters) {
     if (entry.part.is_same(parameter)) return entry;
@@ -274,12 +291,7 @@ Dict model_state_dict(const StateEntries& entries, const StateDictOptions& optio
 LoadReport load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
                                  const StateDictOptions& options) {
   const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
-  auto wanted = parameters_and_buffers(entries);
-  const auto compare = [&]() -> Value {
-    return List{
-        missing_names(entries, wanted, model_state_dict, options.strict, options.broadcast_from_rank0),
-        unexpected_names(entries, wanted, model_state_dict)};
-  };
+  const auto compare = [&] { return differences_of(entries, model_state_dict, options); };
   Value differences;
   if (options.broadcast_from_rank0) {
     refuse_experts(entries, "set_model_state_dict(): broadcast_from_rank0");
@@ -291,6 +303,7 @@ LoadReport load_model_state_dict(const StateEntries& entries, const Dict& model_
   LoadReport report;
   report.missing_keys = differences[0];
   report.unexpected_keys = differences[1];
+  auto wanted = parameters_and_buffers(entries);
   for (const auto& name : report.missing_keys)
     std::erase_if(wanted, [&](const auto& entry) { return entry.name == name; });
   const c10::NoGradGuard no_gradients;

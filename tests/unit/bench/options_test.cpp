@@ -53,6 +53,10 @@ TEST(BenchOptions, AreParsedFromTheCommandLine) {
   EXPECT_EQ(options.format, Format::csv);
 }
 
+TEST(BenchOptions, TakesTheNamesOfPyTorchsFunctions) {
+  EXPECT_THAT(parse({"all_reduce,reduce_scatter"}).collectives, ElementsAre("all-reduce", "reduce-scatter"));
+}
+
 TEST(BenchOptions, AllMeansEveryCollective) { EXPECT_EQ(parse({"all"}).collectives.size(), kinds().size()); }
 
 TEST(BenchOptions, NameUnknownValues) {

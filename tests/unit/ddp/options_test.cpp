@@ -70,5 +70,29 @@ TEST(DdpOptions, WithoutAGroupTheErrorSaysWhatToCall) {
               ThrowsMessage<ArgumentError>(HasSubstr("lockstep::init()")));
 }
 
+// What changes a setting, the module or its gradients is not for a const one.
+template <typename Ddp>
+concept TakesHooks = requires(Ddp& ddp) { ddp.register_comm_hook(allreduce_hook); };
+template <typename Ddp>
+concept TakesHooksWithState = requires(Ddp& ddp) { ddp.register_comm_hook(nullptr, allreduce_hook); };
+template <typename Ddp>
+concept Accumulates = requires(Ddp& ddp) { ddp.no_sync(); };
+template <typename Ddp>
+concept Joins = requires(Ddp& ddp) { ddp.join(); };
+template <typename Ddp>
+concept Runs = requires(Ddp& ddp) { ddp(torch::Tensor()); };
+template <typename Ddp>
+concept Clips = requires(Ddp& ddp) { clip_grad_norm_(ddp, 1.0); };
+template <typename Ddp>
+concept ClipsValues = requires(Ddp& ddp) { clip_grad_value_(ddp, 1.0); };
+template <typename Ddp>
+constexpr bool kAllChanges = TakesHooks<Ddp> && TakesHooksWithState<Ddp> && Accumulates<Ddp> && Joins<Ddp> &&
+                             Runs<Ddp> && Clips<Ddp> && ClipsValues<Ddp>;
+template <typename Ddp>
+constexpr bool kSomeChange = TakesHooks<Ddp> || TakesHooksWithState<Ddp> || Accumulates<Ddp> || Joins<Ddp> ||
+                             Runs<Ddp> || Clips<Ddp> || ClipsValues<Ddp>;
+using LinearDdp = DistributedDataParallel<torch::nn::Linear>;
+static_assert(kAllChanges<LinearDdp> && !kSomeChange<const LinearDdp>);
+
 }  // namespace
 }  // namespace lockstep

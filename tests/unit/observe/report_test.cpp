@@ -69,6 +69,12 @@ TEST(Redaction, HidesWhatLooksLikeASecret) {
   }
 }
 
+TEST(Redaction, PutsATildeForTheHomeFolder) {
+  EXPECT_EQ(without_home("A=/home/ann/x:/home/ann B=/home/anna/x", "/home/ann/"), "A=~/x:~ B=/home/anna/x");
+  EXPECT_EQ(without_home("/usr/lib", "/"), "/usr/lib");
+  EXPECT_EQ(without_home("/usr/lib", ""), "/usr/lib");
+}
+
 TEST(Redaction, ShowsOnlyVariablesOfItsList) {
   EXPECT_THAT(
       shown_variables({"OMP_NUM_THREADS=4", "HOME=/root", "AWS_SECRET_ACCESS_KEY=x", "LOCKSTEP_SECRET=x",

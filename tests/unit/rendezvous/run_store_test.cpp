@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "rendezvous/generations.h"
+#include "support/error_of.h"
 
 namespace lockstep::testing {
 namespace {
@@ -18,9 +19,10 @@ namespace {
 using namespace std::chrono_literals;
 using rendezvous::Generations;
 using rendezvous::RunStore;
+using ::testing::HasSubstr;
 
-std::shared_ptr<const RunMemory> new_memory() {
-  return std::make_shared<const RunMemory>(RunMemory::create(2));
+std::shared_ptr<const RunMemory> new_memory(bool can_shrink = false) {
+  return std::make_shared<const RunMemory>(RunMemory::create(2, can_shrink));
 }
 
 // A process that runs `work` and then ends or, if `is_killed`, is killed.
@@ -159,18 +161,20 @@ TEST(Generations, ALateRankMeetsTheOthersInTheLastOne) {
   EXPECT_EQ(Generations(memory, c10::make_intrusive<RunStore>(memory), 1).current(), 2U);
 }
 
-TEST(Generations, NamesTheRanksThatDoNotCome) {
-  const auto memory = new_memory();
+std::string error_of_absent_rank(bool can_shrink) {
+  const auto memory = new_memory(can_shrink);
   const Generations own(memory, c10::make_intrusive<RunStore>(memory), 0);
   own.propose_after(0);
-  try {
-    (void)own.meet("handle 0", 10ms);
-    FAIL();
-  } catch (const RendezvousError& error) {
-    EXPECT_THAT(error.what(),
-                ::testing::HasSubstr("after 10 ms rank 1 (of the 2 that were started) has not come "
-                                     "to form the group again"));
-  }
+  return error_of<RendezvousError>([&] { (void)own.meet("handle 0", 10ms); });
+}
+
+TEST(Generations, NamesTheRanksThatDoNotCome) {
+  EXPECT_THAT(error_of_absent_rank(/*can_shrink=*/false),
+              HasSubstr("after 10 ms rank 1 has not come to form the group again: a replacement has not"));
+  EXPECT_THAT(
+      error_of_absent_rank(/*can_shrink=*/true),
+      HasSubstr(
+          "after 10 ms rank 1 (of the 2 that were started) has not come to form the group again: a rank"));
 }
 
 }  // namespace

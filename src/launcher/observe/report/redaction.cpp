@@ -160,6 +160,19 @@ std::string redacted(std::string_view text) {
   return result.append(text, copied);
 }
 
+std::string without_home(std::string_view text, std::string_view home) {
+  while (home.ends_with('/')) home.remove_suffix(1);
+  if (home.empty()) return std::string(text);
+  std::string result;
+  for (auto at = text.find(home); at != std::string_view::npos; at = text.find(home)) {
+    const auto end = at + home.size();
+    const bool is_whole = end == text.size() || !is_word(text[end]);
+    result += is_whole ? std::string(text.substr(0, at)) + '~' : std::string(text.substr(0, end));
+    text.remove_prefix(end);
+  }
+  return result += text;
+}
+
 std::vector<std::string> redacted_words(const std::vector<std::string>& words) {
   std::vector<std::string> result;
   bool is_secret = false;  // the word before names it

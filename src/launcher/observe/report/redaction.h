@@ -15,6 +15,9 @@ inline constexpr std::string_view kRedacted = "[redacted]";
 // the passwords of URLs, what follows "Bearer", and keys of known forms (ghp_..., sk-..., AKIA...).
 std::string redacted(std::string_view text);
 
+// The text with "~" for the folder `home`, whose name tells who the user is; "" and "/" are none.
+std::string without_home(std::string_view text, std::string_view home);
+
 // A command line, word by word, without secrets. A secret may be the word after its name.
 std::vector<std::string> redacted_words(const std::vector<std::string>& words);
 
