@@ -180,7 +180,7 @@ const Scenario experts_in_shards("experts_in_shards", [] {
   const auto crossed =
       DeviceMesh(torch::tensor({{0, 3}, {1, 2}}, torch::kInt), {.mesh_dim_names = {"a", "b"}});
   EXPECT_THAT(error_of<ArgumentError>([&] { fully_shard(*net->moe->experts, {.mesh = crossed["b"]}); }),
-              AllOf(HasSubstr("mixture_of_experts_test.cpp"), HasSubstr("is of an expert that rank ")));
+              AllOf(HasSubstr("expert_training_test.cpp"), HasSubstr("is of an expert that rank ")));
   const auto stages = mesh["ep"].get_group();
   const pipelining::PipelineStage stage(net, stages.rank(), 2,
                                         {.group = stages, .data_parallel_group = mesh["dp"].get_group()});
