@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from backend_test import RANKS, check_error, join, run
+from python_ranks import RANKS, check_error, join, run
 from lockstep_checkpoint import CheckpointError, CheckpointManager, TrainingState
 
 

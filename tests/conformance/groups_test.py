@@ -10,8 +10,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from backend_test import check_error, check_sum, join, run
 from hosts_test import group_of_two_hosts
+from python_ranks import check_error, check_sum, join, run
 
 
 def total_of(group):

@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from backend_test import check_error, check_losses, join, run, train
+from python_ranks import check_error, check_losses, join, run, train
 
 # The names since PyTorch 2.14, and those before.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

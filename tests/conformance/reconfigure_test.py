@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from backend_test import check_error, is_shared, join, store_process
+from python_ranks import check_error, is_shared, join, store_process
 
 RANKS = 4
 CPU = torch.device("cpu")

@@ -20,71 +20,18 @@
 
 #include "comm/group_state.h"
 #include "graphs/graph_phase.h"
+#include "multiprocess/changed_net.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using ::testing::Each;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::set_trained;
 
 constexpr int kSteps = 6;
 constexpr int kChangedStep = 3;
-constexpr std::int64_t kBatch = 4;  // of each rank
-
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    shift = register_buffer("shift", torch::full({6}, 0.5));
-    for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
-  }
-
-  at::Tensor forward(const at::Tensor& x) {
-    const auto dtype = last->weight.scalar_type();
-    auto h = torch::tanh(first->forward(x.to(first->weight.scalar_type())));
-    h = torch::tanh(frozen->forward(h.to(frozen->weight.scalar_type())));
-    h = norm->forward(h.to(dtype)) + named_buffers()["shift"].to(dtype);
-    return last->forward(h);
-  }
-
-  torch::nn::Linear first{register_module("first", torch::nn::Linear(4, 6))};
-  torch::nn::Linear frozen{register_module("frozen", torch::nn::Linear(6, 6))};
-  torch::nn::LayerNorm norm{register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})))};
-  torch::nn::Linear last{register_module("last", torch::nn::Linear(6, 2))};
-  at::Tensor shift;
-};
-TORCH_MODULE(Net);
-
-using Change = std::function<void(Net&)>;
-
-void unfreeze(Net& net) { set_trained(*net->frozen, true); }
-void freeze(Net& net) { set_trained(*net->first, false); }
-void freeze_all(Net& net) { set_trained(*net, false); }
-void to_double(Net& net) { net->to(torch::kDouble); }
-void transpose_memory(Net& net) {
-  net->first->weight.set_data(net->first->weight.detach().t().contiguous().t());
-}
-void reshape_parameter(Net& net) { net->norm->weight.set_data(torch::ones({1, 6})); }
-void replace_layer(Net& net) { net->replace_module("last", torch::nn::Linear(6, 2)); }
-void add_parameter(Net& net) { net->register_parameter("added", torch::ones({3})); }
-void remove_layer(Net& net) { net->unregister_module("norm"); }
-void replace_member(Net& net) { net->last->weight = torch::ones({2, 6}, torch::requires_grad()); }
-
-struct Way {
-  std::string name;
-  Change change;
-  // The text of the error on all ranks; empty: it is followed.
-  std::string refused = {};
-  DistributedDataParallelOptions options = {};
-  Change later = {};  // a step later
-  bool keeps_gradients = false;
-  bool accumulates = false;  // the step before is in no_sync()
-  double tolerance = 1e-5;
-  std::function<void(DistributedDataParallel<Net>&)> prepare = {};
-  std::chrono::milliseconds delay{0};  // before the forward of the changed step
-};
 
 DistributedDataParallelOptions with_optimizer_in_backward() {
   return {.optimizer_in_backward = [](std::vector<at::Tensor> parameters) {
@@ -185,13 +132,6 @@ std::vector<Way> ways() {
   };
 }
 
-at::Tensor inputs(int step) {
-  torch::manual_seed(100 + step);
-  return torch::randn({2 * kBatch, 4});
-}
-
-at::Tensor loss_of(const at::Tensor& output) { return output.to(torch::kDouble).pow(2).mean(); }
-
 bool is_trained(const Net& net) {
   return std::ranges::any_of(net->parameters(), [](const auto& each) { return each.requires_grad(); });
 }
@@ -250,15 +190,6 @@ void expect_equal(const Net& net, const Net& expected, const Way& way) {
   }
 }
 
-std::string error_of(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 // The ranks of a group that does not know that they share a host.
 ProcessGroup without_node_group(const ProcessGroup& group) {
   auto info = comm::state_of(group).info();
@@ -273,7 +204,7 @@ ProcessGroup group_for_one_way() {
   return hides_host() ? without_node_group(group) : group;
 }
 
-const testing::Scenario on_all_ranks("modules changed on all ranks", [] {
+const Scenario on_all_ranks("modules changed on all ranks", [] {
   const auto context = init({.backend = std::getenv("TEST_BACKEND")});
   for (const auto& way : ways()) {
     const auto group = group_for_one_way();
@@ -286,19 +217,18 @@ const testing::Scenario on_all_ranks("modules changed on all ranks", [] {
 });
 
 TEST(ChangedModules, AreFollowedOrRefusedOnAllRanks) {
-  testing::expect_all_passed(testing::run_ranks(on_all_ranks, {.env = {{"TEST_BACKEND", "shm"}}}));
+  expect_all_passed(run_ranks(on_all_ranks, {.env = {{"TEST_BACKEND", "shm"}}}));
 }
 
 TEST(ChangedModules, AreFollowedOrRefusedOverGloo) {
-  testing::expect_all_passed(testing::run_ranks(on_all_ranks, {.env = {{"TEST_BACKEND", "gloo"}}}));
+  expect_all_passed(run_ranks(on_all_ranks, {.env = {{"TEST_BACKEND", "gloo"}}}));
 }
 
 TEST(ChangedModules, AreFollowedOrRefusedBetweenHosts) {
-  testing::expect_all_passed(
-      testing::run_ranks(on_all_ranks, {.env = {{"TEST_BACKEND", "gloo"}, {"TEST_HIDES_HOST", "1"}}}));
+  expect_all_passed(run_ranks(on_all_ranks, {.env = {{"TEST_BACKEND", "gloo"}, {"TEST_HIDES_HOST", "1"}}}));
 }
 
-const testing::Scenario on_one_rank("modules changed on one rank", [] {
+const Scenario on_one_rank("modules changed on one rank", [] {
   const auto context = init({.backend = std::getenv("TEST_BACKEND")});
   const std::vector<Way> ways = {
       {"freeze", freeze, "first.weight: requires_grad was true, is false"},
@@ -343,16 +273,15 @@ const testing::Scenario on_one_rank("modules changed on one rank", [] {
 });
 
 TEST(ChangedModules, OfOneRankAreErrorsOnAll) {
-  testing::expect_all_passed(testing::run_ranks(on_one_rank, {.env = {{"TEST_BACKEND", "shm"}}}));
+  expect_all_passed(run_ranks(on_one_rank, {.env = {{"TEST_BACKEND", "shm"}}}));
 }
 
 TEST(ChangedModules, OfOneRankAreErrorsOverGloo) {
-  testing::expect_all_passed(testing::run_ranks(on_one_rank, {.env = {{"TEST_BACKEND", "gloo"}}}));
+  expect_all_passed(run_ranks(on_one_rank, {.env = {{"TEST_BACKEND", "gloo"}}}));
 }
 
 TEST(ChangedModules, OfOneRankAreErrorsBetweenHosts) {
-  testing::expect_all_passed(
-      testing::run_ranks(on_one_rank, {.env = {{"TEST_BACKEND", "gloo"}, {"TEST_HIDES_HOST", "1"}}}));
+  expect_all_passed(run_ranks(on_one_rank, {.env = {{"TEST_BACKEND", "gloo"}, {"TEST_HIDES_HOST", "1"}}}));
 }
 
 struct TwoPathsImpl : torch::nn::Module {
@@ -364,7 +293,7 @@ struct TwoPathsImpl : torch::nn::Module {
 TORCH_MODULE(TwoPaths);
 
 // Each rank has gradients of another layer when both leave. In one process each gradient is half of its own.
-const testing::Scenario accumulated_apart("layers frozen of which each rank has accumulated another one", [] {
+const Scenario accumulated_apart("layers frozen of which each rank has accumulated another one", [] {
   const auto context = init({.backend = std::getenv("TEST_BACKEND")});
   const int rank = context.rank();
   TwoPaths net;
@@ -393,7 +322,7 @@ const testing::Scenario accumulated_apart("layers frozen of which each rank has 
 });
 TEST(ChangedModules, KeepTheGradientsOfOtherRanks) {
   for (const auto* const backend : {"shm", "gloo"})
-    testing::expect_all_passed(testing::run_ranks(accumulated_apart, {.env = {{"TEST_BACKEND", backend}}}));
+    expect_all_passed(run_ranks(accumulated_apart, {.env = {{"TEST_BACKEND", backend}}}));
 }
 
 // The step of this rank after which rank 1, whose module has changed, stays alive until rank 0 has its error.
@@ -412,7 +341,7 @@ void expect_ended_by_rank_1(const Context& context, const std::function<std::str
   std::ofstream(done) << "done";
 }
 
-const testing::Scenario with_python("a module changed on one rank of a run with Python ranks", [] {
+const Scenario with_python("a module changed on one rank of a run with Python ranks", [] {
   const auto context = init({.backend = "gloo", .timeout = std::chrono::seconds(90), .with_python = true});
   const Way way{"freeze", freeze};
   expect_ended_by_rank_1(
@@ -421,12 +350,11 @@ const testing::Scenario with_python("a module changed on one rank of a run with 
 });
 
 TEST(ChangedModules, OfOneRankEndTheStepOfPythonRanks) {
-  const testing::TempFolder folder;
-  testing::expect_all_passed(
-      testing::run_ranks(with_python, {.env = {{"TEST_FOLDER", folder.path().string()}}}));
+  const TempFolder folder;
+  expect_all_passed(run_ranks(with_python, {.env = {{"TEST_FOLDER", folder.path().string()}}}));
 }
 
-const testing::Scenario in_a_capture("a module changed on one rank in a capture", [] {
+const Scenario in_a_capture("a module changed on one rank in a capture", [] {
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(90)});
   Net net;
   DistributedDataParallel ddp(net, {.process_group = context.group()});
@@ -442,169 +370,9 @@ const testing::Scenario in_a_capture("a module changed on one rank in a capture"
 });
 
 TEST(ChangedModules, OfOneRankInACaptureEndTheStepOfOthers) {
-  const testing::TempFolder folder;
-  testing::expect_all_passed(
-      testing::run_ranks(in_a_capture, {.env = {{"TEST_FOLDER", folder.path().string()}}}));
-}
-
-const testing::Scenario past_the_wrapper("forwards past the wrapper", [] {
-  const auto context = init();
-  Net net;
-  DistributedDataParallel ddp(net);
-  optim::FusedSGD fused(ddp->parameters(), optim::FusedSGDOptions(0.1));
-  optim::Adamax named(ddp->parameters());
-  const auto backward = [&](auto& module) { loss_of(module->forward(inputs(context.rank()))).backward(); };
-  const auto refusals = [&] {
-    return std::vector{error_of([&] { fused.step(); }), error_of([&] { named.step(); }),
-                       error_of([&] { state_dict(*net); }), error_of([&] { clip_grad_norm_(ddp, 1.0); })};
-  };
-  const auto past = HasSubstr("not averaged");
-  {
-    const auto alone = ddp->no_sync();
-    backward(net);  // as ddp would
-  }
-  EXPECT_THAT(refusals(), ElementsAre("no error", "no error", "no error", past));
-  backward(ddp);
-  EXPECT_TRUE(ddp->has_averaged_gradients());
-
-  backward(net);
-  EXPECT_FALSE(ddp->has_averaged_gradients());
-  EXPECT_THAT(refusals(), ElementsAre(past, past, past, past));
-  EXPECT_THAT(error_of([&] { clip_grad_norm_(*net, 1.0); }), past) << "of the module itself";
-  fused.zero_grad();  // a probe without a step does no harm
-  EXPECT_THAT(refusals(), ElementsAre("no error", "no error", "no error", "no error"));
-  backward(net);
-  fused.zero_grad(/*set_to_none=*/false);
-  EXPECT_THAT(refusals(), ElementsAre("no error", "no error", "no error", past));
-
-  const auto output = loss_of(ddp->forward(inputs(context.rank())));
-  output.backward({}, /*keep_graph=*/true);
-  EXPECT_TRUE(ddp->has_averaged_gradients());
-  output.backward();  // a second one, which nothing averages
-  EXPECT_THAT(refusals(), ElementsAre(past, past, past, past));
-  backward(ddp);  // averages what has accumulated
-  EXPECT_THAT(refusals(), ElementsAre("no error", "no error", "no error", "no error"));
-
-  torch::optim::SGD plain(ddp->parameters(), 0.1);
-  backward(net);
-  plain.step();
-  plain.zero_grad();
-  EXPECT_THAT(error_of([&] { state_dict(*net); }), past) << "the weights have diverged";
-  Net other;
-  load_state_dict(*net, state_dict(*other));
-  EXPECT_EQ(error_of([&] { state_dict(*net); }), "no error") << "the weights are others";
-});
-
-// What refuses gradients that no backward has averaged.
-std::vector<std::string> refusals_of(DistributedDataParallel<Net>& ddp, Net& net) {
-  // Anew, so that none knows the parameters' former dtypes.
-  optim::FusedSGD fused(net->parameters(), optim::FusedSGDOptions(0));
-  optim::Adamax named(net->parameters(), 0);
-  return {error_of([&] { fused.step(); }), error_of([&] { named.step(); }),
-          error_of([&] { state_dict(*net); }), error_of([&] { get_model_state_dict(*net); }),
-          error_of([&] { clip_grad_norm_(ddp, 1.0); })};
-}
-
-const testing::Scenario past_a_changed_wrapper("forwards past the wrapper after a change", [] {
-  const auto context = init();
-  const auto backward = [&](auto& module) { loss_of(module->forward(inputs(context.rank()))).backward(); };
-  const DistributedDataParallelOptions low{.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}};
-  const std::vector<Way> ways = {
-      {"to double", to_double},
-      {"to double and back", [](Net& net) { to_double(net), net->to(torch::kFloat); }},
-      {"one layer to double", [](Net& net) { net->first->to(torch::kDouble); }},
-      {"unfreeze", unfreeze},
-      {"unfreeze what alone is trained", [](Net& net) { freeze_all(net), unfreeze(net); }},
-      {"to double and unfreeze", [](Net& net) { to_double(net), unfreeze(net); }},
-      {"freeze", freeze},
-      {"mixed precision", [](Net&) {}, "", low},
-  };
-  const std::vector<Change> replacements = {
-      [](Net& net) { net->last = net->replace_module("last", torch::nn::Linear(6, 2)); }, replace_member};
-  for (const auto& replace : replacements) {
-    Net net;
-    DistributedDataParallel ddp(net);
-    backward(ddp);
-    freeze_all(net);
-    replace(net);
-    backward(net);
-    EXPECT_FALSE(ddp->has_averaged_gradients()) << "of a layer that is new";
-    const auto weight = net->last->weight;
-    optim::FusedSGD fused({weight}, optim::FusedSGDOptions(0));
-    optim::Adamax named({weight}, 0);
-    ZeroRedundancyOptimizer<torch::optim::SGD> shared({weight}, torch::optim::SGDOptions(0));
-    const auto errors = [&] {
-      return std::vector{error_of([&] { fused.step(); }), error_of([&] { named.step(); }),
-                         error_of([&] { shared.step(); })};
-    };
-    EXPECT_THAT(errors(), Each(HasSubstr("parameter last.weight has been added or has replaced")));
-    const auto other = torch::ones({2}, torch::requires_grad());
-    other.mutable_grad() = torch::ones({2});
-    optim::FusedSGD of_others({other}, optim::FusedSGDOptions(0));
-    EXPECT_EQ(error_of([&] { of_others.step(); }), "no error") << "it is in no wrapped module";
-    net->zero_grad();
-    weight.mutable_grad().reset();
-    EXPECT_THAT(errors(), Each("no error"));
-    if (!weight.is_same(net->named_parameters()["last.weight"])) continue;
-    DistributedDataParallel anew(net);
-    backward(anew);
-    EXPECT_THAT(errors(), Each("no error")) << "the new wrapper averages it";
-  }
-  {
-    Net net;
-    DistributedDataParallel ddp(net);
-    backward(net);
-    net->zero_grad();
-    for (const auto dtype : {torch::kDouble, torch::kFloat, torch::kBFloat16}) {
-      net->to(dtype);
-      EXPECT_THAT(refusals_of(ddp, net), Each("no error")) << "a probe without a step, then " << dtype;
-    }
-  }
-  for (const auto& way : ways) {
-    SCOPED_TRACE(way.name);
-    Net net;
-    DistributedDataParallel ddp(net, way.options);
-    backward(ddp);
-    way.change(net);
-    net->zero_grad();
-    backward(net);
-    EXPECT_THAT(refusals_of(ddp, net), Each(HasSubstr("not averaged")));
-    EXPECT_FALSE(ddp->has_averaged_gradients());
-    backward(ddp);  // averages what has accumulated
-    EXPECT_THAT(refusals_of(ddp, net), Each("no error"));
-  }
-  for (const auto& way : ways) {
-    SCOPED_TRACE(way.name + ", in no_sync()");
-    Net net;
-    DistributedDataParallel ddp(net, way.options);
-    backward(ddp);
-    way.change(net);
-    net->zero_grad();
-    {
-      const auto alone = ddp->no_sync();
-      backward(ddp);
-    }
-    EXPECT_FALSE(ddp->has_averaged_gradients());
-    EXPECT_THAT(refusals_of(ddp, net)[0], "no error");
-    backward(ddp);
-    EXPECT_THAT(refusals_of(ddp, net), Each("no error"));
-  }
-});
-
-TEST(ForwardPastTheWrapper, IsNoticedAfterAChange) {
-  testing::expect_all_passed(testing::run_ranks(past_a_changed_wrapper));
-}
-
-TEST(ForwardPastTheWrapper, IsNoticedOnceAndRefusedWhereItDoesHarm) {
-  const auto results = testing::run_ranks(past_the_wrapper);
-  testing::expect_all_passed(results);
-  const std::string warning = "changed_modules_test.cpp:";
-  for (const auto& rank : results) {
-    const auto first = rank.err.find(warning);
-    EXPECT_NE(first, std::string::npos) << rank.err;
-    EXPECT_EQ(rank.err.find(warning, first + 1), std::string::npos) << rank.err;
-  }
+  const TempFolder folder;
+  expect_all_passed(run_ranks(in_a_capture, {.env = {{"TEST_FOLDER", folder.path().string()}}}));
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -10,12 +10,14 @@
 
 #include <lockstep/distributed.h>
 
+#include "multiprocess/expect_told.h"
 #include "support/ranks.h"
 
 namespace lockstep {
 namespace {
 
 using ::testing::AllOf;
+using testing::expect_told;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -181,15 +183,6 @@ TEST(DdpAgreement, LazyConjugatesAndNegationsComeFromRank0) {
   testing::expect_all_passed(testing::run_ranks(lazy_views));
 }
 
-// Rank 0 learns it from the comparison of modules, and does not wait for it.
-void expect_told(const Context& context, const std::function<void()>& wrap, const std::string& reason) {
-  if (context.rank() == 1) {
-    EXPECT_THAT(wrap, ThrowsMessage<std::exception>(HasSubstr(reason)));
-  } else {
-    EXPECT_THAT(wrap, ThrowsMessage<DesyncError>(AllOf(HasSubstr("rank 1 has"), HasSubstr(reason))));
-  }
-}
-
 const testing::Scenario refused_on_one("wrapping refused on one rank", [] {
   const auto context = init();
   const bool odd = context.rank() == 1;
@@ -237,62 +230,6 @@ TEST(DdpAgreement, ARefusalOnOneRankIsAnErrorOnAll) {
   testing::expect_all_passed(testing::run_ranks(refused_on_one, {.timeout = std::chrono::seconds(30)}));
 }
 
-const testing::Scenario sharding_refused_on_one("sharding refused on one rank", [] {
-  const auto context = init();
-  const bool odd = context.rank() == 1;
-  torch::nn::Linear net(2, 2), mixed(2, 2);
-  if (odd) mixed->register_parameter("extra", torch::ones({2}, at::kMeta));
-  const auto expect_shard_told = [&](torch::nn::Linear& module, const FullyShardOptions& options,
-                                     const char* reason) {
-    expect_told(
-        context, [&] { fully_shard(*module, options); }, reason);
-  };
-  expect_shard_told(mixed, {}, "parameter extra has another dtype or device");
-  expect_shard_told(net, {.reshard_after_forward = odd ? 3 : 2}, "reshard_after_forward is 3");
-  expect_shard_told(net, {.shard_placement_fn = [&](const at::Tensor&) -> std::optional<tensor::Placement> {
-                      if (odd) throw std::out_of_range("no placement of it");
-                      return std::nullopt;
-                    }},
-                    "no placement of it");
-  expect_shard_told(net,
-                    {.shard_placement_fn = [&](const at::Tensor& each) -> std::optional<tensor::Placement> {
-                      if (odd) each.view({3});
-                      return std::nullopt;
-                    }},
-                    "shape '[3]' is invalid");
-  // Other options, and another module.
-  EXPECT_THAT([&] { fully_shard(*net, {.mp_policy = {.param_dtype = odd ? at::kBFloat16 : at::kHalf}}); },
-              ThrowsMessage<DesyncError>(AllOf(HasSubstr("param_dtype=Half"), HasSubstr("BFloat16"))));
-  EXPECT_THAT([&] { fully_shard(*net, {.reshard_after_forward = odd}); },
-              ThrowsMessage<DesyncError>(HasSubstr("reshard_after_forward=false")));
-  torch::nn::Linear other(odd ? 3 : 2, 2);
-  EXPECT_THAT(
-      [&] { fully_shard(*other); },
-      ThrowsMessage<DesyncError>(AllOf(HasSubstr("rank 1 has parameter weight"), HasSubstr("[2, 3]"))));
-  fully_shard(*net);  // what was refused has left no trace
-});
-
-TEST(ShardedAgreement, ARefusalOnOneRankIsAnErrorOnAll) {
-  testing::expect_all_passed(
-      testing::run_ranks(sharding_refused_on_one, {.timeout = std::chrono::seconds(30)}));
-}
-
-const testing::Scenario shared_over_gloo("shared memory refused on one rank", [] {
-  const auto context = init({.backend = "gloo"});
-  torch::nn::Linear net(2, 2);
-  FullyShardOptions options;
-  if (context.rank() == 1) options.share_memory = true;
-  expect_told(
-      context, [&] { fully_shard(*net, options); }, "share_memory needs");
-  const auto mesh = init_device_mesh({1, 1, 2});
-  EXPECT_THAT([&] { fully_shard(*net, {.mesh = mesh}); },
-              ThrowsMessage<ArgumentError>(HasSubstr("a mesh of 3 dimensions")));
-});
-
-TEST(ShardedAgreement, ARefusalOfSharedMemoryIsAnErrorOnAll) {
-  testing::expect_all_passed(testing::run_ranks(shared_over_gloo, {.timeout = std::chrono::seconds(30)}));
-}
-
 // Without init_sync, values may differ, and nothing else.
 const testing::Scenario without_init_sync("ddp without init_sync", [] {
   const auto context = init();
@@ -328,27 +265,6 @@ TEST(DdpAgreement, WithoutInitSyncOnlyValuesMayDiffer) {
   testing::expect_all_passed(testing::run_ranks(without_init_sync, {.timeout = std::chrono::seconds(30)}));
 }
 
-const testing::Scenario refused_in_a_mesh("sharding refused on one rank of a mesh", [] {
-  const auto context = init();
-  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"replicate", "shard"}});
-  torch::nn::Linear net(2, context.rank() == 1 ? 3 : 2);
-  EXPECT_THROW(fully_shard(*net, {.mesh = mesh}), DesyncError);
-  torch::nn::Linear alike(2, 2);
-  const auto wrap = [&] {
-    fully_shard(*alike, {.mesh = mesh, .reshard_after_forward = context.rank() == 1 ? 3 : 2});
-  };
-  if (context.rank() == 1) {
-    EXPECT_THAT(wrap, ThrowsMessage<ArgumentError>(HasSubstr("reshard_after_forward is 3")));
-  } else {
-    EXPECT_THAT(wrap, ThrowsMessage<DesyncError>(HasSubstr("reshard_after_forward is 3")));
-  }
-});
-
-TEST(DdpAgreement, ADifferenceOnOneRankOfAMeshIsAnErrorOnAll) {
-  testing::expect_all_passed(
-      testing::run_ranks(refused_in_a_mesh, {.world_size = 4, .timeout = std::chrono::seconds(30)}));
-}
-
 const testing::Scenario complex_half("ddp of complex numbers in half precision", [] {
   const auto context = init();
   torch::nn::Linear net(2, 2);
@@ -363,74 +279,6 @@ const testing::Scenario complex_half("ddp of complex numbers in half precision",
 
 TEST(DdpAgreement, ComplexNumbersInHalfPrecisionAreAveraged) {
   testing::expect_all_passed(testing::run_ranks(complex_half));
-}
-
-// A user's own, beside a DDP: each counts its iterations over all ranks.
-class Counter : public Joinable {
- public:
-  explicit Counter(ProcessGroup group) : group_(std::move(group)) {}
-  void count() {
-    notify_join_context();
-    add(1);
-  }
-  float total() const { return total_; }
-  bool was_last() const { return was_last_; }
-
-  void shadow_iteration() override { add(0); }
-  void finish_join(bool is_last_joiner) override { was_last_ = is_last_joiner; }
-  ProcessGroup join_process_group() const override { return group_; }
-  c10::Device join_device() const override { return c10::kCPU; }
-
- private:
-  void add(float here) {
-    const auto sum = torch::full({1}, here);
-    group_.all_reduce(sum);
-    total_ += sum.item<float>();
-  }
-
-  ProcessGroup group_;
-  float total_ = 0;
-  bool was_last_ = false;
-};
-
-const testing::Scenario joined("ddp and a joinable", [] {
-  const auto context = init();
-  torch::nn::Sequential net(torch::nn::Linear(2, 1), torch::nn::BatchNorm1d(1));
-  DistributedDataParallel ddp(net);
-  Counter counter(context.group());
-  for (int epoch = 0; epoch < 2; ++epoch) {
-    if (epoch == 1) convert_sync_batchnorm(net);
-    const Join join({ddp, counter});
-    for (int i = 0; i < 2 + 3 * context.rank(); ++i) {
-      ddp->forward(torch::ones({2, 2})).sum().backward();
-      counter.count();
-    }
-  }
-  EXPECT_EQ(counter.total(), 2 * (2 + 5 + 8));
-  EXPECT_EQ(counter.was_last(), context.rank() == 2);
-});
-
-TEST(DdpJoin, AcceptsAUserDefinedJoinable) {
-  testing::expect_all_passed(testing::run_ranks(joined, {.world_size = 3}));
-}
-
-const testing::Scenario joined_early("ddp joined before the first step of a static graph", [] {
-  const auto context = init({.timeout = std::chrono::seconds(20)});
-  torch::nn::Linear net(2, 1);
-  DistributedDataParallel ddp(net, {.static_graph = true});
-  const auto train = [&] {
-    const auto join = ddp->join();
-    for (int i = 0; i < 2 * context.rank(); ++i) ddp->forward(torch::ones({1, 2})).sum().backward();
-  };
-  if (context.rank() == 0) {
-    EXPECT_THAT(train, ThrowsMessage<Error>(HasSubstr("at least one batch")));
-  } else {
-    EXPECT_THAT(train, ThrowsMessage<DesyncError>(HasSubstr("first step of a static graph")));
-  }
-});
-
-TEST(DdpJoin, ARankWithoutBatchesOfAStaticGraphThrows) {
-  testing::expect_all_passed(testing::run_ranks(joined_early));
 }
 
 const testing::Scenario averages("ddp averages", [] {

@@ -16,7 +16,6 @@
 namespace lockstep {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
@@ -316,47 +315,6 @@ TEST(JoinedBatchNorm, FollowsCallsThatChange) {
   run_over("gloo", changing, 2);
   run_over("shm", changing, 3);
 }
-
-// The number of calls due to announcements in a join with so many batches.
-std::int64_t announcements(const Context& context, int batches) {
-  torch::nn::Sequential net(torch::nn::Linear(2, 3), SyncBatchNorm(3));
-  DistributedDataParallel ddp(net);
-  {
-    const auto join = ddp->join();
-    for (int i = 0; i < batches; ++i) ddp->forward(at::randn({4, 2})).sum().backward();
-  }
-  const auto calls = context.group().recent_calls();
-  return std::ranges::count_if(calls, [](const CallRecord& call) {
-    return call.contents == "announcement of a call, in Join" ||
-           call.contents == "zeros of a rank without data, in Join";
-  });
-}
-
-const testing::Scenario refusals("joined batch norm: refusals", [] {
-  const auto context = init_under_test();
-  // Of one iteration: statistics, sums of gradients, a bucket, the end of reductions, the end. Rank 0 also
-  // makes the first two.
-  EXPECT_EQ(announcements(context, 2), 0);
-  EXPECT_EQ(announcements(context, 2 + context.rank()), context.rank() == 0 ? 7 : 5);
-
-  const auto own_group = context.new_group({0, 1});
-  torch::nn::Sequential other(torch::nn::Linear(2, 3), SyncBatchNorm(3, own_group));
-  DistributedDataParallel in_other(other);
-  EXPECT_THAT([&] { const auto join = in_other->join(); },
-              ThrowsMessage<ArgumentError>(AllOf(HasSubstr("module.1"), HasSubstr("process group"))));
-
-  torch::nn::Sequential net(torch::nn::Linear(2, 3), SyncBatchNorm(3));
-  DistributedDataParallel fixed(net, {.static_graph = true});
-  EXPECT_THAT(
-      [&] {
-        const auto join = fixed->join();
-        for (int i = 0; i < 2 * context.rank(); ++i) fixed->forward(at::randn({4, 2})).sum().backward();
-      },
-      ThrowsMessage<DesyncError>(
-          AllOf(HasSubstr("static graph"), HasSubstr(context.rank() == 0 ? "this rank" : "another rank"))));
-});
-
-TEST(JoinedBatchNorm, IsRefusedOnAllRanksAndCostsNothingInEvenJoins) { run_over("gloo", refusals, 2); }
 
 // Rank 2 is through when rank 0 throws.
 const testing::Scenario left("joined batch norm: left by an exception", [] {

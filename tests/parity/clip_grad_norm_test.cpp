@@ -181,7 +181,7 @@ const std::vector<std::pair<std::string, Strategy>>& strategies() {
 }
 
 // Doubles, as their bits.
-Record record_of(const std::string& name, const Tensor& tensor) {
+Record record_of_doubles(const std::string& name, const Tensor& tensor) {
   const auto real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
   const auto row = real.detach().to(at::kDouble).contiguous().view({-1});
   Record record{name, std::vector<float>(2 * static_cast<std::size_t>(row.numel()))};
@@ -197,11 +197,11 @@ std::vector<double> doubles_of(const Record& record) {
 
 // A strategy's norm, its clipped gradients, and what the norm makes of the gradients.
 void add_records(std::vector<Record>& records, const std::string& name, const Clipped& clipped) {
-  records.push_back(record_of(name, torch::tensor({clipped.norm}, at::kDouble)));
+  records.push_back(record_of_doubles(name, torch::tensor({clipped.norm}, at::kDouble)));
   const auto factor = std::min(1.0, kMaxNorm / (clipped.norm + 1e-6));
   for (std::size_t i = 0; i < clipped.gradients.size(); ++i) {
-    records.push_back(record_of("clipped", clipped.gradients[i]));
-    records.push_back(record_of("expected", clipped.before[i] * factor));
+    records.push_back(record_of_doubles("clipped", clipped.gradients[i]));
+    records.push_back(record_of_doubles("expected", clipped.before[i] * factor));
   }
 }
 

@@ -9,7 +9,7 @@
 #include <lockstep/runtime/device_mesh.h>
 
 #include "parity/both_sides.h"
-#include "parity/ddp_record.h"
+#include "parity/tensor_record.h"
 #include "support/ranks.h"
 
 namespace lockstep::testing {
@@ -27,11 +27,6 @@ const std::vector<AttentionCase> kAttentionCases{{"balanced", true, cp::LoadBala
                                                  {"causal", true, cp::LoadBalancer::none},
                                                  {"full", false, cp::LoadBalancer::none}};
 
-Record attention_record(const char* name, const Tensor& tensor) {
-  const auto flat = tensor.detach().contiguous();
-  return {name, {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()}};
-}
-
 std::vector<Record> attend_and_differentiate(const AttentionCase& each) {
   const auto mesh = init_device_mesh({get_world_size()});
   torch::manual_seed(11);
@@ -44,12 +39,12 @@ std::vector<Record> attend_and_differentiate(const AttentionCase& each) {
   const auto output = cp::scaled_dot_product_attention(
       parts[0], parts[1], parts[2], mesh, {.is_causal = each.is_causal, .load_balancer = each.load_balancer});
   const auto gradients = torch::autograd::grad({output}, parts, {output_gradient});
-  return {attention_record("query", parts[0]),
-          attention_record("output", output),
-          attention_record("unsharded", cp::unshard(output, mesh, 2, each.load_balancer)),
-          attention_record("of_query", gradients[0]),
-          attention_record("of_key", gradients[1]),
-          attention_record("of_value", gradients[2])};
+  return {record_of("query", parts[0]),
+          record_of("output", output),
+          record_of("unsharded", cp::unshard(output, mesh, 2, each.load_balancer)),
+          record_of("of_query", gradients[0]),
+          record_of("of_key", gradients[1]),
+          record_of("of_value", gradients[2])};
 }
 
 const Scenario context_parallel_cases("context parallel", [] {

@@ -13,6 +13,7 @@
 
 #include "parity/both_sides.h"
 #include "parity/models/special_nets.h"
+#include "support/file_text.h"
 #include "support/python.h"
 
 namespace lockstep::testing {
@@ -119,11 +120,6 @@ const Scenario kRunAll("ddp errors", [] {
   for (const auto& [name, run] : kCases) lines << name << ' ' << point_of(run) << '\n';
   if (context.is_main_process()) std::ofstream(record_folder() + "/points") << lines.str();
 });
-
-std::string text_of(const std::filesystem::path& file) {
-  std::ifstream stream(file);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
 
 TEST(DdpErrors, OccurAtTheSamePointAsPyTorchs) {
   const BothSides sides("parity/ddp_errors.py", kRunAll, {}, "gloo", 2);

@@ -9,7 +9,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "parity/both_sides.h"
-#include "parity/ddp_record.h"
+#include "parity/tensor_record.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 
@@ -68,11 +68,6 @@ Tensors call(const std::string& op, const Tensor& x, const Context& context) {
   if (op != "chain") throw std::runtime_error("no case " + op);
   const auto hidden = torch::cat(F::all_gather(x)) * x.repeat({size, 1});
   return {F::all_reduce(hidden * hidden), F::broadcast(hidden, 0)};
-}
-
-Record record_of(const char* name, const Tensor& tensor) {
-  const auto flat = tensor.detach().contiguous();
-  return {name, {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()}};
 }
 
 std::vector<Record> run_case(const std::string& op, const Context& context) {

@@ -12,6 +12,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "support/error_of.h"
+#include "support/file_text.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
 
@@ -36,11 +37,6 @@ std::int64_t peak_memory() {
 }
 
 void reset_peak_memory() { std::ofstream("/proc/self/clear_refs") << '5'; }
-
-std::string bytes_of(const std::string& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
 
 class OddFiles : public ::testing::Test {
  protected:
@@ -77,8 +73,8 @@ TEST_F(OddFiles, CompressedRecordsAreRejectedWithoutUnpackingThem) {
 }
 
 TEST_F(OddFiles, SizesAndOffsetsIn64BitsAreRead) {
-  EXPECT_THAT(bytes_of(folder_.file("zip64.pt")), HasSubstr("\xff\xff\xff\xff\xff\xff\xff\xff"));
-  EXPECT_THAT(bytes_of(folder_.file("usual.pt")), Not(HasSubstr("\xff\xff\xff\xff\xff\xff\xff\xff")));
+  EXPECT_THAT(text_of(folder_.file("zip64.pt")), HasSubstr("\xff\xff\xff\xff\xff\xff\xff\xff"));
+  EXPECT_THAT(text_of(folder_.file("usual.pt")), Not(HasSubstr("\xff\xff\xff\xff\xff\xff\xff\xff")));
   const auto usual = load_it("usual.pt");
   for (const bool mmap : {false, true}) {
     const auto read = load_it("zip64.pt", {.mmap = mmap, .verify = true});

@@ -10,7 +10,7 @@
 #include <lockstep/runtime/device_mesh.h>
 
 #include "parity/both_sides.h"
-#include "parity/ddp_record.h"
+#include "parity/tensor_record.h"
 #include "support/ranks.h"
 
 namespace lockstep::testing {
@@ -61,11 +61,6 @@ std::pair<Tensor, Tensor> batch(int step) {
   return {x, torch::randn({kBatch, kWidth})};
 }
 
-Record gradient_record(const std::string& name, const Tensor& tensor) {
-  const auto flat = tensor.detach().contiguous();
-  return {name, {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()}};
-}
-
 // The gradients of all stages in one process that runs the micro-batches one after the other. LoopedBFS runs
 // their backwards from the last.
 std::vector<torch::nn::Sequential> in_one_process(int total, int step, bool backwards) {
@@ -114,11 +109,11 @@ std::vector<Record> run_sharded_case(const Case& each) {
     for (auto& [index, module] : modules) module.zero_grad();
     const auto output =
         schedule.step({x.slice(0, half, half + kBatch / 2)}, target.slice(0, half, half + kBatch / 2));
-    if (!output.empty()) records.push_back(gradient_record("output", output.front()));
+    if (!output.empty()) records.push_back(record_of("output", output.front()));
     const torch::NoGradGuard no_grad;
     for (auto& [index, module] : modules) {
       for (const auto& [name, parameter] : module.named_parameters()) {
-        records.push_back(gradient_record(fmt::format("{}.{}", index, name), parameter.grad()));
+        records.push_back(record_of(fmt::format("{}.{}", index, name), parameter.grad()));
         parameter.sub_(parameter.grad(), 0.1);
       }
     }
@@ -147,15 +142,15 @@ std::vector<Record> run_case(const Case& each, const Context& context) {
     const auto output = schedule.step({x}, target, &losses);
     EXPECT_EQ(output.size(), modules.contains(total - 1) ? 1 : 0);
     if (!output.empty()) {
-      records.push_back(gradient_record("output", output.front()));
-      records.push_back(gradient_record("losses", torch::stack(losses)));
+      records.push_back(record_of("output", output.front()));
+      records.push_back(record_of("losses", torch::stack(losses)));
     }
     const auto expected = in_one_process(total, step, each.name == std::string("LoopedBFS"));
     for (auto& [index, module] : modules) {
       SCOPED_TRACE(fmt::format("{}, stage {} of {}", each.name, index, total));
       expect_same_gradients(module, expected[static_cast<std::size_t>(index)]);
       for (const auto& item : module->named_parameters())
-        records.push_back(gradient_record(fmt::format("{}.{}", index, item.key()), item.value().grad()));
+        records.push_back(record_of(fmt::format("{}.{}", index, item.key()), item.value().grad()));
     }
   }
   const auto [x, target] = batch(5);

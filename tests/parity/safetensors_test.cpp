@@ -2,7 +2,6 @@
 // Files travel both ways between us and the live Python package, and are the same bytes whoever writes them.
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <map>
 
@@ -10,6 +9,7 @@
 
 #include <lockstep/serialize/safetensors.h>
 
+#include "support/file_text.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
 
@@ -28,11 +28,6 @@ std::vector<std::string> made_files(const fs::path& folder) {
   return names;
 }
 
-std::string bytes_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 // Python writes metadata in an order that differs from run to run.
 bool has_an_order(const safetensors::Metadata& metadata) { return metadata.size() < 2; }
 
@@ -45,9 +40,9 @@ void rewrite(const fs::path& folder, const std::string& name, const LoadOptions&
   const auto from_pt = folder / (name + ".pt.safetensors");
   save_file(safetensors::load_file(file, options), read, save_options);
   save_file(load(folder / (name + ".pt")).as_dict(), from_pt, save_options);
-  EXPECT_EQ(bytes_of(read), bytes_of(from_pt));
+  EXPECT_EQ(text_of(read), text_of(from_pt));
   if (has_an_order(metadata)) {
-    EXPECT_EQ(bytes_of(read), bytes_of(file));
+    EXPECT_EQ(text_of(read), text_of(file));
   }
 }
 
@@ -88,7 +83,7 @@ TEST(SafetensorsParity, SafeOpenEqualsLoadFile) {
 std::map<std::string, std::string> contents_of(const fs::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::directory_iterator(folder))
-    files[entry.path().filename()] = bytes_of(entry.path());
+    files[entry.path().filename()] = text_of(entry.path());
   return files;
 }
 

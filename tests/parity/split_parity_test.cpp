@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <optional>
 
@@ -14,6 +13,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "parity/sampler_case.h"
+#include "support/file_text.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
 
@@ -21,6 +21,7 @@ namespace lockstep::data {
 namespace {
 
 using testing::SamplerCase;
+using testing::text_of;
 using Lists = std::vector<std::vector<std::int64_t>>;
 
 // The lists of a case; -1 ends each.
@@ -117,11 +118,6 @@ TEST_F(SplitParity, TrainValSplitIndexForIndex) {
     ++compared;
   }
   EXPECT_GE(compared, 500);
-}
-
-std::string text_of(const std::filesystem::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
 }
 
 TEST(ClassIndices, AreTheBytesOfPython) {

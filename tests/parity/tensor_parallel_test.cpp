@@ -11,7 +11,7 @@
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "parity/both_sides.h"
-#include "parity/ddp_record.h"
+#include "parity/tensor_record.h"
 #include "support/parallel_net.h"
 #include "support/ranks.h"
 
@@ -83,11 +83,6 @@ std::pair<Tensor, Tensor> draw_batch(const Case& each, int step, const DeviceMes
   }
   const auto tokens = torch::randint(ParallelNetImpl::kVocabulary, {3, ParallelNetImpl::kLength + 1});
   return {tokens.slice(1, 0, -1), tokens.slice(1, 1).reshape({-1})};
-}
-
-Record record_of(const std::string& name, const Tensor& tensor) {
-  const auto flat = tensor.detach().contiguous();
-  return {name, {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()}};
 }
 
 using Parameters = std::vector<FSDPModule::NamedParameter>;

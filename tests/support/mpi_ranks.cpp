@@ -6,8 +6,6 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <poll.h>
 #include <signal.h>
@@ -23,15 +21,11 @@
 
 #include "base/sockets.h"
 #include "base/unique_fd.h"
+#include "support/file_text.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
-
-std::string text_of_file(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // A run that begins must not meet the store of the one that ends, so each has a port.
 std::string lines_of(const std::vector<std::string>& scenarios, const std::vector<ReservedPort>& ports) {
@@ -136,13 +130,13 @@ MpiRun run_mpi_ranks(const std::vector<std::string>& scenarios, const RunOptions
   const auto pid = ::fork();
   if (pid < 0) throw std::runtime_error("fork failed");
   if (pid == 0) become_mpiexec(env, command, folder.file("mpiexec"));
-  MpiRun run{.exit_code = finish(pid, options.timeout), .err = text_of_file(folder / "mpiexec")};
+  MpiRun run{.exit_code = finish(pid, options.timeout), .err = text_of(folder / "mpiexec")};
   for (int rank = 0; rank < options.world_size; ++rank) {
     const auto name = std::to_string(rank);
-    const auto code = text_of_file(folder / (name + ".code"));
+    const auto code = text_of(folder / (name + ".code"));
     run.ranks.push_back({.exit_code = code.empty() ? -1 : std::stoi(code),
-                         .out = text_of_file(folder / (name + ".out")),
-                         .err = text_of_file(folder / (name + ".err"))});
+                         .out = text_of(folder / (name + ".out")),
+                         .err = text_of(folder / (name + ".err"))});
   }
   return run;
 }

@@ -84,11 +84,6 @@ double squared_error(const std::vector<Terms>& rows, const Terms& parameters) {
 
 }  // namespace
 
-const std::vector<std::string>& modelled_backends() {
-  static const std::vector<std::string> all{"hierarchical", "gloo"};
-  return all;
-}
-
 Terms all_reduce_terms(const std::string& backend, std::size_t bytes, const Cluster& cluster) {
   const auto n = static_cast<double>(bytes);
   const double hosts = cluster.hosts;

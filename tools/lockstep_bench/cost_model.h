@@ -32,9 +32,8 @@ struct Cluster {
 
 using Terms = std::array<double, 3>;  // M, W, C
 
-// Terms of an all-reduce of `bytes`. Throws ArgumentError unless `backend` is one of modelled_backends().
+// Terms of an all-reduce of `bytes`. Throws ArgumentError unless `backend` is "hierarchical" or "gloo".
 Terms all_reduce_terms(const std::string& backend, std::size_t bytes, const Cluster& cluster);
-const std::vector<std::string>& modelled_backends();
 
 struct CostModel {
   double alpha = 0;  // seconds a message

@@ -21,12 +21,11 @@
 #include "base/run_memory.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/generations.h"
-#include "rendezvous/ignore_sigpipe.h"
+#include "rendezvous/process_handlers.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/rank_resources.h"
 #include "rendezvous/store_barrier.h"
 #include "rendezvous/tcp.h"
-#include "rendezvous/uncaught.h"
 #include "runtime/elastic_run.h"
 #include "runtime/run.h"
 

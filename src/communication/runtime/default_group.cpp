@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <atomic>
-#include <mutex>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -13,6 +12,7 @@
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "comm/non_member.h"
+#include "device/generators.h"
 #include "intercept/thread_defaults.h"
 #include "runtime/elastic_run.h"
 #include "runtime/run.h"
@@ -147,15 +147,6 @@ bool is_main_process(std::source_location where) {
   return shared_world("is_main_process()").rank == 0;
 }
 
-namespace {
-
-void seed_generator(at::Generator generator, std::uint64_t seed) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_current_seed(seed);
-}
-
-}  // namespace
-
 at::Generator default_generator() {
   if (auto own = intercept::ThreadGenerator::current()) return *own;
   return at::detail::getDefaultCPUGenerator();
@@ -167,10 +158,10 @@ void manual_seed(std::uint64_t seed) {
     at::manual_seed(seed);
     return;
   }
-  seed_generator(*own, seed);
+  device::set_seed(*own, seed);
   const auto* const run = runtime::current_run();
   if (run == nullptr || run->device().is_cpu()) return;
-  seed_generator(at::globalContext().defaultGenerator(run->device()), seed);
+  device::set_seed(at::globalContext().defaultGenerator(run->device()), seed);
 }
 
 }  // namespace lockstep

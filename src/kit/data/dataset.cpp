@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <string_view>
 
-#include <fmt/ranges.h>
-
 #include <lockstep/data/dataset.h>
 #include <lockstep/device/device.h>
 
@@ -16,10 +14,6 @@ namespace {
 
 constexpr std::int64_t kByteValues = 256;
 
-std::string shape_text(const at::Tensor& tensor) {
-  return fmt::format("[{}]", fmt::join(tensor.sizes().begin(), tensor.sizes().end(), ", "));
-}
-
 void check_pair(std::string_view dataset, const at::Tensor& data, const at::Tensor& target) {
   if (!data.defined() || !target.defined() || data.device() != target.device()) {
     throw_error<ArgumentError>("{}: samples and targets should be defined tensors on the same device",
@@ -28,7 +22,7 @@ void check_pair(std::string_view dataset, const at::Tensor& data, const at::Tens
   if (data.dim() == 0 || target.dim() == 0 || data.size(0) != target.size(0)) {
     throw_error<ArgumentError>(
         "{}: samples of shape {} and targets of shape {} differ in their first dimension", dataset,
-        shape_text(data), shape_text(target));
+        c10::str(data.sizes()), c10::str(target.sizes()));
   }
 }
 
@@ -43,7 +37,7 @@ at::Tensor as_image_storage(const at::Tensor& images) {
     throw_error<ArgumentError>(
         "ImageDataset: images should be uint8 [n, height, width] or [n, channels, height, width], but they "
         "are {} {}",
-        c10::toString(images.scalar_type()), shape_text(images));
+        c10::toString(images.scalar_type()), c10::str(images.sizes()));
   }
   return (images.dim() == 3 ? images.unsqueeze(1) : images).contiguous();
 }

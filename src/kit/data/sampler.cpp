@@ -2,9 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include <ATen/ops/arange.h>
@@ -19,8 +17,9 @@
 #include <lockstep/data/sampler.h>
 
 #include "base/caller_place.h"
-#include "base/launched_rank.h"
 #include "base/throw_error.h"
+#include "data/index_streams.h"
+#include "data/world_share.h"
 #include "device/generators.h"
 
 namespace lockstep::data {
@@ -28,100 +27,6 @@ namespace {
 
 constexpr std::int64_t kReplacementPart = 32;  // Python draws as many at once, which determines the values
 constexpr std::int64_t kMostWeights = std::int64_t{1} << 24;  // torch.multinomial takes no more
-
-// `first`, `first + step`, ... below `end`.
-class StridedStream : public IndexStream {
- public:
-  StridedStream(std::int64_t first, std::int64_t step, std::int64_t end)
-      : next_(first), step_(step), end_(end) {}
-
-  std::int64_t read(std::span<std::int64_t> out) override {
-    std::int64_t count = 0;
-    for (auto& index : out) {
-      if (next_ >= end_) break;
-      index = next_;
-      next_ += step_;
-      ++count;
-    }
-    return count;
-  }
-
- private:
-  std::int64_t next_;
-  std::int64_t step_;
-  std::int64_t end_;
-};
-
-// Concatenates the contiguous tensors that `draw` returns, up to an undefined tensor.
-class DrawnStream : public IndexStream {
- public:
-  explicit DrawnStream(std::function<at::Tensor()> draw) : draw_(std::move(draw)) {}
-
-  std::int64_t read(std::span<std::int64_t> out) override {
-    std::size_t written = 0;
-    while (written < out.size() && refill()) {
-      const auto count = std::min(out.size() - written, static_cast<std::size_t>(part_.numel() - used_));
-      std::copy_n(part_.const_data_ptr<std::int64_t>() + used_, count,
-                  out.begin() + static_cast<std::ptrdiff_t>(written));
-      used_ += static_cast<std::int64_t>(count);
-      written += count;
-    }
-    return static_cast<std::int64_t>(written);
-  }
-
- private:
-  bool refill() {
-    while (!ended_ && (!part_.defined() || used_ == part_.numel())) {
-      part_ = draw_();
-      used_ = 0;
-      ended_ = !part_.defined();
-    }
-    return !ended_;
-  }
-
-  std::function<at::Tensor()> draw_;
-  at::Tensor part_;
-  std::int64_t used_ = 0;
-  bool ended_ = false;
-};
-
-// The indices of one draw, which happens at the first read, as in Python.
-template <typename Draw>
-std::unique_ptr<IndexStream> draw_once(Draw draw) {
-  return std::make_unique<DrawnStream>([draw = std::move(draw), drawn = false]() mutable {
-    return std::exchange(drawn, true) ? at::Tensor() : draw();
-  });
-}
-
-class BatchedStream : public BatchStream {
- public:
-  BatchedStream(std::unique_ptr<IndexStream> indices, std::int64_t batch_size, bool drop_last)
-      : indices_(std::move(indices)), batch_size_(batch_size), drop_last_(drop_last) {}
-
-  at::Tensor next() override {
-    if (ended_) return {};
-    auto batch = at::empty({batch_size_}, at::kLong);
-    const auto count =
-        indices_->read({batch.mutable_data_ptr<std::int64_t>(), static_cast<std::size_t>(batch_size_)});
-    ended_ = count < batch_size_;
-    if (!ended_) return batch;
-    if (count == 0 || drop_last_) return {};
-    return batch.narrow(0, 0, count);
-  }
-
- private:
-  std::unique_ptr<IndexStream> indices_;
-  std::int64_t batch_size_;
-  bool drop_last_;
-  bool ended_ = false;
-};
-
-void check_rank(std::string_view sampler, int rank, int num_replicas) {
-  if (rank >= 0 && rank < num_replicas) return;
-  throw_error<ArgumentError>(
-      "{}: rank {} is not one of the {} replicas; rank should be in 0 .. num_replicas-1", sampler, rank,
-      num_replicas);
-}
 
 void check_weights(const at::Tensor& weights) {
   if (!weights.defined() || !weights.is_cpu() || weights.dim() != 1 || weights.is_complex()) {
@@ -148,38 +53,6 @@ void check_weight_values(std::span<const double> weights) {
     throw_error<ArgumentError>(
         "WeightedRandomSampler: the weights add up to {}; the sum should be positive and finite", sum);
   }
-}
-
-// The options' number or, by default, the world's.
-template <typename Options>
-int size_of(const Options& options, const char* sampler) {
-  return options.num_replicas ? *options.num_replicas : shared_world(sampler).size;
-}
-
-template <typename Options>
-int rank_of(const Options& options, const char* sampler) {
-  return options.rank ? *options.rank : shared_world(sampler).rank;
-}
-
-// Numbers that came from the world must be those of the present one.
-template <typename Options>
-void check_world(const char* sampler, const Options& options, const World& share) {
-  if (options.num_replicas && options.rank) return;
-  const auto now = current_world();
-  require_same_world(sampler, {.rank = options.rank ? now.rank : share.rank,
-                               .size = options.num_replicas ? now.size : share.size});
-}
-
-// Which part of the samples a sampler of these numbers yields now.
-template <typename Options>
-World share_now(const Options& options, int rank, int num_replicas) {
-  const World made_in{.rank = rank, .size = num_replicas};
-  return options.num_replicas || options.rank ? made_in : world_since(made_in);
-}
-
-// The number of samples of each rank's share.
-std::int64_t share_of(std::int64_t count, int num_replicas, bool drop_last) {
-  return (drop_last ? count : count + num_replicas - 1) / num_replicas;
 }
 
 }  // namespace

@@ -37,11 +37,6 @@ void use_one_intra_op_thread() {
   if (set != nullptr) set(1);
 }
 
-void seed_generator(at::Generator& generator, std::uint64_t seed) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_current_seed(seed);
-}
-
 // Replaces the message through assignment from the standard class, which keeps the type and members of
 // derived classes.
 template <typename Standard>
@@ -141,7 +136,7 @@ class Worker {
       return init_error_;
     }
     thread_worker_info()->batch_seed = slot.seed;
-    seed_generator(generator_, slot.seed);
+    device::set_seed(generator_, slot.seed);
     try {
       storage.load(index, slot.indices);
       return nullptr;

@@ -21,7 +21,6 @@
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
-#include "fsdp/flat_optimizer_state.h"
 #include "optim/optimizer_states.h"
 #include "optim/unaveraged.h"
 #include "state/optimizer_state.h"
@@ -340,7 +339,7 @@ Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& 
   if (is_left_out(options)) return {};
   const auto name = [&](const Value& index) { return Value(entry_at(index).name); };
   Dict nested{{"state", std::move(states)}, {"param_groups", renamed_groups(own.at("param_groups"), name)}};
-  return options.flatten_optimizer_state_dict ? flattened(nested) : nested;
+  return options.flatten_optimizer_state_dict ? state::flattened(nested) : nested;
 }
 
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
@@ -354,7 +353,8 @@ void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimi
   std::optional<Dict> nested;
   const auto read = [&](const std::function<Value(const Dict&)>& part) {
     const auto own = [&] {
-      if (!nested) nested = is_flat ? unflattened(optim_state_dict, optimizer, name_of) : optim_state_dict;
+      if (!nested)
+        nested = is_flat ? state::unflattened(optim_state_dict, optimizer, name_of) : optim_state_dict;
       return part(*nested);
     };
     return options.broadcast_from_rank0 ? value_of_rank_0(own) : own();

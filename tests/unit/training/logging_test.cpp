@@ -14,6 +14,7 @@
 
 #include "base/process_state.h"
 #include "support/error_of.h"
+#include "support/file_text.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::testing {
@@ -22,11 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
-
-std::string text_of(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
 
 fs::path only_file_in(const fs::path& folder) {
   std::vector<fs::path> files;

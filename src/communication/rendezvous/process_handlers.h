@@ -4,7 +4,22 @@
 #include <exception>
 #include <string>
 
+// What a process handles otherwise while it is in a run: SIGPIPE, and exceptions that nothing catches.
 namespace lockstep::rendezvous {
+
+// While it lives, writing to a rank that is gone is an error instead of a SIGPIPE, which would end this
+// process. c10d's store server and Gloo rely on Python, which ignores the signal. A handler of the program
+// stays.
+class IgnoreSigpipe {
+ public:
+  IgnoreSigpipe();
+  ~IgnoreSigpipe();
+  IgnoreSigpipe(const IgnoreSigpipe&) = delete;
+  IgnoreSigpipe& operator=(const IgnoreSigpipe&) = delete;
+
+ private:
+  bool was_default_ = false;
+};
 
 // While it lives, an exception that nothing catches is reported with the rank, after what the program has
 // printed to stdout and std::cout. Then the process ends as before: by the handler of the program that was

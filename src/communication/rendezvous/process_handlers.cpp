@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rendezvous/uncaught.h"
+#include "rendezvous/process_handlers.h"
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cxxabi.h>
@@ -26,6 +27,18 @@
 
 namespace lockstep::rendezvous {
 namespace {
+
+bool is_handled_by(void (*handler)(int)) {
+  struct sigaction now {};
+  ::sigaction(SIGPIPE, nullptr, &now);
+  return (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == handler;
+}
+
+void handle_by(void (*handler)(int)) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  ::sigaction(SIGPIPE, &action, nullptr);
+}
 
 constexpr int kMostLines = 12;
 
@@ -160,6 +173,14 @@ thread_local Stage stage = Stage::none;
 }
 
 }  // namespace
+
+IgnoreSigpipe::IgnoreSigpipe() : was_default_(is_handled_by(SIG_DFL)) {
+  if (was_default_) handle_by(SIG_IGN);
+}
+
+IgnoreSigpipe::~IgnoreSigpipe() {
+  if (was_default_ && is_handled_by(SIG_IGN)) handle_by(SIG_DFL);
+}
 
 std::string uncaught_text(const std::exception_ptr& exception, bool whole) {
   try {
