@@ -15,10 +15,6 @@
 #include "comm/operation_futures.h"
 #include "rendezvous/python_group.h"
 
-#ifdef Py_GIL_DISABLED
-#error "free-threaded Python has no Lockstep: name the headers of a Python with a global interpreter lock"
-#endif
-
 namespace lockstep::python {
 namespace {
 

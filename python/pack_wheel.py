@@ -17,10 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from zipfile import ZIP_STORED
 
-import auditwheel.main_repair  # noqa: F401  (a missing package is known before the work)
-import scikit_build_core.build
-from wheel.wheelfile import WheelFile
-
 SOURCE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(SOURCE / "scripts/release"))
 import third_party  # noqa: E402
@@ -53,12 +49,23 @@ def pythons(stage):
     return [f"cp{number}" for number in sorted({int(re.match(r"_C\.cpython-(\d+)-", name)[1]) for name in names})]
 
 
+def tags(stage):
+    """All of them: the file name of the wheel joins its Pythons by dots, and so stands for each pair."""
+    names = pythons(stage)
+    return [f"{python}-{abi}-linux_x86_64" for python in names for abi in names]
+
+
+def tag_in_name(stage):
+    names = ".".join(pythons(stage))
+    return f"{names}-{names}-linux_x86_64"
+
+
 def write_metadata(stage):
+    import scikit_build_core.build
     os.chdir(SOURCE)
     info = stage / scikit_build_core.build.prepare_metadata_for_build_wheel(str(stage))
     lines = (info / "WHEEL").read_text().strip().splitlines()
-    tags = pythons(stage)
-    lines = [line for line in lines if not line.startswith("Tag:")] + [f"Tag: {python}-{abi}-linux_x86_64" for python in tags for abi in tags]
+    lines = [line for line in lines if not line.startswith("Tag:")] + [f"Tag: {tag}" for tag in tags(stage)]
     (info / "WHEEL").write_text("\n".join(lines) + "\n")
     text, found = re.subn(r"(?m)^(Requires-Dist: torch==)[\d.]+(?=;)", rf"\g<1>{metadata.version('torch').split('+')[0]}",
                           (info / "METADATA").read_text())
@@ -82,8 +89,9 @@ def add_licenses(build, stage, info):
 
 def pack(stage, info, folder):
     """A wheel without compression, for auditwheel, which compresses its own."""
-    name, tags = info.name.removesuffix(".dist-info"), ".".join(pythons(stage))
-    wheel = Path(folder) / f"{name}-{tags}-{tags}-linux_x86_64.whl"  # auditwheel finds the oldest glibc and C++ library that will do
+    from wheel.wheelfile import WheelFile
+    name = info.name.removesuffix(".dist-info")
+    wheel = Path(folder) / f"{name}-{tag_in_name(stage)}.whl"  # auditwheel finds the oldest glibc and C++ library that will do
     for path in stage.rglob("*"):  # whatever the umask of the machine
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
@@ -105,6 +113,8 @@ def audit(wheel, output):
 
 
 def main(build, output):
+    for package in ("auditwheel", "scikit_build_core", "wheel"):  # a missing one is known before the work
+        metadata.version(package)
     os.umask(0o022)  # of the folders that auditwheel makes
     build, output = Path(build).resolve(), Path(output).resolve()
     with tempfile.TemporaryDirectory() as folder:

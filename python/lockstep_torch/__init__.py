@@ -6,7 +6,9 @@
 """
 
 import functools
+import importlib.util
 import os
+import sys
 from datetime import timedelta
 
 from lockstep_torch._build import torch_version, version as __version__
@@ -29,6 +31,10 @@ if torch.__version__.split("+")[0] != torch_version:
 
 from torch._C._distributed_c10d import Backend as _C10dBackend  # noqa: E402
 
+if importlib.util.find_spec("lockstep_torch._C") is None:
+    _found = sorted(name.split(".")[1] for name in os.listdir(os.path.dirname(__file__)) if name.startswith("_C."))
+    raise ImportError(f"lockstep_torch {__version__} has no module for {sys.implementation.cache_tag}, only for "
+                      f"{', '.join(_found)}: install the lockstep_torch of this Python")
 from lockstep_torch import _C  # noqa: E402
 
 #: As torch.utils.cmake_prefix_path: where CMake finds Lockstep's package.

@@ -26,5 +26,7 @@ for wanted in "$@"; do
   mv "$work/$name/usr/include/$name" "$folder/$name"
   # Debian's file in its place includes the one of the architecture, which only a system folder leads to.
   mv "$work/$name/usr/include/$(dpkg-architecture -q DEB_HOST_MULTIARCH)/$name/pyconfig.h" "$folder/$name/pyconfig.h"
+  grep -q '^#define PY_RELEASE_LEVEL *PY_RELEASE_LEVEL_FINAL' "$folder/$name/patchlevel.h" ||
+    fail "$folder/$name is of a CPython that is not released yet, whose interface may still change"
   say "$folder/$name: $(sed -nE 's/^#define PY_VERSION +"(.*)"/\1/p' "$folder/$name/patchlevel.h")"
 done

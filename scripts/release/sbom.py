@@ -11,6 +11,8 @@ def component(library):
     """One of third_party.libraries()."""
     if library.packages:
         purl = f"pkg:deb/debian/{library.name}@{quote(library.version, safe='')}?arch=source"
+    elif library.name.startswith("python"):
+        purl = f"pkg:generic/python@{quote(library.version, safe='')}"
     else:
         purl = f"pkg:pypi/{library.name}@{quote(library.version, safe='')}"
     return {

@@ -134,6 +134,16 @@ def compiled_in(tree):
     return found
 
 
+def headers_of_pythons(tree):
+    """Of other CPythons than that of the tree, for which there is a module (LOCKSTEP_PYTHON_HEADERS)."""
+    match = re.search(r"^LOCKSTEP_PYTHON_HEADERS:[A-Z]+=(.*)$", (Path(tree) / "CMakeCache.txt").read_text(), re.MULTILINE)
+    found = []
+    for folder in filter(None, (match[1] if match else "").split(";")):
+        version = re.search(r'^#define PY_VERSION\s+"(.*)"', (Path(folder) / "patchlevel.h").read_text(), re.MULTILINE)[1]
+        found.append(Library("python" + ".".join(version.split(".")[:2]), version, "headers of a module of the wheel"))
+    return found
+
+
 def linked(programs):
     """The libraries that the programs need of the system."""
     names = {name for program in programs for name in needed(program) if not OF_TORCH.match(name)}
@@ -155,7 +165,7 @@ def libraries(tree, programs, bundled):
         use = "loaded when it is needed" if library.name in LOADED else "compiled in"
         found.append(Library(library.name, library.version, use, library.packages))
     found.append(Library("torch", metadata.version("torch"), "linked"))
-    return sorted(found)
+    return sorted(found + headers_of_pythons(tree))
 
 
 def copyright_of(library):

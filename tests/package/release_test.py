@@ -133,6 +133,19 @@ class Wheels(Folder):
         for number in (315, 311, 39):
             self.write(f"lockstep_torch/_C.cpython-{number}-x86_64-linux-gnu.so", "")
         self.assertEqual(pack_wheel.pythons(self.folder), ["cp39", "cp311", "cp315"])
+        self.assertEqual(pack_wheel.tag_in_name(self.folder), "cp39.cp311.cp315-cp39.cp311.cp315-linux_x86_64")
+        tags = pack_wheel.tags(self.folder)
+        self.assertEqual((len(tags), tags[0], tags[5]), (9, "cp39-cp39-linux_x86_64", "cp311-cp315-linux_x86_64"))
+
+
+    def test_headers_of_pythons(self):
+        self.write("headers/patchlevel.h", '#define PY_MAJOR_VERSION 3\n#define PY_VERSION              "3.13.5"\n')
+        self.write("CMakeCache.txt", f"LOCKSTEP_PYTHON_HEADERS:STRING={self.folder}/headers\n")
+        [python] = third_party.headers_of_pythons(self.folder)
+        self.assertEqual((python.name, python.version, python.licence), ("python3.13", "3.13.5", "PSF-2.0"))
+        self.assertEqual(sbom.component(python)["purl"], "pkg:generic/python@3.13.5")
+        self.write("CMakeCache.txt", "LOCKSTEP_PYTHON_HEADERS:STRING=\n")
+        self.assertEqual(third_party.headers_of_pythons(self.folder), [])
 
 
 class Bill(Folder):

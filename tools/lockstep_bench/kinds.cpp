@@ -40,9 +40,11 @@ const std::vector<Kind>& kinds() {
   return all;
 }
 
-const Kind& find_kind(std::string name) {
-  std::ranges::replace(name, '_', '-');
-  return find_in(kinds(), "collective", name);
+const Kind& find_kind(const std::string& name) {
+  auto with_hyphens = name;
+  std::ranges::replace(with_hyphens, '_', '-');
+  const auto found = std::ranges::find(kinds(), with_hyphens, &Kind::name);
+  return found != kinds().end() ? *found : find_in(kinds(), "collective", name);
 }
 
 std::string kind_names() { return names_of(kinds()); }

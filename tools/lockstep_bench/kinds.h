@@ -19,8 +19,8 @@ struct Kind {
 };
 
 const std::vector<Kind>& kinds();
-// By its name, or by that of PyTorch's function, such as "all_reduce". Throws ArgumentError, which lists all names, for an unknown one.
-const Kind& find_kind(std::string name);
+// By its name, in which underscores count as hyphens ("all_reduce"). Throws ArgumentError, which lists all names, for an unknown one.
+const Kind& find_kind(const std::string& name);
 // "all-reduce, all-gather, ..."
 std::string kind_names();
 

@@ -62,6 +62,28 @@ std::vector<at::Tensor> places_for(const std::vector<c10::Storage>& sent, const 
   return places;
 }
 
+// Bytes that the backend does not carry go through memory of its device, in parts of this size.
+constexpr std::int64_t kCarriedBytes = std::int64_t{64} << 20;
+
+// Empty if the group carries bytes of the CPU.
+at::Tensor carrier_for(const ProcessGroup& group, const std::vector<at::Tensor>& places) {
+  const auto device = comm::device_that_carries(group, at::kCPU);
+  if (device.is_cpu()) return {};
+  std::int64_t most = 0;
+  for (const auto& place : places) most = std::max(most, place.numel());
+  return at::empty({std::min(most, kCarriedBytes)}, at::TensorOptions(at::kByte).device(device));
+}
+
+void broadcast_through(const ProcessGroup& group, const at::Tensor& carrier, const at::Tensor& place) {
+  for (std::int64_t done = 0; done < place.numel(); done += carrier.numel()) {
+    const auto part = place.narrow(0, done, std::min(carrier.numel(), place.numel() - done));
+    const auto carried = carrier.narrow(0, 0, part.numel());
+    if (group.rank() == 0) carried.copy_(part);
+    group.broadcast(carried, 0);
+    if (group.rank() != 0) part.copy_(carried);
+  }
+}
+
 std::string digest_of_weights(const Dict& weights) {
   std::string digests;
   for (const auto& [name, value] : weights) {
@@ -138,12 +160,18 @@ Value share_value(const Group& group, const Value& value, at::Device device) {
   pickled.pickle = group->broadcast_object(pickled.pickle, 0);
   const auto shared_sizes = load_bytes(group->broadcast_object(first ? save_bytes(Value(sizes)) : "", 0));
   std::vector<at::Tensor> places;
-  on_every(group, [&] { places = places_for(pickled.storages, *shared_sizes.get_if<List>(), first); });
+  at::Tensor carrier;
+  on_every(group, [&] {
+    places = places_for(pickled.storages, *shared_sizes.get_if<List>(), first);
+    carrier = carrier_for(*group, places);
+  });
   for (const auto& place : places) {
     if (place.numel() == 0) continue;
-    const auto carried = place.to(comm::device_that_carries(*group, place.device()));
-    group->broadcast(carried, 0);
-    if (!first && !carried.is_same(place)) place.copy_(carried);
+    if (carrier.defined()) {
+      broadcast_through(*group, carrier, place);
+    } else {
+      group->broadcast(place, 0);
+    }
   }
   auto result = value;
   on_every(group, [&] {

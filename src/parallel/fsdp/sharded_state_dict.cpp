@@ -38,7 +38,7 @@ at::Tensor gather_parts(const at::Tensor& part, const modules::Cut& cut, std::in
   sizes.insert(sizes.begin(), cut.ranks.size());
   const auto all = at::empty(sizes, padded.options());
   cut.ranks.all_gather_into_tensor(all, padded);
-  return at::cat(all.unbind(0), cut.dim).narrow(cut.dim, 0, size).contiguous().to(part.device());
+  return at::cat(all.to(part.device()).unbind(0), cut.dim).narrow(cut.dim, 0, size).contiguous();
 }
 
 at::Tensor gather_whole(at::Tensor part, const ParameterEntry& entry) {
@@ -140,7 +140,8 @@ void refuse_other_parameters(const StateEntries& entries, const char* function) 
 
 // Rank 0's whole tensor on all ranks. `value`: on rank 0, which has read it.
 Value broadcast(const Value* value, const ParameterEntry& entry) {
-  const auto options = entry.part.options().requires_grad(false);
+  const auto device = comm::device_that_carries(default_group(), entry.part.device());
+  const auto options = entry.part.options().requires_grad(false).device(device);
   const auto whole =
       value != nullptr ? value->as_tensor().to(options).contiguous() : at::empty(entry.sizes, options);
   default_group().broadcast(whole, 0);
@@ -190,8 +191,8 @@ Value differences_of(const StateEntries& entries, const Dict& dict, const StateD
     std::vector<std::string> names;
     for (const auto& name : unexpected.items) names.push_back(name.as_string());
     throw_error<CheckpointError>(
-        "the state dict has entries that the module does not have: \"{}\"; set_model_state_dict() leaves them out with "
-        "{{.strict = false}}",
+        "the state dict has entries that the module does not have: \"{}\"; set_model_state_dict(module, dict, "
+        "{{.strict = false}}) leaves them out",
         fmt::join(names, "\", \""));
   }
   return List{std::move(missing), std::move(unexpected)};

@@ -53,8 +53,9 @@ TEST(BenchOptions, AreParsedFromTheCommandLine) {
   EXPECT_EQ(options.format, Format::csv);
 }
 
-TEST(BenchOptions, TakesTheNamesOfPyTorchsFunctions) {
+TEST(BenchOptions, TakesUnderscoresForHyphens) {
   EXPECT_THAT(parse({"all_reduce,reduce_scatter"}).collectives, ElementsAre("all-reduce", "reduce-scatter"));
+  EXPECT_THAT(complaint({"all_reduce_x"}), HasSubstr("\"all_reduce_x\" is not a collective"));
 }
 
 TEST(BenchOptions, AllMeansEveryCollective) { EXPECT_EQ(parse({"all"}).collectives.size(), kinds().size()); }
