@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // `lockstep doctor --report` on real ranks, on recorder files, and what it leaves out.
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sys/stat.h>
@@ -14,6 +15,8 @@
 #include <lockstep/version.h>
 
 #include "base/deadline.h"
+#include "base/host.h"
+#include "observe/recorder_files.h"
 #include "support/ranks.h"
 #include "tool_program.h"
 
@@ -26,6 +29,7 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 [[noreturn, gnu::noinline]] void wait_for_ever_in_rank_1() {
   while (true) ::pause();
@@ -52,7 +56,8 @@ class ProblemReport : public testing::ToolProgram {
     EXPECT_LE(process.finish(), 1) << process.err();  // 1: this host has a problem
     EXPECT_THAT(process.err(), IsEmpty());
     EXPECT_THAT(process.out(),
-                ContainsRegex("report.txt: [0-9]+ problems?, [0-9]+ warnings?, [0-9]+ ok. Read"));
+                ContainsRegex("report.txt: [0-9]+ problems?, [0-9]+ warnings?, [0-9]+ ok. Read[^\n]*\n"
+                              "run of [12] ranks?: [^\n]+\n$"));
     struct stat status {};
     EXPECT_EQ(::stat(name.c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777U, 0600U);
@@ -144,6 +149,55 @@ TEST_F(ProblemReport, ReadsRecorderFilesAndLeavesSecretsAndTheHomeFolderOut) {
   EXPECT_THAT(text, Not(HasSubstr("secret-")));
   EXPECT_THAT(text,
               AllOf(HasSubstr("TORCH_HOME=~/weights\n"), HasSubstr("of ~/recorder\n"), Not(HasSubstr(home))));
+}
+
+// The current one until the end of the scope.
+class CurrentFolder {
+ public:
+  explicit CurrentFolder(const std::filesystem::path& folder) { std::filesystem::current_path(folder); }
+  ~CurrentFolder() {
+    std::error_code ignored;
+    std::filesystem::current_path(before_, ignored);
+  }
+  CurrentFolder(const CurrentFolder&) = delete;
+  CurrentFolder& operator=(const CurrentFolder&) = delete;
+
+ private:
+  std::filesystem::path before_ = std::filesystem::current_path();
+};
+
+TEST_F(ProblemReport, BearsTheNameOfTheHostAndReplacesAnOldFile) {
+  namespace fs = std::filesystem;
+  observe::write_recorder_files({.host = "node3", .taken_at = 1, .ranks = {{.rank = 0, .pid = 5}}},
+                                file("recorder"));
+  const auto name = "lockstep-report-" + host_name() + ".txt";
+  std::ofstream(path(name)) << "old\n";
+  fs::permissions(path(name), fs::perms(0644));
+  const CurrentFolder current(path("").parent_path());
+  testing::LauncherProcess recorded({"doctor", "--report", "--run", "recorder"}, {.watchdog = 200s});
+  EXPECT_LE(recorded.finish(), 1) << recorded.err();
+  EXPECT_THAT(recorded.out(), AllOf(StartsWith(name + ": "), ContainsRegex("\nrun of 1 rank: [^\n]+\n$")));
+  EXPECT_EQ(fs::status(path(name)).permissions(), fs::perms(0600));
+  EXPECT_THAT(first_line(path(name)), StartsWith("Report of lockstep doctor"));
+
+  fs::remove(path(name));
+  testing::LauncherProcess bare({"doctor", "--report"}, {.watchdog = 200s});
+  if (bare.finish() == 2) {  // this user has several runs here
+    EXPECT_THAT(bare.err(), HasSubstr("of this user"));
+    return;
+  }
+  EXPECT_THAT(bare.out(), AllOf(StartsWith(name + ": "), ContainsRegex("\n(no run|run of [0-9]+ ranks?): ")));
+  EXPECT_EQ(fs::status(path(name)).permissions(), fs::perms(0600));
+}
+
+TEST_F(ProblemReport, LeavesLinksAsTheyAre) {
+  std::filesystem::create_symlink("/dev/null", path("link"));
+  const auto refusal = HasSubstr("it is a symbolic link, which is not replaced; name a regular file");
+  EXPECT_THAT(expect_failure({"--report", file("link")}, 2), refusal);
+  testing::LauncherProcess run({"run", "--nproc-per-node", "1", "--report", file("link"), "--", "/bin/true"});
+  EXPECT_EQ(run.finish(), 2);
+  EXPECT_THAT(run.err(), refusal);
+  EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
 }
 
 TEST_F(ProblemReport, SaysWhatIsWrongWithItsArguments) {

@@ -39,7 +39,7 @@ namespace {
 constexpr double kDefaultWatch = 2;
 constexpr double kShortestWatch = 0.1;
 constexpr double kLongestWatch = 24 * 3600;
-constexpr const char* kReportFile = "lockstep-report.txt";
+constexpr const char* kReportFile = "lockstep-report-<host>.txt";
 constexpr const char* kHomeAndClear = "\x1b[H\x1b[J";
 
 // Whether one of `signals`, which are blocked, came within `seconds`.
@@ -135,7 +135,7 @@ struct DoctorOptions {
 };
 
 // Before the checks, which start ranks of their own.
-std::string run_for_report(const DoctorOptions& options) {
+RunText run_for_report(const DoctorOptions& options) {
   if (options.report.empty()) return {};
   require_report_file(options.report);
   return run_text(options.run);
@@ -149,9 +149,9 @@ int check_this_host(const DoctorOptions& options) {
   findings.insert(findings.begin(), own.begin(), own.end());
   const auto report = doctor::make_report(facts, std::move(peers), std::move(findings));
   if (!options.report.empty()) {
-    write_problem_report(options.report, facts, report.findings, run);
-    std::cout << fmt::format("{}: {}. Read the file before you publish it.\n", options.report,
-                             doctor::summary(report.findings));
+    write_problem_report(options.report, facts, report.findings, run.sections);
+    std::cout << fmt::format("{}: {}. Read the file before you publish it.\n{}\n", options.report,
+                             doctor::summary(report.findings), run.line);
   } else {
     std::cout << (options.json ? doctor::report_json(report).dump(2) + '\n' : doctor::report_text(report));
   }
@@ -210,7 +210,12 @@ Command doctor_command(CLI::App& app) {
       ->needs(report);
   doctor.add_option("--meeting", options->meeting)->group("");
   doctor.footer("The exit code is 0 without problems (warnings are allowed), else 1.");
-  return {.app = &doctor, .run = [options](const auto& /*rest*/) { return run_doctor(*options); }};
+  return {.app = &doctor, .run = [options](const auto& /*rest*/) {
+            // Hosts may share the folder.
+            if (options->report == kReportFile)
+              options->report = fmt::format("lockstep-report-{}.txt", host_name());
+            return run_doctor(*options);
+          }};
 }
 
 namespace {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <clocale>
+#include <exception>
+#include <functional>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -66,62 +68,82 @@ std::string calls_text(const observe::Run& run) {
   return text;
 }
 
-std::string snapshot_text(const Snapshot& snapshot) {
-  return section("Run", plain_text(snapshot)) + section("Last calls", calls_text(snapshot.run));
+// A section with what `contents` returns, or why it cannot.
+std::string section_of(const std::string& title, const std::function<std::string()>& contents) {
+  try {
+    return section(title, contents());
+  } catch (const std::exception& error) {
+    return section(title, printable_text(fmt::format("not read: {}", exception_text(error))));
+  }
 }
 
-std::string recorded_run(const std::string& folder) {
+RunText snapshot_text(const Snapshot& snapshot) {
+  const auto ranks = snapshot.run.ranks.size();
+  return {.line = printable_text(
+              fmt::format("run of {} rank{}: {}", ranks, ranks == 1 ? "" : "s", snapshot.verdict.text)),
+          .sections = section_of("Run", [&] { return plain_text(snapshot); }) +
+                      section_of("Last calls", [&] { return calls_text(snapshot.run); })};
+}
+
+RunText no_run(const std::string& reason) {
+  const auto line = printable_text("no run: " + reason);
+  return {.line = line, .sections = section("Run", line)};
+}
+
+RunText living_ranks(int pid) {
+  try {
+    return snapshot_text(snapshot_of(std::to_string(pid), /*hosts=*/false));
+  } catch (const std::exception& error) {
+    return no_run(fmt::format("that of pid {} was not read: {}", pid, exception_text(error)));
+  }
+}
+
+RunText recorded_run(const std::string& folder) {
   Snapshot snapshot{.run = observe::read_recorder_files(folder)};
   snapshot.figures = observe::figures_of(snapshot.run);
   snapshot.verdict = observe::judge(snapshot.run);
-  return section("Recorder files", fmt::format("of {}", folder)) + snapshot_text(snapshot);
+  auto text = snapshot_text(snapshot);
+  text.sections.insert(0, section("Recorder files", fmt::format("of {}", folder)));
+  return text;
 }
 
-// What the ranks were started with. They may differ in RANK and its relatives.
-std::string process_text(int pid) {
-  const auto command = observe::redacted_words(observe::command_of(pid));
-  return section(fmt::format("Command of pid {}", pid),
-                 printable_text(fmt::format("{}", fmt::join(command, " ")))) +
-         section(fmt::format("Environment of pid {}", pid), variables_text(observe::variables_of(pid)));
+std::string printable_lines(const std::string& text) {
+  std::string lines;
+  for (const auto& line : split(text, '\n')) lines += printable_text(line) + '\n';
+  return lines;
 }
 
-std::string stacks_section(const observe::ObservedRun& run) {
-  std::string text;
-  try {
-    for (const auto& line : split(observe::stacks_text(run), '\n')) text += printable_text(line) + '\n';
-  } catch (const Error& error) {
-    text = error.what();
-  }
-  return section("Stacks", text);
-}
-
-std::string living_run(const observe::ObservedRun& run) {
-  const int pid = run.pids.front();
-  try {
-    const auto snapshot = snapshot_of(std::to_string(pid), /*hosts=*/false);
-    return snapshot_text(snapshot) + stacks_section(run) + process_text(pid);
-  } catch (const Error& error) {
-    return section("Run", fmt::format("The run of pid {} was not read: {}", pid, error.what()));
-  }
+std::string command_text(int pid) {
+  return printable_text(fmt::format("{}", fmt::join(observe::redacted_words(observe::command_of(pid)), " ")));
 }
 
 }  // namespace
 
-std::string run_text(const std::string& source) {
+// The command is that of one rank: others may differ in RANK and its relatives.
+RunText text_of(const observe::ObservedRun& run) {
+  const int pid = run.pids.front();
+  auto text = living_ranks(pid);
+  text.sections += section_of("Stacks", [&] { return printable_lines(observe::stacks_text(run)); }) +
+                   section_of(fmt::format("Command of pid {}", pid), [&] { return command_text(pid); }) +
+                   section_of(fmt::format("Environment of pid {}", pid),
+                              [&] { return variables_text(observe::variables_of(pid)); });
+  return text;
+}
+
+RunText run_text(const std::string& source) {
   std::setlocale(LC_CTYPE, "");  // which characters can be shown
   std::error_code ignored;
   if (fs::is_directory(source, ignored)) return recorded_run(source);
   if (source.empty() && observe::find_runs(observe::own_processes()).empty()) {
-    return section(
-        "Run",
-        "No run of this user is on this host. --run DIR adds the recorder files of a run that has ended.");
+    return no_run(
+        "this user has none on this host; --run DIR adds the recorder files of a run that has ended");
   }
   try {
-    return living_run(observe::find_run(source));
+    return text_of(observe::find_run(source));
   } catch (const ArgumentError&) {
     throw;
   } catch (const Error& error) {
-    return section("Run", error.what());
+    return no_run(error.what());
   }
 }
 

@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "machine/host.h"
+#include "observe/private_file.h"
 
 namespace lockstep::cli {
 namespace {
@@ -46,9 +47,9 @@ std::string system_name() {
 
 void require_report_file(const fs::path& file) {
   const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  std::error_code ignored;
-  if (fs::is_directory(file, ignored) || !file.has_filename())
-    throw_error<ArgumentError>("--report {}: it is a folder; name a file", file.string());
+  const auto refusal =
+      file.has_filename() ? observe::reason_not_to_replace(file) : "it is a folder; name a file";
+  if (!refusal.empty()) throw_error<ArgumentError>("--report {}: {}", file.string(), refusal);
   if (::access(folder.c_str(), W_OK | X_OK) == 0) return;
   throw_error<ArgumentError>("--report {}: the folder {} cannot be written: {}; use an existing folder",
                              file.string(), folder.string(), errno_text(errno));

@@ -7,8 +7,11 @@
 #include <system_error>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include "base/limits.h"
 #include "base/text.h"
+#include "base/throw_error.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::observe {
@@ -23,8 +26,19 @@ namespace {
 
 }  // namespace
 
+std::string reason_not_to_replace(const std::filesystem::path& file) {
+  struct stat status {};
+  if (::lstat(file.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return {};
+  if (S_ISDIR(status.st_mode)) return "it is a folder; name a file";
+  const char* const what = S_ISLNK(status.st_mode) ? "a symbolic link" : "a device, a pipe or a socket";
+  return fmt::format("it is {}, which is not replaced; name a regular file, or one that does not exist",
+                     what);
+}
+
 void write_private_file(const std::filesystem::path& file, const std::string& bytes) {
   const FileSizeErrors as_errors;
+  const auto refusal = reason_not_to_replace(file);
+  if (!refusal.empty()) throw_error<Error>("{}: {}", file.string(), refusal);
   const auto unfinished = file.string() + "." + random_hex(8) + ".tmp";
   const UniqueFd fd(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!fd) throw std::system_error(errno, std::generic_category());

@@ -4,20 +4,28 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/host.h"
 #include "observe/private_file.h"
 #include "observe/report/page.h"
 #include "observe/report/redaction.h"
+#include "problem_report.h"
 #include "runs.h"
+#include "support/error_of.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::observe {
 namespace {
 
+using lockstep::testing::error_of;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Le;
@@ -69,8 +77,22 @@ TEST(Redaction, HidesWhatLooksLikeASecret) {
   }
 }
 
+TEST(Redaction, LeavesLinesOfSourceFilesAndMembersOfClasses) {
+  for (const char* place : {"has not entered all_reduce #2 of Float[4] at token_loader.cpp:42",
+                            "two_pass.cpp:7", "src/auth.cpp:3:15: error", "(auth.cuh:12)", "secret.py:8.",
+                            "#3 ByteToken::next(int) at pass.h:9", "Auth<int>::Token::of(x)"}) {
+    EXPECT_EQ(redacted(place), place);
+  }
+  EXPECT_EQ(redacted("auth.cpp: abc"), "auth.cpp: [redacted]");
+  EXPECT_EQ(redacted("auth.cpp:42abc"), "auth.cpp:[redacted]");
+  EXPECT_EQ(redacted("token:42"), "token:[redacted]");
+  EXPECT_EQ(redacted("token.cpp=42"), "token.cpp=[redacted]");
+}
+
 TEST(Redaction, PutsATildeForTheHomeFolder) {
   EXPECT_EQ(without_home("A=/home/ann/x:/home/ann B=/home/anna/x", "/home/ann/"), "A=~/x:~ B=/home/anna/x");
+  EXPECT_EQ(without_home("/srv/root/x /root/root/x a-/root", "/root"), "/srv/root/x ~/root/x a-/root");
+  EXPECT_EQ(without_home("-I/root/x file:///root", "/root"), "-I~/x file://~");
   EXPECT_EQ(without_home("/usr/lib", "/"), "/usr/lib");
   EXPECT_EQ(without_home("/usr/lib", ""), "/usr/lib");
 }
@@ -78,10 +100,41 @@ TEST(Redaction, PutsATildeForTheHomeFolder) {
 TEST(Redaction, ShowsOnlyVariablesOfItsList) {
   EXPECT_THAT(
       shown_variables({"OMP_NUM_THREADS=4", "HOME=/root", "AWS_SECRET_ACCESS_KEY=x", "LOCKSTEP_SECRET=x",
-                       "MASTER_ADDR=h", "NCCL_AUTH_TOKEN=t", "LOCKSTEP_LOG_LEVEL=debug", "broken"}),
+                       "MASTER_ADDR=h", "NCCL_AUTH_TOKEN=t", "LOCKSTEP_LOG_LEVEL=debug", "broken",
+                       "SLURM_JOB_USER=ann", "SLURM_JOB_ACCOUNT=lab", "SLURM_JOB_UID=1000",
+                       "SLURM_JOB_GID=1000", "SLURM_ACCOUNT=lab", "SLURM_JOB_ID=7", "NCCL_JWT=x"}),
       ElementsAre(Pair("LOCKSTEP_LOG_LEVEL", "debug"), Pair("LOCKSTEP_SECRET", "[redacted]"),
                   Pair("MASTER_ADDR", "h"), Pair("NCCL_AUTH_TOKEN", "[redacted]"),
-                  Pair("OMP_NUM_THREADS", "4")));
+                  Pair("NCCL_JWT", "[redacted]"), Pair("OMP_NUM_THREADS", "4"), Pair("SLURM_JOB_ID", "7")));
+}
+
+TEST(PrivateFile, ReplacesOnlyRegularFiles) {
+  const lockstep::testing::TempFolder folder;
+  const auto file = folder / "file";
+  write_private_file(file, "old");
+  write_private_file(file, "new");
+  EXPECT_EQ(first_line(file), "new");
+  std::filesystem::create_symlink(file, folder / "link");
+  std::filesystem::create_symlink(folder / "nothing", folder / "broken link");
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  for (const char* name : {"link", "broken link", "pipe"}) {
+    const auto kind = std::filesystem::symlink_status(folder / name).type();
+    EXPECT_THAT(error_of<Error>([&] { write_private_file(folder / name, "x"); }),
+                AllOf(HasSubstr(name), HasSubstr("which is not replaced; name a regular file")));
+    EXPECT_EQ(std::filesystem::symlink_status(folder / name).type(), kind);
+  }
+  EXPECT_EQ(first_line(file), "new");
+}
+
+// This process is no rank, as one that has ended meanwhile.
+TEST(ProblemReportOfARun, HasTheOtherSectionsIfOneCannotBeRead) {
+  const auto pid = ::getpid();
+  const auto text = cli::text_of({.pids = {pid}});
+  EXPECT_THAT(text.line, HasSubstr(fmt::format("no run: that of pid {} was not read: ", pid)));
+  EXPECT_THAT(text.sections,
+              AllOf(HasSubstr("== Run ==\n" + text.line), HasSubstr("== Stacks ==\n"),
+                    HasSubstr(fmt::format("== Command of pid {} ==\n", pid)), HasSubstr("test_observe"),
+                    HasSubstr(fmt::format("== Environment of pid {} ==\n", pid))));
 }
 
 // A rank whose steps take 1 ms each, in three phases, at `now`.

@@ -43,9 +43,10 @@ bool is_among(const std::string& text, const auto& list) {
 
 // Whether a value of this name is a secret. The path of a file with one is none.
 bool is_secret_name(std::string_view name) {
-  static constexpr std::array<std::string_view, 16> kSecrets{
-      "password", "passwd",   "pass", "pwd",    "passphrase", "secret",      "secrets",       "token",
-      "apikey",   "apitoken", "auth", "bearer", "credential", "credentials", "authorization", "cookie"};
+  static constexpr std::array<std::string_view, 17> kSecrets{
+      "password",   "passwd",      "pass",          "pwd",      "passphrase", "secret",
+      "secrets",    "token",       "apikey",        "apitoken", "auth",       "bearer",
+      "credential", "credentials", "authorization", "cookie",   "jwt"};
   static constexpr std::array<std::string_view, 10> kOfKeys{
       "api", "access", "private", "secret", "auth", "signing", "encryption", "license", "account", "ssh"};
   static constexpr std::array<std::string_view, 4> kPaths{"file", "path", "dir", "folder"};
@@ -81,6 +82,25 @@ struct Range {
   std::size_t end = 0;
 };
 
+bool is_source_file(std::string_view name) {
+  static constexpr std::array<std::string_view, 16> kExtensions{".c",   ".cc",  ".cpp", ".cxx", ".h",  ".hh",
+                                                                ".hpp", ".hxx", ".inl", ".ipp", ".cu", ".cuh",
+                                                                ".py",  ".pyx", ".rs",  ".go"};
+  return std::ranges::any_of(kExtensions, [&](auto extension) { return name.ends_with(extension); });
+}
+
+bool begins_with_a_number(std::string_view text) {
+  const auto end = text.find_first_not_of("0123456789");
+  if (end == std::string_view::npos) return !text.empty();
+  return end > 0 && std::isalpha(static_cast<unsigned char>(text[end])) == 0 && text[end] != '_';
+}
+
+// Whether the ':' at `at` belongs to "Name::member" or, behind `name`, to "file.cpp:42".
+bool is_place(std::string_view text, std::size_t at, std::string_view name) {
+  const auto rest = text.substr(at + 1);
+  return rest.starts_with(':') || (is_source_file(name) && begins_with_a_number(rest));
+}
+
 // The value of a secret name that ends at `at`, at '=' or ':', or at the space behind "--name".
 std::optional<Range> named_value(std::string_view text, std::size_t at) {
   const bool is_quoted = at > 0 && is_quote(text[at - 1]);
@@ -88,7 +108,8 @@ std::optional<Range> named_value(std::string_view text, std::size_t at) {
   const auto begin = begin_of_name(text, end);
   const bool is_option = begin < end && text[begin] == '-';
   if (begin == end || (is_space(text[at]) && !is_option)) return std::nullopt;
-  if (!is_secret_name(text.substr(begin, end - begin))) return std::nullopt;
+  const auto name = text.substr(begin, end - begin);
+  if (!is_secret_name(name) || (text[at] == ':' && is_place(text, at, name))) return std::nullopt;
   auto value = at + 1;
   while (value < text.size() && is_space(text[value]) && text[at] != '=') ++value;
   if (is_space(text[at]) && value < text.size() && text[value] == '-') return std::nullopt;  // another option
@@ -164,13 +185,16 @@ std::string without_home(std::string_view text, std::string_view home) {
   while (home.ends_with('/')) home.remove_suffix(1);
   if (home.empty()) return std::string(text);
   std::string result;
-  for (auto at = text.find(home); at != std::string_view::npos; at = text.find(home)) {
+  std::size_t copied = 0;
+  for (auto at = text.find(home); at != std::string_view::npos; at = text.find(home, at + home.size())) {
     const auto end = at + home.size();
-    const bool is_whole = end == text.size() || !is_word(text[end]);
-    result += is_whole ? std::string(text.substr(0, at)) + '~' : std::string(text.substr(0, end));
-    text.remove_prefix(end);
+    const auto begin = begin_of_name(text, at);
+    const bool begins = begin == at || text[begin] == '-';  // as in -I/home/me
+    if (!begins || (end < text.size() && is_word(text[end]))) continue;
+    result.append(text, copied, at - copied) += '~';
+    copied = end;
   }
-  return result += text;
+  return result.append(text, copied);
 }
 
 std::vector<std::string> redacted_words(const std::vector<std::string>& words) {
@@ -199,6 +223,9 @@ std::vector<std::pair<std::string, std::string>> shown_variables(const std::vect
   static constexpr std::array<std::string_view, 16> kBeginnings{
       "LOCKSTEP_", "PET_",  "TORCHELASTIC_", "OMP_",     "KMP_",      "GOMP_",  "MKL_",   "NCCL_",
       "GLOO_",     "CUDA_", "TORCH_",        "PYTORCH_", "OMPI_MCA_", "MPICH_", "SLURM_", "MALLOC_"};
+  // They tell who the user is.
+  static constexpr std::array<std::string_view, 5> kOfUsers{
+      "SLURM_JOB_USER", "SLURM_JOB_UID", "SLURM_JOB_GID", "SLURM_JOB_ACCOUNT", "SLURM_ACCOUNT"};
   std::vector<std::pair<std::string, std::string>> shown;
   for (const auto& variable : variables) {
     const auto equals = variable.find('=');
@@ -207,7 +234,7 @@ std::vector<std::pair<std::string, std::string>> shown_variables(const std::vect
     const bool is_allowed = is_among(name, kNames) || std::ranges::any_of(kBeginnings, [&](auto begin) {
                               return name.starts_with(begin);
                             });
-    if (!is_allowed) continue;
+    if (!is_allowed || is_among(name, kOfUsers)) continue;
     shown.emplace_back(name,
                        is_secret_name(name) ? std::string(kRedacted) : redacted(variable.substr(equals + 1)));
   }

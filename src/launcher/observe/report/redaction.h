@@ -12,7 +12,8 @@ namespace lockstep::observe {
 inline constexpr std::string_view kRedacted = "[redacted]";
 
 // The text without what looks like a secret: the values of names such as --token, --password, api_key and *_SECRET,
-// the passwords of URLs, what follows "Bearer", and keys of known forms (ghp_..., sk-..., AKIA...).
+// the passwords of URLs, what follows "Bearer", and keys of known forms (ghp_..., sk-..., AKIA...). Lines of source
+// files (token.cpp:42) and members of classes (Token::next) stay.
 std::string redacted(std::string_view text);
 
 // The text with "~" for the folder `home`, whose name tells who the user is; "" and "/" are none.
@@ -22,7 +23,7 @@ std::string without_home(std::string_view text, std::string_view home);
 std::vector<std::string> redacted_words(const std::vector<std::string>& words);
 
 // Of variables NAME=VALUE those that a report may show, sorted, redacted: how ranks find each other, threads, devices,
-// and settings of Lockstep, PyTorch, NCCL, Gloo, MPI and SLURM. All others are left out.
+// and settings of Lockstep, PyTorch, NCCL, Gloo, MPI and SLURM. All others are left out, and SLURM's of user and account.
 std::vector<std::pair<std::string, std::string>> shown_variables(const std::vector<std::string>& variables);
 
 }  // namespace lockstep::observe
