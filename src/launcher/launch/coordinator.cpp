@@ -293,7 +293,8 @@ NodeAssignment Coordinator::assignment_of(std::size_t index, const Reserved& res
       .role_world_size = 0,
       .master_addr = options_.master_addr.empty() ? reserved.address : options_.master_addr,
       .master_port = reserved.port,
-      .store_port = reserved.store_port};
+      .store_port = reserved.store_port,
+      .store_token = reserved.store_token};
   const std::string& role = nodes_.at(members_[index]).info.role;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto& info = nodes_.at(members_[i]).info;
