@@ -320,7 +320,10 @@ void Coordinator::on(Node /*node*/, const Failed& failed) {
 
 void Coordinator::on(Node /*node*/, const Replaced& replaced) {
   if (state_ != State::running || replaced.attempt != attempt_) return;
-  if (restarts_ >= options_.shared.max_restarts) return fail(replaced.report, headline(replaced.report));
+  const bool is_any_gone = std::ranges::any_of(
+      members_, [&](Node member) { return nodes_.at(member).state == NodeState::finished; });
+  if (is_any_gone || restarts_ >= options_.shared.max_restarts)
+    return fail(replaced.report, headline(replaced.report));
   ++restarts_;
   for (const Node member : members_) send(member, Restarts{.attempt = attempt_, .restarts = restarts_});
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <csignal>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <sys/resource.h>
@@ -220,6 +221,17 @@ TEST(RemoteStore, CarriesAnyBytesToAllThatAreConnected) {
   EXPECT_EQ(other->get(key), all);
   other->set("empty", RemoteStore::Bytes());
   EXPECT_TRUE(one->get("empty").empty());
+}
+
+TEST(RemoteStore, NamesWhatItCannotDo) {
+  const ServedStore served;
+  const auto store = served.connect();
+  store->set("most", std::to_string(std::numeric_limits<std::int64_t>::max()));
+  EXPECT_THAT([&] { store->add("most", 1); },
+              ::testing::ThrowsMessage<Error>(HasSubstr("\"most\" is no number to which add() could add 1")));
+  EXPECT_THAT([&] { store->set("long", std::string(3'000'000, 'a')); },
+              ::testing::ThrowsMessage<Error>(HasSubstr("but a request has at most")));
+  EXPECT_EQ(store->add("sum", 1), 1);
 }
 
 TEST(RemoteStore, AWaitEndsWhenAnotherSetsTheKeys) {
