@@ -221,6 +221,24 @@ TEST(ElasticHosts, HostsOfOneRankAreHierarchical) {
   EXPECT_THAT(training.err(), HasSubstr("all 2 ranks continued from commit 299"));
 }
 
+// The launchers have another store, port and memory then.
+TEST(ElasticHosts, ARankThatIsLostBeforeAllStartsAllAgain) {
+  TrainingOnTwoHosts training(with_replacements(2), 2, "before");
+  EXPECT_EQ(training.finish(), calm_on_two_hosts()) << training.err();
+  EXPECT_THAT(training.err(), HasSubstr("rank 1 exited with code 3; restart 1 of 2"));
+  EXPECT_THAT(training.err(), Not(HasSubstr("its replacement runs")));
+}
+
+// Then one is lost and replaced.
+TEST(ElasticHosts, ARankIsReplacedAfterAllHaveStartedAgain) {
+  TrainingOnTwoHosts training(with_replacements(2), 2, "before");
+  training.wait_for_last_step();
+  ::kill(training.rank(3), SIGKILL);
+  EXPECT_EQ(training.finish(), calm_on_two_hosts()) << training.err();
+  EXPECT_THAT(training.err(), HasSubstr("its replacement runs (2 of 2 restarts)"));
+  EXPECT_THAT(training.err(), HasSubstr("all 4 ranks continued from commit 299"));
+}
+
 // The restarts of both hosts count together.
 TEST(ElasticHosts, NoRestartIsLeft) {
   TrainingOnTwoHosts training(with_replacements(1));
@@ -248,7 +266,8 @@ TEST_P(LostLauncher, EndsTheRun) {
   training.launcher(lost).send(SIGKILL);
   auto& other = training.launcher(1 - lost);
   EXPECT_GT(other.finish(), 0) << training.err();
-  EXPECT_THAT(other.err(), lost == 0 ? HasSubstr("is lost (") : HasSubstr("was lost: its connection closed"));
+  EXPECT_THAT(other.err(),
+              HasSubstr(lost == 0 ? "; stopping this node's ranks" : "was lost: its connection closed"));
   for (int host = 0; host < kHosts; ++host) training.launcher(host).wait_for_no_family();
 }
 INSTANTIATE_TEST_SUITE_P(OfNode, LostLauncher, ::testing::Values(0, 1));

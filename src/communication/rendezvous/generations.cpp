@@ -2,8 +2,8 @@
 #include "rendezvous/generations.h"
 
 #include <algorithm>
-#include <thread>
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -21,13 +21,21 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLongestMeetingSleep{100};
 constexpr milliseconds kLogMeetingAfter{5'000};
-// Between two questions to a store on another host.
-constexpr milliseconds kStorePause{5};
+// Between two questions to a store on another host, for a proposal or an end while a rank waits for the keys of others.
+constexpr milliseconds kFirstStorePause{5};
+constexpr milliseconds kLongestStorePause{100};
 // Keys of a store that all hosts share. A phase is its number.
 constexpr const char* kProposedKey = "generation/proposed";
 constexpr const char* kPhaseKey = "phase";
 
 std::string text_of(RunPhase phase) { return std::to_string(static_cast<std::uint32_t>(phase)); }
+
+// Never back: another rank of this host may have moved it on.
+void move_on(std::atomic<RunPhase>& phase, RunPhase next) {
+  auto now = phase.load();
+  while (now < std::min(next, RunPhase::finished))
+    if (phase.compare_exchange_weak(now, next)) return;
+}
 
 // Whether it was less.
 bool raise_to(std::atomic<std::uint64_t>& number, std::uint64_t least) {
@@ -47,15 +55,15 @@ RunPhase Generations::phase() const {
   auto& local = memory_->state().phase;
   if (memory_->has_several_hosts() && store_->check({kPhaseKey})) {
     if (const auto number = parse_number<std::uint32_t>(store_->get_to_str(kPhaseKey)))
-      local = static_cast<RunPhase>(*number);
+      move_on(local, static_cast<RunPhase>(*number));
   }
   return local;
 }
 
-// The launcher of this host looks at its copy.
+// The launcher of this host looks at its copy, even if the store is lost.
 void Generations::set_phase(RunPhase phase) const {
-  if (memory_->has_several_hosts()) store_->set(kPhaseKey, text_of(phase));
   memory_->state().phase = phase;
+  if (memory_->has_several_hosts()) store_->set(kPhaseKey, text_of(phase));
 }
 
 void Generations::begin_running() const {
@@ -69,11 +77,11 @@ std::uint64_t Generations::proposed() const {
   return static_cast<std::uint64_t>(store_->add(kProposedKey, 0));
 }
 
-void Generations::wait_for_change(std::uint32_t seen, milliseconds limit) const {
-  if (memory_->has_several_hosts()) {
-    std::this_thread::sleep_for(std::min(limit, kStorePause));
-  } else {
-    futex_wait(memory_->state().changes, seen, std::min(limit, kLongestMeetingSleep));
+void Generations::wait_for(const std::vector<std::string>& keys, milliseconds limit) const {
+  try {
+    store_->wait(keys, limit);
+  } catch (const c10::DistStoreError&) {
+    // Not all are there yet.
   }
 }
 
@@ -112,15 +120,21 @@ Generations::Members Generations::meet(const std::string& handle, milliseconds t
   Deadline log_waiting(kLogMeetingAfter);
   bool is_logged = false;
   const auto& changes = memory_->state().changes;
+  auto pause = kFirstStorePause;
   for (std::uint64_t announced = 0;;) {
     const auto seen = changes.load(std::memory_order_acquire);
     const auto generation = proposed();
-    if (announced != generation) store_->set(key(generation, rank_), handle);
+    if (announced != generation) {
+      store_->set(key(generation, rank_), handle);
+      pause = kFirstStorePause;
+    }
     announced = generation;
     const auto remaining = memory_->remaining();
-    if (store_->check(keys(generation, remaining))) {
+    const auto expected = keys(generation, remaining);
+    if (store_->check(expected)) {
       Members members{.generation = generation, .handles = {}};
-      for (const int rank : remaining) members.handles.push_back(store_->get_to_str(key(generation, rank)));
+      for (const auto& value : store_->multiGet(expected))
+        members.handles.emplace_back(value.begin(), value.end());
       return members;
     }
     if (phase() == RunPhase::finished) {
@@ -146,7 +160,12 @@ Generations::Members Generations::meet(const std::string& handle, milliseconds t
       log(LogLevel::info, fmt::format("still waiting for rank{} {} to form the group again",
                                       absent.size() == 1 ? "" : "s", fmt::join(absent, ", ")));
     }
-    wait_for_change(seen, deadline.remaining());
+    if (memory_->has_several_hosts()) {
+      wait_for(expected, std::clamp(deadline.remaining(), milliseconds(1), pause));  // 0: no limit
+      pause = std::min(2 * pause, kLongestStorePause);
+    } else {
+      futex_wait(changes, seen, std::min(deadline.remaining(), kLongestMeetingSleep));
+    }
   }
 }
 

@@ -71,7 +71,7 @@ class Generations {
 
  private:
   std::uint64_t proposed() const;
-  void wait_for_change(std::uint32_t seen, std::chrono::milliseconds limit) const;
+  void wait_for(const std::vector<std::string>& keys, std::chrono::milliseconds limit) const;
   std::string key(std::uint64_t generation, int rank) const;
   std::vector<std::string> keys(std::uint64_t generation, const std::vector<int>& members) const;
   std::vector<int> missing(std::uint64_t generation, const std::vector<int>& members) const;

@@ -169,7 +169,8 @@ StorePtr store_of_run(const StorePtr& store, const std::string& group_name, int 
 StorePtr store_of_launcher(const std::shared_ptr<const RunMemory>& memory, const RankInfo& place,
                            const Deadline& deadline) {
   if (!memory->has_several_hosts()) return c10::make_intrusive<RunStore>(memory);
-  return c10::make_intrusive<RemoteStore>(Endpoint{place.master_addr, memory->state().store_port}, deadline);
+  return c10::make_intrusive<RemoteStore>(Endpoint{place.master_addr, memory->state().store_port},
+                                          memory->store_token(), deadline);
 }
 
 StorePtr find_store(RankInfo& place, const RankTerms& terms, const InitMethod& method,
@@ -190,7 +191,7 @@ std::function<void()> find_strangers(const StorePtr& store, const RankInfo& plac
   return refuse_python_ranks(store, place.rank, place.world_size, meets_at_agent(method, options));
 }
 
-// A rank may still fail, and the store ends with rank 0.
+// A rank may still fail, and the store ends with rank 0, unless it is the launcher's.
 std::unique_ptr<Session> open_session(const SessionOptions& options, const backends::BackendSpec& backend,
                                       const RankInfo& rank_info, const StorePtr& store) {
   try {
@@ -199,9 +200,10 @@ std::unique_ptr<Session> open_session(const SessionOptions& options, const backe
     throw;
   } catch (const std::exception& error) {
     throw_error<RendezvousError>(
-        Reporter{rank_info.rank, rank_info.world_size}, ErrorDetails{.ranks = {0}},
-        "rank 0 gave up or died while the ranks were connecting ({}). Look for its error",
-        first_line_of(error.what()));
+        Reporter{rank_info.rank, rank_info.world_size},
+        options.run_memory ? ErrorDetails{} : ErrorDetails{.ranks = {0}},
+        "{} gave up or died while the ranks were connecting ({}). Look for its error",
+        options.run_memory ? "a rank or a launcher" : "rank 0", first_line_of(error.what()));
   }
 }
 

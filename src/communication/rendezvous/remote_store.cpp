@@ -17,6 +17,7 @@
 #include "base/sockets.h"
 #include "base/text.h"
 #include "base/throw_error.h"
+#include "launch/launch_limits.h"
 #include "launch/run_store_server.h"
 
 namespace lockstep::rendezvous {
@@ -29,9 +30,8 @@ using std::chrono::milliseconds;
 using RequestKind = StoreRequest::Kind;
 using ReplyStatus = StoreReply::Status;
 
-// The launcher answers within milliseconds, or after the wait that a request names. It kills processes that a rank has
-// left for up to a second meanwhile.
-constexpr milliseconds kAnswerLimit = 30s;
+// The launcher answers within milliseconds, or after the wait that a request names. Meanwhile it may replace a rank.
+constexpr milliseconds kAnswerLimit = launch::kStoreAnswerLimit;
 // Of one request that waits; other threads may use the connection between two.
 constexpr milliseconds kOneWait = 20ms;
 constexpr milliseconds kPauseToConnect = 10ms;
@@ -63,15 +63,17 @@ UniqueFd connect(const Endpoint& server, const Deadline& deadline) {
 
 }  // namespace
 
-RemoteStore::RemoteStore(Endpoint server, const Deadline& deadline)
-    : server_(std::move(server)), socket_(connect(server_, deadline)) {
+RemoteStore::RemoteStore(Endpoint server, std::string token, const Deadline& deadline)
+    : server_(std::move(server)), token_(std::move(token)), socket_(connect(server_, deadline)) {
+  const MutexLock lock(mutex_);
   const int on = 1;
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   ::setsockopt(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  launch::decode_store_reply(exchange(token_ + "\n"));
 }
 
 c10::intrusive_ptr<c10d::Store> RemoteStore::clone() {
-  return c10::make_intrusive<RemoteStore>(server_, Deadline(getTimeout()));
+  return c10::make_intrusive<RemoteStore>(server_, token_, Deadline(getTimeout()));
 }
 
 void RemoteStore::throw_lost(const std::string& reason) const {
@@ -83,28 +85,35 @@ void RemoteStore::throw_lost(const std::string& reason) const {
 StoreReply RemoteStore::ask(const StoreRequest& request) {
   const auto line = encode(request) + "\n";
   if (line.size() > launch::LineConnection::kMaxLine) {
-    throw_error<Error>("the store of the run: key \"{}\" has a value of {}, which is too long",
-                       request.keys.empty() ? "" : request.keys.front(), bytes_text(request.value.size()));
+    throw_error<Error>(
+        "the store of the run: key \"{}\" has a value of {}, but a request has at most {} in hexadecimal digits; "
+        "pass larger values by collective calls, such as broadcast_object()",
+        request.keys.empty() ? "" : request.keys.front(), bytes_text(request.value.size()),
+        bytes_text(launch::LineConnection::kMaxLine));
   }
   const MutexLock lock(mutex_);
   if (!socket_) throw_lost("its connection was closed");
   try {
-    const Deadline deadline(kAnswerLimit);
-    for (std::size_t sent = 0; sent < line.size();) {
-      const auto count = ::send(socket_.get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
-      if (count > 0) {
-        sent += static_cast<std::size_t>(count);
-      } else if (errno != EAGAIN && errno != EINTR) {
-        throw_lost(errno_text(errno));
-      } else if (!wait_for(socket_.get(), POLLOUT, deadline)) {
-        throw_lost("it does not read");
-      }
-    }
-    return launch::decode_store_reply(receive_line());
+    return launch::decode_store_reply(exchange(line));
   } catch (const std::exception&) {
     socket_.reset();  // the reply may come later
     throw;
   }
+}
+
+std::string RemoteStore::exchange(const std::string& line) {
+  const Deadline deadline(kAnswerLimit);
+  for (std::size_t sent = 0; sent < line.size();) {
+    const auto count = ::send(socket_.get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
+    if (count > 0) {
+      sent += static_cast<std::size_t>(count);
+    } else if (errno != EAGAIN && errno != EINTR) {
+      throw_lost(errno_text(errno));
+    } else if (!wait_for(socket_.get(), POLLOUT, deadline)) {
+      throw_lost("it does not read");
+    }
+  }
+  return receive_line();
 }
 
 std::string RemoteStore::receive_line() {
@@ -138,22 +147,34 @@ RemoteStore::Bytes RemoteStore::compareSet(const std::string& key, const Bytes& 
                        .expected = as_text(expected),
                        .value = as_text(desired),
                        .keys = {key}})
-                      .value);
+                      .value());
 }
 
 RemoteStore::Bytes RemoteStore::get(const std::string& key) {
   const Deadline deadline(getTimeout());
   while (true) {
     const auto reply = ask({.kind = RequestKind::get, .keys = {key}});
-    if (reply.status == ReplyStatus::done) return as_bytes(reply.value);
-    wait({key}, getTimeout() == kNoTimeout ? kNoTimeout : deadline.remaining());
+    if (reply.status == ReplyStatus::done) return as_bytes(reply.value());
+    wait({key}, getTimeout() == kNoTimeout ? kNoTimeout : std::max(deadline.remaining(), milliseconds(1)));
   }
+}
+
+std::vector<RemoteStore::Bytes> RemoteStore::multiGet(const std::vector<std::string>& keys) {
+  wait(keys);
+  const auto reply = ask({.kind = RequestKind::get_all, .keys = keys});
+  std::vector<Bytes> values;
+  if (reply.status == ReplyStatus::done) {
+    for (const auto& value : reply.values) values.push_back(as_bytes(value));
+  } else {  // one was removed meanwhile
+    for (const auto& key : keys) values.push_back(get(key));
+  }
+  return values;
 }
 
 std::int64_t RemoteStore::add(const std::string& key, std::int64_t value) {
   const auto reply = ask({.kind = RequestKind::add, .number = value, .keys = {key}});
   if (reply.status == ReplyStatus::done) return reply.number;
-  throw_error<Error>("the store of the run: \"{}\" is no number that add() could change", key);
+  throw_error<Error>("the store of the run: \"{}\" is no number to which add() could add {}", key, value);
 }
 
 bool RemoteStore::deleteKey(const std::string& key) {

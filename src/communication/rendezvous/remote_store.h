@@ -26,8 +26,9 @@ class RemoteStore final : public c10d::Store {
  public:
   using Bytes = std::vector<std::uint8_t>;
 
-  // Connects. Throws RendezvousError naming the server at the deadline.
-  RemoteStore(Endpoint server, const Deadline& deadline);
+  // Connects. `token`: of the run. Throws RendezvousError naming the server at the deadline, and Error if it knows
+  // another token.
+  RemoteStore(Endpoint server, std::string token, const Deadline& deadline);
 
   c10::intrusive_ptr<Store> clone() override;
 
@@ -36,6 +37,7 @@ class RemoteStore final : public c10d::Store {
   void set(const std::string& key, const Bytes& value) override;
   Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override;
   Bytes get(const std::string& key) override;
+  std::vector<Bytes> multiGet(const std::vector<std::string>& keys) override;
   std::int64_t add(const std::string& key, std::int64_t value) override;
   bool deleteKey(const std::string& key) override;
   bool check(const std::vector<std::string>& keys) override;
@@ -46,10 +48,12 @@ class RemoteStore final : public c10d::Store {
 
  private:
   launch::StoreReply ask(const launch::StoreRequest& request);
+  std::string exchange(const std::string& line) LOCKSTEP_REQUIRES(mutex_);
   std::string receive_line() LOCKSTEP_REQUIRES(mutex_);
   [[noreturn]] void throw_lost(const std::string& reason) const;
 
   const Endpoint server_;
+  const std::string token_;
   Mutex mutex_;
   UniqueFd socket_ LOCKSTEP_GUARDED_BY(mutex_);
   std::string received_ LOCKSTEP_GUARDED_BY(mutex_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "base/run_memory.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
 #include <new>
@@ -65,6 +66,9 @@ RunMemory RunMemory::create(int world_size, bool can_shrink, const std::optional
   state->first_rank = own.first_rank;
   state->local_ranks = own.ranks;
   state->store_port = own.store_port;
+  if (own.store_token.size() > RunState::kMostOfToken)
+    throw_error<Error>("the memory of the run: a token of {} characters", own.store_token.size());
+  std::ranges::copy(own.store_token, state->store_token.begin());
   make_mutex(state->store_mutex);
   std::vector<UniqueFd> commits;
   for (int rank = own.first_rank; rank < own.first_rank + own.ranks; ++rank) {

@@ -37,8 +37,9 @@ enum class RunPhase : std::uint32_t {
 
 // At the beginning of the first file. Ranks write it; the launcher reads the phase and writes `lost`.
 struct RunState {
-  static constexpr std::uint32_t kFormat = 3;
+  static constexpr std::uint32_t kFormat = 4;
   static constexpr int kMostRanks = 2048;
+  static constexpr std::size_t kMostOfToken = 64;
 
   std::uint32_t format = kFormat;
   std::int32_t world_size = 0;
@@ -46,6 +47,7 @@ struct RunState {
   std::int32_t first_rank = 0;   // of this host
   std::int32_t local_ranks = 0;  // their number
   std::uint16_t store_port = 0;  // on the host of node 0; 0: one host, whose store is in this memory
+  std::array<char, kMostOfToken + 1> store_token{};  // what that store asks for; ends with 0
   std::atomic<RunPhase> phase{RunPhase::starting};
   std::atomic<std::uint32_t> changes{0};      // of the store and of `proposed`; a futex
   std::atomic<std::uint64_t> proposed{0};     // the generation that the default group has, or is to have
@@ -72,6 +74,7 @@ class RunMemory {
     int first_rank = 0;
     int ranks = 1;
     std::uint16_t store_port = 0;
+    std::string store_token{};  // at most RunState::kMostOfToken
   };
 
   // In the launcher; programs that it starts inherit the files. `share`: none on one host. Throws Error if the
@@ -86,6 +89,7 @@ class RunMemory {
   int world_size() const { return state().world_size; }
   bool can_shrink() const { return state().can_shrink; }
   bool has_several_hosts() const { return state().store_port != 0; }
+  std::string store_token() const { return state().store_token.data(); }
   // The ranks of the launcher that are not lost, ascending.
   std::vector<int> remaining() const;
   // In the launcher: the rank has ended, and the others go on without it.

@@ -91,8 +91,7 @@ class Execution final : public checkpointing::Committer {
 
   // A rank that is lost in the last barrier is no loss to the others, if it has come there.
   bool has_ended() const {
-    return has_done_its_work_ &&
-           (shared().phase == RunPhase::finished || elastic_.phase() == RunPhase::finished);
+    return has_done_its_work_ && (shared().phase == RunPhase::finished || phase() == RunPhase::finished);
   }
 
   void train(const std::function<void(const Context&)>& body) {
@@ -126,11 +125,34 @@ class Execution final : public checkpointing::Committer {
     }
   }
 
+  // `ask` while another error is handled, which must come through if the store of the run is lost.
+  template <class Ask, class Answer>
+  static Answer answer_or(const Ask& ask, Answer otherwise) {
+    try {
+      return ask();
+    } catch (const std::exception& error) {
+      log(LogLevel::debug, fmt::format("elastic::run: {}", first_line_of(error.what())));
+      return otherwise;
+    }
+  }
+
+  RunPhase phase() const {
+    return answer_or([&] { return elastic_.phase(); }, shared().phase.load());
+  }
+
+  bool must_form_again() const {
+    return answer_or([&] { return elastic_.must_form_again(); }, false);
+  }
+
+  void tell(RunPhase next) const {
+    answer_or([&] { return elastic_.set_phase(next), true; }, false);
+  }
+
   void end_run_if_hopeless(const std::exception& error) const {
     if (is_of_all_ranks(error)) {
-      elastic_.set_phase(RunPhase::stopped);
+      tell(RunPhase::stopped);
     } else if (can_shrink() && may_be_of_frozen_rank(error)) {
-      elastic_.set_phase(RunPhase::starting);  // so that the launcher ends that rank, too
+      tell(RunPhase::starting);  // so that the launcher ends that rank, too
     }
   }
 
@@ -152,18 +174,18 @@ class Execution final : public checkpointing::Committer {
     try {
       Access::require_no_gradients(state);
     } catch (const ArgumentError&) {
-      elastic_.set_phase(RunPhase::stopped);  // on all ranks, which commit alike
+      tell(RunPhase::stopped);  // on all ranks, which commit alike
       throw;
     }
   }
 
   bool is_consequence_of_loss(const std::exception& error) const {
-    const auto phase = elastic_.phase();
+    const auto now = phase();
     // The launcher ends all.
-    if (phase == RunPhase::starting || (can_shrink() && phase == RunPhase::stopped)) return false;
+    if (now == RunPhase::starting || (can_shrink() && now == RunPhase::stopped)) return false;
     if (dynamic_cast<const VerificationError*>(&error) != nullptr) return false;  // this rank has to end
     if (dynamic_cast<const RendezvousError*>(&error) != nullptr) return false;    // of form_again()
-    if (dynamic_cast<const PeerLost*>(&error) != nullptr || elastic_.must_form_again()) return true;
+    if (dynamic_cast<const PeerLost*>(&error) != nullptr || must_form_again()) return true;
     // Another error of a call, as of a rank that has left the group to form it again, may come before the news.
     const auto* const own = dynamic_cast<const Error*>(&error);
     const bool may_be = own != nullptr && !(can_shrink() && own->group().empty());
@@ -172,11 +194,11 @@ class Execution final : public checkpointing::Committer {
 
   // The group knows of losses on one host, and the others' proposals tell of those on several.
   bool hears_of_loss(std::chrono::milliseconds limit) const {
-    if (comm::has_lost_rank(group(), limit) || elastic_.must_form_again()) return true;
+    if (comm::has_lost_rank(group(), limit) || must_form_again()) return true;
     const Deadline deadline(elastic_.memory().has_several_hosts() ? limit : 0ms);
     while (!deadline.expired()) {
       std::this_thread::sleep_for(kPauseForNews);
-      if (elastic_.must_form_again()) return true;
+      if (must_form_again()) return true;
     }
     return false;
   }
@@ -265,8 +287,8 @@ void check(const TrainingState& state, const runtime::Run& run, const runtime::E
   if (!group.supports_reconfigure()) {
     throw_error<ArgumentError>(
         "elastic::run: the default group has the backend {}, which cannot be formed again after a loss; use "
-        "\"shm\", or \"auto\" on the CPU",
-        group.backend_name());
+        "\"{}\", or \"auto\" on the CPU",
+        group.backend_name(), elastic.memory().has_several_hosts() ? "hierarchical" : "shm");
   }
   const auto phase = elastic.memory().state().phase.load();
   if (phase != RunPhase::starting && !elastic.is_replacement())

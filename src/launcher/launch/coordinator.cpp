@@ -293,7 +293,8 @@ NodeAssignment Coordinator::assignment_of(std::size_t index, const Reserved& res
       .role_world_size = 0,
       .master_addr = options_.master_addr.empty() ? reserved.address : options_.master_addr,
       .master_port = reserved.port,
-      .store_port = reserved.store_port};
+      .store_port = reserved.store_port,
+      .store_token = reserved.store_token};
   const std::string& role = nodes_.at(members_[index]).info.role;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto& info = nodes_.at(members_[i]).info;
@@ -319,7 +320,10 @@ void Coordinator::on(Node /*node*/, const Failed& failed) {
 
 void Coordinator::on(Node /*node*/, const Replaced& replaced) {
   if (state_ != State::running || replaced.attempt != attempt_) return;
-  if (restarts_ >= options_.shared.max_restarts) return fail(replaced.report, headline(replaced.report));
+  const bool is_any_gone = std::ranges::any_of(
+      members_, [&](Node member) { return nodes_.at(member).state == NodeState::finished; });
+  if (is_any_gone || restarts_ >= options_.shared.max_restarts)
+    return fail(replaced.report, headline(replaced.report));
   ++restarts_;
   for (const Node member : members_) send(member, Restarts{.attempt = attempt_, .restarts = restarts_});
 }

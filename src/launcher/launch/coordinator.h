@@ -40,7 +40,8 @@ struct CoordinatorOptions {
 // all members of an attempt have finished.
 //
 // A node that replaces a single rank says so; all members learn how many restarts that makes. If nodes replace more ranks
-// at one moment than restarts are left, the run ends as after a failure without restarts.
+// at one moment than restarts are left, the run ends as after a failure without restarts. If a node has finished, as after
+// an interruption, the replacement would wait for its ranks, so the loss is a failure of all.
 //
 // Invariant: ranks of an attempt start only when no process of the attempt before is left on any node.
 // PyTorch: torch.distributed.elastic.agent with the c10d and static rendezvous.

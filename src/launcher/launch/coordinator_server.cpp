@@ -56,8 +56,6 @@ void raise_descriptor_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-bool is_exhaustion(int code) { return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM; }
-
 // Without a secret, programs on other hosts cannot connect where they need not.
 UniqueFd listening_socket(const NodesOptions& nodes) {
   const auto port = nodes.endpoint.port;

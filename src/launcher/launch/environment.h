@@ -24,6 +24,7 @@ struct NodeAssignment {
   std::string master_addr{};
   std::uint16_t master_port = 0;
   std::uint16_t store_port = 0;  // of the launcher of node 0, at master_addr; 0: it serves no store
+  std::string store_token{};     // for that store
 };
 
 // The variables for rank `local_rank` of this node, in addition to `inherited`: those of torchrun. Two

@@ -38,6 +38,8 @@ std::vector<TimeLimit> launch_limits(const LaunchOptions& options) {
         "keep_alive_interval * keep_alive_max_attempt"},
        {"a coordinator that is frozen", span_text(kSilences * nodes.silence_limit),
         fmt::format("{} times that", kSilences)}});
+  if (options.on_loss == OnLoss::replace)
+    limits.push_back({"an answer of the store that node 0 serves", span_text(kStoreAnswerLimit), "-"});
   return limits;
 }
 

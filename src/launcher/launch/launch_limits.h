@@ -15,6 +15,10 @@ inline constexpr std::chrono::milliseconds kConfirmLimit{300};
 // From SIGTERM to SIGKILL, for processes that ranks have left behind, when nothing needs them any more.
 inline constexpr std::chrono::milliseconds kLeftoverLimit{1'000};
 inline constexpr std::chrono::seconds kExecLimit{60};
+// For the store of a run on several hosts: its launcher serves it between the longest steps of a replacement, which are the
+// kill of leftovers and the start of a program.
+inline constexpr std::chrono::milliseconds kStoreAnswerLimit =
+    kLeftoverLimit + kExecLimit + std::chrono::seconds(29);
 // A frozen coordinator keeps its connections, so a node that waits for it gives up after so many silence
 // limits. A limit starts only after the launcher has seen the one before expire, so a launcher that was
 // frozen itself counts one.

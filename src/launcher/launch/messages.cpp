@@ -73,7 +73,7 @@ void visit_fields(Is<Welcome> auto& message, const auto& visit) {
 
 void visit_fields(Is<Reserved> auto& message, const auto& visit) {
   visit(Field{"address", message.address}, Field{"port", message.port},
-        Field{"store_port", message.store_port});
+        Field{"store_port", message.store_port}, Field{"store_token", message.store_token});
 }
 
 void visit_fields(Is<Failed> auto& message, const auto& visit) {
@@ -104,7 +104,7 @@ void visit_fields(Is<Start> auto& message, const auto& visit) {
         Field{"first_rank", start.first_rank}, Field{"world_size", start.world_size},
         Field{"first_role_rank", start.first_role_rank}, Field{"role_world_size", start.role_world_size},
         Field{"master_addr", start.master_addr}, Field{"master_port", start.master_port},
-        Field{"store_port", start.store_port});
+        Field{"store_port", start.store_port}, Field{"store_token", start.store_token});
 }
 
 void visit_fields(Is<Look> auto& message, const auto& visit) {
@@ -223,6 +223,8 @@ void set_option(int fd, int level, int name, int value) {
 bool must_wait(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
 
 }  // namespace
+
+bool is_exhaustion(int code) { return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM; }
 
 void LineConnection::set_silence_limit(std::chrono::milliseconds limit) const {
   constexpr int kProbes = 3;

@@ -29,11 +29,12 @@ struct NodeInfo {
 // Messages from a node. `attempt` is that of the Start to which the message refers.
 
 // The port for rank 0 of the next attempt, reserved on this node, and this node's address. `store_port`: where this
-// launcher serves the store of the run; 0 unless ranks are replaced.
+// launcher serves the store of the run; 0 unless ranks are replaced. `store_token`: what the ranks show it.
 struct Reserved {
   std::string address{};
   std::uint16_t port = 0;
   std::uint16_t store_port = 0;
+  std::string store_token{};
 };
 // A rank failed; this node stops its other ranks.
 struct Failed {
@@ -151,6 +152,9 @@ FromNode decode_from_node(const std::string& line);
 std::string encode(const ToNode& message);
 ToNode decode_to_node(const std::string& line);
 
+// Whether accept() has failed with this errno because descriptors or memory are used up.
+bool is_exhaustion(int code);
+
 // A TCP connection that carries lines in both directions. Nothing blocks: the owner polls for events() and
 // calls advance().
 class LineConnection {
@@ -181,6 +185,8 @@ class LineConnection {
 
   // Bytes that wait to be written.
   std::size_t queued() const { return out_.size(); }
+  // Bytes that were received and not taken.
+  std::size_t received() const { return in_.size(); }
 
   // Why the connection is broken, or empty. Lines received before can still be taken.
   const std::string& broken() const { return broken_; }

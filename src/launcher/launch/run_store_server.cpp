@@ -24,7 +24,14 @@ using ReplyStatus = StoreReply::Status;
 
 constexpr int kMostWaiting = 1024;
 constexpr milliseconds kLongestWait{60'000};  // of one request
-constexpr std::array kKinds{"set", "compare_set", "get", "add", "remove", "check", "count", "wait"};
+// Connections that have not shown the token. Beyond it the oldest are dropped, so that they leave descriptors for ranks.
+constexpr std::size_t kMostStrangers = 128;
+// Ranks send the token at once, so it is read before so many others have come.
+constexpr int kMostAcceptedAtOnce = 64;
+// Before another attempt to accept a connection for which there is no descriptor.
+constexpr milliseconds kPauseToAccept{1'000};
+constexpr std::array kKinds{"set",    "compare_set", "get",   "get_all", "add",
+                            "remove", "check",       "count", "wait"};
 constexpr std::array kStatuses{"done", "missing", "no_number"};
 
 [[noreturn]] void refuse(std::string_view line) {
@@ -83,8 +90,9 @@ std::string encode(const StoreRequest& request) {
 }
 
 std::string encode(const StoreReply& reply) {
-  return fmt::format("{} {} {}", kStatuses.at(static_cast<std::size_t>(reply.status)), reply.number,
-                     to_hex(reply.value));
+  auto line = fmt::format("{} {}", kStatuses.at(static_cast<std::size_t>(reply.status)), reply.number);
+  for (const auto& value : reply.values) line += " " + to_hex(value);
+  return line;
 }
 
 StoreRequest decode_store_request(const std::string& line) {
@@ -96,28 +104,30 @@ StoreRequest decode_store_request(const std::string& line) {
                        .value = from_hex(words[3])};
   for (std::size_t i = 4; i < words.size(); ++i) request.keys.push_back(from_hex(words[i]));
   const bool has_any_keys = request.kind == RequestKind::check || request.kind == RequestKind::count ||
-                            request.kind == RequestKind::wait;
+                            request.kind == RequestKind::wait || request.kind == RequestKind::get_all;
   if (!has_any_keys && request.keys.size() != 1) refuse(line);
   return request;
 }
 
 StoreReply decode_store_reply(const std::string& line) {
   const auto words = split(line, ' ');
-  if (words.size() != 3) refuse(line);
-  return {.status = named<ReplyStatus>(kStatuses, words[0]),
-          .number = number_of(words[1]),
-          .value = from_hex(words[2])};
+  if (words.size() < 2) refuse(line);
+  StoreReply reply{.status = named<ReplyStatus>(kStatuses, words[0]), .number = number_of(words[1])};
+  for (std::size_t i = 2; i < words.size(); ++i) reply.values.push_back(from_hex(words[i]));
+  return reply;
 }
 
 RunStoreServer::RunStoreServer(milliseconds silence_limit)
-    : silence_limit_(silence_limit), listener_(bound_socket(0, {.flags = SOCK_NONBLOCK})) {
+    : silence_limit_(silence_limit),
+      listener_(bound_socket(0, {.flags = SOCK_NONBLOCK})),
+      token_(random_hex(8)) {
   if (!listener_ || ::listen(listener_.get(), kMostWaiting) != 0)
     throw_error<LaunchError>("the store of the run: no TCP port can be used: {}", errno_text(errno));
   port_ = bound_port(listener_.get());
 }
 
 void RunStoreServer::check_descriptors(int ranks) {
-  constexpr rlim_t kOthers = 256;  // pipes, connections of the launcher
+  constexpr rlim_t kOthers = 256 + kMostStrangers;  // pipes, connections of the launcher
   const auto needed = static_cast<rlim_t>(ranks) + kOthers;
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
@@ -128,60 +138,107 @@ void RunStoreServer::check_descriptors(int ranks) {
 }
 
 void RunStoreServer::watch(std::vector<pollfd>& events) const {
-  events.push_back({.fd = listener_.get(), .events = POLLIN, .revents = 0});
+  events.push_back({.fd = accept_pause_.expired() ? listener_.get() : -1, .events = POLLIN, .revents = 0});
   for (const auto& [fd, client] : clients_)
     events.push_back({.fd = fd, .events = client.connection.events(), .revents = 0});
 }
 
 milliseconds RunStoreServer::poll_timeout() const {
   milliseconds limit{-1};
-  for (const auto& [fd, client] : clients_) {
-    if (!client.wait) continue;
-    const auto left = client.wait->deadline.remaining() + milliseconds(1);
+  const auto wake_at = [&](const Deadline& deadline) {
+    const auto left = deadline.remaining() + milliseconds(1);
     limit = limit.count() < 0 ? left : std::min(limit, left);
+  };
+  if (!accept_pause_.expired()) wake_at(accept_pause_);
+  for (const auto& [fd, client] : clients_) {
+    if (!client.is_rank) wake_at(client.limit);
+    if (client.wait) wake_at(client.wait->deadline);
   }
   return limit;
 }
 
-void RunStoreServer::advance() {
-  accept_clients();
-  for (auto& [fd, client] : clients_) read(client);
+void RunStoreServer::advance(std::span<const pollfd> events) {
+  bool has_new = false;
+  for (const auto& event : events) {
+    if (event.revents == 0) continue;
+    if (event.fd == listener_.get()) has_new = true;
+    if (const auto found = clients_.find(event.fd); found != clients_.end()) read(found->second);
+  }
   end_waits();
   std::erase_if(clients_, [](const auto& entry) {
-    const auto& connection = entry.second.connection;
-    return connection.fd() < 0 || !connection.broken().empty();
+    const auto& [fd, client] = entry;
+    return client.connection.fd() < 0 || !client.connection.broken().empty() ||
+           (!client.is_rank && client.limit.expired());
   });
+  if (has_new) accept_clients();
 }
 
 void RunStoreServer::accept_clients() {
-  while (true) {
+  for (int i = 0; i < kMostAcceptedAtOnce; ++i) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) return;
+    if (!socket) {
+      if (!is_exhaustion(errno)) return;
+      if (drop_oldest_stranger()) continue;
+      accept_pause_ = Deadline(kPauseToAccept);
+      return;
+    }
+    if (strangers() >= kMostStrangers) drop_oldest_stranger();
     const int fd = socket.get();
     auto& client = clients_[fd];
     client.connection = LineConnection(std::move(socket));
     client.connection.set_silence_limit(silence_limit_);
+    client.connection.set_max_line(LineConnection::kMaxLineOfStranger);
   }
 }
 
-// A foreign program is not answered.
-void RunStoreServer::read(Client& client) {
-  client.connection.advance();
-  try {
-    while (!client.wait) {
-      const auto line = client.connection.take_line();
-      if (!line) return;
-      auto request = decode_store_request(*line);
-      if (request.kind != RequestKind::wait) {
-        client.connection.send(encode(answer(request)));
-        continue;
-      }
-      const milliseconds limit(std::clamp<std::int64_t>(request.number, 0, kLongestWait.count()));
-      client.wait = Wait{.request = std::move(request), .deadline = Deadline(limit)};
-    }
-  } catch (const LaunchError&) {
-    client = {};
+std::size_t RunStoreServer::strangers() const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(clients_, [](const auto& entry) { return !entry.second.is_rank; }));
+}
+
+bool RunStoreServer::drop_oldest_stranger() {
+  auto oldest = clients_.end();
+  for (auto at = clients_.begin(); at != clients_.end(); ++at) {
+    if (at->second.is_rank) continue;
+    if (oldest == clients_.end() || at->second.limit.remaining() < oldest->second.limit.remaining())
+      oldest = at;
   }
+  if (oldest == clients_.end()) return false;
+  clients_.erase(oldest);
+  return true;
+}
+
+// A rank sends nothing before it has the reply to its last line, so at most one line is kept for each.
+void RunStoreServer::read(Client& client) {
+  auto& connection = client.connection;
+  connection.advance();
+  const bool owes_reply = client.wait || connection.queued() > 0;
+  const auto line = owes_reply ? std::nullopt : connection.take_line();
+  if (connection.received() > 0 && (owes_reply || line)) {
+    client = {};
+    return;
+  }
+  if (!line) return;
+  try {
+    handle_line(client, *line);
+  } catch (const LaunchError&) {
+    client = {};  // a foreign program is not answered
+  }
+}
+
+void RunStoreServer::handle_line(Client& client, const std::string& line) {
+  auto& connection = client.connection;
+  if (!client.is_rank) {
+    if (!token_.is(line)) throw LaunchError("a connection to the store of the run has not its token");
+    client.is_rank = true;
+    connection.set_max_line(LineConnection::kMaxLine);
+    connection.send(encode(StoreReply{}));
+    return;
+  }
+  auto request = decode_store_request(line);
+  if (request.kind != RequestKind::wait) return connection.send(encode(answer(request)));
+  const milliseconds limit(std::clamp<std::int64_t>(request.number, 0, kLongestWait.count()));
+  client.wait = Wait{.request = std::move(request), .deadline = Deadline(limit)};
 }
 
 void RunStoreServer::end_waits() {
@@ -206,16 +263,23 @@ StoreReply RunStoreServer::answer(const StoreRequest& request) {
       values_[request.keys.front()] = request.value;
       return {};
     case RequestKind::compare_set:  // as c10d's: an absent key equals an empty `expected`
-      if (!exists && !request.expected.empty()) return {.value = request.expected};
-      if (exists && found->second != request.expected) return {.value = found->second};
+      if (!exists && !request.expected.empty()) return {.values = {request.expected}};
+      if (exists && found->second != request.expected) return {.values = {found->second}};
       values_[request.keys.front()] = request.value;
-      return {.value = request.value};
+      return {.values = {request.value}};
     case RequestKind::get:
-      return exists ? StoreReply{.value = found->second} : StoreReply{.status = ReplyStatus::missing};
+      return exists ? StoreReply{.values = {found->second}} : StoreReply{.status = ReplyStatus::missing};
+    case RequestKind::get_all: {
+      if (!has_all(request.keys)) return {.status = ReplyStatus::missing};
+      StoreReply reply;
+      for (const auto& key : request.keys) reply.values.push_back(values_.at(key));
+      return reply;
+    }
     case RequestKind::add: {
       const auto before = exists ? parse_number<std::int64_t>(found->second) : std::int64_t{0};
-      if (!before) return {.status = ReplyStatus::no_number};
-      const auto sum = *before + request.number;
+      std::int64_t sum = 0;
+      if (!before || __builtin_add_overflow(*before, request.number, &sum))
+        return {.status = ReplyStatus::no_number};
       values_[request.keys.front()] = std::to_string(sum);
       return {.number = sum};
     }

@@ -6,12 +6,14 @@
 #include <map>
 #include <optional>
 #include <poll.h>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
 #include "base/unique_fd.h"
 #include "launch/messages.h"
+#include "launch/secret.h"
 
 namespace lockstep::launch {
 
@@ -22,20 +24,23 @@ namespace lockstep::launch {
 // long as an attempt of the run; a launcher that ends takes all ranks with it anyway.
 //
 // A rank sends one request at a time and waits for its reply. Each is a line of words; texts are in hexadecimal digits
-// after an x, so that none is empty. As rank 0's store in other runs, it asks nobody for a secret.
+// after an x, so that none is empty. The first line of a connection is the token, which the launchers give to the ranks
+// through the memory of the run (note [Memory of a run]); its reply is an empty one. Until then a stranger can send a short
+// line and has a few seconds; what is no rank, or does not wait for replies, is dropped.
 
 // What a rank asks. Which fields count depends on `kind`:
 //
 //   set          the key has `value`
 //   compare_set  as c10d's compareSet() with `expected` and `value`; the reply has the value that the key has then
 //   get          the reply has the value; missing if there is none
+//   get_all      the reply has the values of all keys; missing if there is one without
 //   add          adds `number`; the reply has the sum
 //   remove       the reply has 1 if there was the key, else 0
 //   check        the reply has 1 if all keys are there, else 0
 //   count        the reply has the number of keys
 //   wait         the reply comes when all keys are there; missing if they are not after `number` milliseconds
 struct StoreRequest {
-  enum class Kind { set, compare_set, get, add, remove, check, count, wait };
+  enum class Kind { set, compare_set, get, get_all, add, remove, check, count, wait };
   Kind kind = Kind::set;
   std::int64_t number = 0;
   std::string expected{};
@@ -44,10 +49,12 @@ struct StoreRequest {
 };
 
 struct StoreReply {
-  enum class Status { done, missing, no_number };  // no_number: the value of a key that add() is to change
+  enum class Status { done, missing, no_number };  // no_number: add() cannot add to the value of the key
   Status status = Status::done;
   std::int64_t number = 0;
-  std::string value{};
+  std::vector<std::string> values{};
+
+  std::string value() const { return values.empty() ? "" : values.front(); }
 };
 
 // One line each, without its newline. decode_... throw LaunchError for a malformed one.
@@ -63,12 +70,15 @@ class RunStoreServer {
   explicit RunStoreServer(std::chrono::milliseconds silence_limit);
 
   std::uint16_t port() const { return port_; }
+  // Random; another one in each attempt.
+  const std::string& token() const { return token_.text(); }
   // Throws LaunchError if this process may not have a connection of each of so many ranks.
   static void check_descriptors(int ranks);
   void watch(std::vector<pollfd>& events) const;
-  // To the end of the next wait; -1: nobody waits.
+  // -1: until a descriptor is ready.
   std::chrono::milliseconds poll_timeout() const;
-  void advance();
+  // `events`: those of watch() after poll(); others are ignored.
+  void advance(std::span<const pollfd> events);
 
  private:
   struct Wait {
@@ -77,11 +87,16 @@ class RunStoreServer {
   };
   struct Client {
     LineConnection connection{};
+    bool is_rank = false;                      // has shown the token
+    Deadline limit{std::chrono::seconds(10)};  // for the token
     std::optional<Wait> wait{};
   };
 
   void accept_clients();
+  bool drop_oldest_stranger();
+  std::size_t strangers() const;
   void read(Client& client);
+  void handle_line(Client& client, const std::string& line);
   void end_waits();
   StoreReply answer(const StoreRequest& request);
   bool has_all(const std::vector<std::string>& keys) const;
@@ -89,6 +104,8 @@ class RunStoreServer {
   std::chrono::milliseconds silence_limit_;
   UniqueFd listener_;
   std::uint16_t port_ = 0;
+  Secret token_;
+  Deadline accept_pause_{std::chrono::milliseconds(0)};
   std::map<int, Client> clients_;  // by descriptor
   std::map<std::string, std::string> values_;
 };

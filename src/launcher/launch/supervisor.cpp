@@ -84,7 +84,7 @@ void NodeSupervisor::loop() {
     check_output();
     advance();
     client_->advance();
-    if (store_) store_->advance();
+    if (store_) store_->advance(events);
     handle_messages();
     check_coordinator();
     log_waiting();
@@ -220,6 +220,15 @@ bool NodeSupervisor::replace(const RankExit& exit) {
   return true;
 }
 
+// Between steps that take long: RemoteStore waits for kStoreAnswerLimit.
+void NodeSupervisor::serve_store() {
+  if (!store_) return;
+  std::vector<pollfd> events;
+  store_->watch(events);
+  ::poll(events.data(), events.size(), 0);
+  store_->advance(events);
+}
+
 // The ranks can run without them.
 void NodeSupervisor::fill_spares() {
   try {
@@ -318,8 +327,11 @@ void NodeSupervisor::on(const Welcome& welcome) {
 void NodeSupervisor::on(const Reserve& /*reserve*/) {
   port_ = reserve_port(options_);
   Reserved reserved{.address = client_->address(), .port = port_->port()};
-  if (options_.nodes && options_.on_loss != OnLoss::restart)
-    reserved.store_port = store_.emplace(options_.nodes->silence_limit).port();
+  if (options_.nodes && options_.on_loss != OnLoss::restart) {
+    store_.emplace(options_.nodes->silence_limit);
+    reserved.store_port = store_->port();
+    reserved.store_token = store_->token();
+  }
   client_->send(reserved);
 }
 
@@ -328,7 +340,7 @@ void NodeSupervisor::on(const Start& start) {
   stopped_by_signal_ = false;
   if (store_) RunStoreServer::check_descriptors(start.assignment.world_size);
   begin_run();
-  workers_.emplace(options_, file_, start.assignment, log_folder_, logs_);
+  workers_.emplace(options_, file_, start.assignment, log_folder_, logs_, [this] { serve_store(); });
   AccountEntry entry;
   for (const auto& [pid, local_rank] : workers_->alive())
     entry.started[start.assignment.first_rank + local_rank] = pid;

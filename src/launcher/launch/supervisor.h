@@ -49,6 +49,7 @@ class NodeSupervisor : private RankSupervisor {
   bool replace(const RankExit& exit);
   bool go_on_without(RankExit& exit);
   void fill_spares();
+  void serve_store();
   FailureReport report(const RankExit& exit) override;
   void signal_ranks(int signal) override { workers_->signal_ranks(signal); }
   std::chrono::milliseconds leftover_limit() const override;

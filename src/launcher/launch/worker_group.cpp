@@ -29,11 +29,13 @@ double seconds_since_1970() {
 }  // namespace
 
 WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
-                         const NodeAssignment& assignment, LogFolder& folder, LogMultiplexer& logs)
+                         const NodeAssignment& assignment, LogFolder& folder, LogMultiplexer& logs,
+                         std::function<void()> after_start)
     : options_(options),
       file_(file),
       assignment_(assignment),
       logs_(logs),
+      after_start_(std::move(after_start)),
       cores_(options),
       wanted_spares_(options.spares) {
   if (options.on_loss != OnLoss::restart) {
@@ -41,7 +43,8 @@ WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
     if (options.nodes) {
       share = {.first_rank = assignment.first_rank,
                .ranks = options.nproc_per_node,
-               .store_port = assignment.store_port};
+               .store_port = assignment.store_port,
+               .store_token = assignment.store_token};
     }
     memory_.emplace(RunMemory::create(assignment.world_size, options.on_loss == OnLoss::shrink, share));
   }
@@ -65,6 +68,7 @@ machine::RunningProgram WorkerGroup::start(int local_rank) {
                              .environment = std::move(environment),
                              .cpus = cores_.cpus(local_rank)});
   alive_.emplace(process.pid, local_rank);
+  after_start_();
   return process;
 }
 
@@ -117,6 +121,7 @@ void WorkerGroup::fill_spares() {
     auto environment = spare_environment(options_, assignment_, cores_.threads(0), Env());
     environment[RunMemory::kVariable] = memory_->variable();
     spares_.push_back(Spare::start(file_, rank_arguments(options_, 0), std::move(environment)));
+    after_start_();
   }
 }
 

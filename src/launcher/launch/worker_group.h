@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -45,10 +46,11 @@ class RankCores {
 // This node's ranks in one attempt. PyTorch: WorkerGroup of torch.distributed.elastic.
 class WorkerGroup {
  public:
-  // Starts the ranks. `file`: the program, with a slash in its name. Throws ProgramError or LaunchError when
-  // one cannot be started; ranks started before keep running as children of this process.
+  // Starts the ranks. `file`: the program, with a slash in its name; `after_start`: called after each start of a process,
+  // which can take kExecLimit. Throws ProgramError or LaunchError when one cannot be started; ranks started before keep
+  // running as children of this process.
   WorkerGroup(const LaunchOptions& options, const std::string& file, const NodeAssignment& assignment,
-              LogFolder& folder, LogMultiplexer& logs);
+              LogFolder& folder, LogMultiplexer& logs, std::function<void()> after_start);
 
   // `restarts`: those of single ranks included.
   const NodeAssignment& assignment() const { return assignment_; }
@@ -94,6 +96,7 @@ class WorkerGroup {
   const std::string& file_;
   NodeAssignment assignment_;
   LogMultiplexer& logs_;
+  std::function<void()> after_start_;
   RankCores cores_;
   std::optional<RunMemory> memory_;     // with OnLoss::replace and OnLoss::shrink
   std::filesystem::path folder_;        // empty: no files

@@ -128,6 +128,25 @@ TEST(Coordinator, CountsTheReplacementsOfAllNodes) {
   EXPECT_EQ(run.last<End>().failure->first.rank, 3);
 }
 
+// As when all ranks are preempted and one is killed while it saves: its replacement would wait for ranks that are gone.
+TEST(Coordinator, ReplacesNoRankAfterANodeHasFinished) {
+  FakeRun run({.shared = {.min_nodes = 2, .max_nodes = 2, .max_restarts = 2}});
+  run.join(0);
+  run.join(1);
+  run.handle(0, Reserved{.store_port = 78, .store_token = "a token"});
+  EXPECT_EQ(run.assignment_of(1).store_token, "a token");
+  run.handle(0, Finished{0});
+  run.handle(1, Replaced{.attempt = 0, .report = kFailure.report});
+  EXPECT_THAT(run.told<Restarts>(), IsEmpty());
+  EXPECT_THAT(run.told<Stop>(), ElementsAre(0, 1));
+  EXPECT_EQ(run.last<Stop>().notice, "rank 3 exited with code 1; restart 1 of 2");
+  run.handle(0, Stopped{0});
+  run.handle(1, Stopped{0});
+  run.handle(0, Reserved{.store_port = 79, .store_token = "another"});
+  EXPECT_EQ(run.assignment_of(1).store_port, 79);
+  EXPECT_EQ(run.assignment_of(1).store_token, "another");
+}
+
 TEST(Coordinator, NumbersRolesSeparately) {
   FakeRun run({.shared = {.min_nodes = 3, .max_nodes = 3}});
   run.join(0, {.ranks = 2, .role = "trainer"});

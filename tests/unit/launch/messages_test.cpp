@@ -58,7 +58,10 @@ TEST(Messages, TravelBothWays) {
   const auto replaced = std::get<Replaced>(decode_from_node(encode(FromNode(Replaced{1, failed.report}))));
   EXPECT_EQ(replaced.attempt, 1);
   EXPECT_EQ(replaced.report.first.rank, 7);
-  EXPECT_EQ(std::get<Reserved>(decode_from_node(encode(FromNode(Reserved{.store_port = 9})))).store_port, 9);
+  const Reserved reserved{.store_port = 9, .store_token = "t"};
+  const auto read = std::get<Reserved>(decode_from_node(encode(FromNode(reserved))));
+  EXPECT_EQ(read.store_port, 9);
+  EXPECT_EQ(read.store_token, "t");
   EXPECT_EQ(std::get<Restarts>(decode_to_node(encode(ToNode(Restarts{1, 2})))).restarts, 2);
 
   EXPECT_FALSE(std::get<End>(decode_to_node(encode(ToNode(End{})))).failure);

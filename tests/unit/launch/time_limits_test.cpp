@@ -43,9 +43,10 @@ std::vector<std::string> rows_of_page() {
 TEST(TimeLimits, ArePrintedAsThePageHasThem) {
   const auto rows = rows_of_page();
   LaunchOptions options{.nodes = NodesOptions{}};
+  options.on_loss = OnLoss::replace;
   auto limits = launch_limits(options);
   std::ranges::copy(rank_limits(30min), std::back_inserter(limits));
-  ASSERT_EQ(limits.size(), 16U);
+  ASSERT_EQ(limits.size(), 17U);
   for (const auto& limit : limits)
     EXPECT_THAT(rows, Contains(StartsWith("| " + limit.wait + " | " + limit.limit + " | "))) << limit.wait;
 }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous/run_store.h"
 
+#include <array>
 #include <csignal>
+#include <limits>
 #include <numeric>
 #include <random>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -65,25 +68,57 @@ std::string result_of(const Call& call) {
 // The launcher of node 0, in a thread.
 class ServedStore {
  public:
-  ServedStore() : server_(1s) {
+  ServedStore() : server_(10s) {
     thread_ = std::jthread([this](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
         std::vector<pollfd> events;
         server_.watch(events);
         ::poll(events.data(), events.size(), 1);
-        server_.advance();
+        server_.advance(events);
       }
     });
   }
   c10::intrusive_ptr<RemoteStore> connect() const {
-    return c10::make_intrusive<RemoteStore>(rendezvous::Endpoint{"127.0.0.1", server_.port()}, Deadline(10s));
+    return c10::make_intrusive<RemoteStore>(rendezvous::Endpoint{"127.0.0.1", server_.port()}, token(),
+                                            Deadline(10s));
+  }
+  UniqueFd connect_stranger() const {
+    auto socket = connect_to(resolve_now("127.0.0.1", server_.port()).addresses.front(), Deadline(10s));
+    EXPECT_TRUE(socket);
+    return socket;
   }
   int port() const { return server_.port(); }
+  const std::string& token() const { return server_.token(); }
 
  private:
   launch::RunStoreServer server_;
   std::jthread thread_;
 };
+
+void send_all(const UniqueFd& socket, const std::string& text) {
+  ASSERT_EQ(::send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+}
+
+// A line, without its newline.
+std::string line_from(const UniqueFd& socket) {
+  std::string line;
+  char byte = 0;
+  while (wait_for(socket.get(), POLLIN, Deadline(20s)) && ::recv(socket.get(), &byte, 1, 0) == 1 &&
+         byte != '\n')
+    line += byte;
+  return line;
+}
+
+std::string received_until_closed(const UniqueFd& socket) {
+  std::string text;
+  std::array<char, 4096> bytes;
+  while (true) {
+    if (!wait_for(socket.get(), POLLIN, Deadline(20s))) return "it is open";
+    const auto count = ::recv(socket.get(), bytes.data(), bytes.size(), 0);
+    if (count <= 0) return text;
+    text.append(bytes.data(), static_cast<std::size_t>(count));
+  }
+}
 
 class StoreOfRun : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(OnSeveralHosts, StoreOfRun, ::testing::Bool());
@@ -188,6 +223,17 @@ TEST(RemoteStore, CarriesAnyBytesToAllThatAreConnected) {
   EXPECT_TRUE(one->get("empty").empty());
 }
 
+TEST(RemoteStore, NamesWhatItCannotDo) {
+  const ServedStore served;
+  const auto store = served.connect();
+  store->set("most", std::to_string(std::numeric_limits<std::int64_t>::max()));
+  EXPECT_THAT([&] { store->add("most", 1); },
+              ::testing::ThrowsMessage<Error>(HasSubstr("\"most\" is no number to which add() could add 1")));
+  EXPECT_THAT([&] { store->set("long", std::string(3'000'000, 'a')); },
+              ::testing::ThrowsMessage<Error>(HasSubstr("but a request has at most")));
+  EXPECT_EQ(store->add("sum", 1), 1);
+}
+
 TEST(RemoteStore, AWaitEndsWhenAnotherSetsTheKeys) {
   const ServedStore served;
   const auto waits = served.connect();
@@ -213,24 +259,95 @@ TEST(RemoteStore, NamesTheLauncherThatIsLost) {
   }
   EXPECT_THAT(
       [&] {
-        RemoteStore(rendezvous::Endpoint{"127.0.0.1", port}, Deadline(20ms));
+        RemoteStore(rendezvous::Endpoint{"127.0.0.1", port}, "", Deadline(20ms));
       },
       ::testing::ThrowsMessage<RendezvousError>(::testing::HasSubstr("cannot be reached at")));
 }
 
 TEST(RunStoreServer, DropsForeignPrograms) {
   const ServedStore served;
-  const auto socket = connect_to(resolve_now("127.0.0.1", served.port()).addresses.front(), Deadline(10s));
-  ASSERT_TRUE(socket);
-  ASSERT_GT(::send(socket.get(), "GET / HTTP/1.0\r\n\r\n", 18, 0), 0);
-  ASSERT_TRUE(wait_for(socket.get(), POLLIN, Deadline(10s)));
-  char byte = 0;
-  EXPECT_LE(::recv(socket.get(), &byte, 1, 0), 0);
+  const auto known = served.connect();
+  known->set("a", "1");
+  for (const std::string& text :
+       {std::string("GET / HTTP/1.0\r\n\r\n"), std::string("set 0 x x62 x61\n"), std::string(5000, '0')}) {
+    const auto socket = served.connect_stranger();
+    send_all(socket, text);
+    EXPECT_EQ(received_until_closed(socket), "") << text;
+  }
+  EXPECT_EQ(known->get_to_str("a"), "1");
   for (const char* line :
        {"", "set 0 x x", "set 0 x x 61", "set 0 x x6 x61", "set y x x x61", "put 0 x x x61"})
     EXPECT_THROW(launch::decode_store_request(line), LaunchError) << line;
-  for (const char* line : {"", "done 0", "done 0 x 1", "lost 0 x"})
+  for (const char* line : {"", "done", "done 0 x 1", "lost 0 x"})
     EXPECT_THROW(launch::decode_store_reply(line), LaunchError) << line;
+}
+
+TEST(RunStoreServer, AsksForItsTokenInEachAttempt) {
+  const ServedStore before;
+  const ServedStore served;
+  EXPECT_NE(before.token(), served.token());
+  const rendezvous::Endpoint server{"127.0.0.1", static_cast<std::uint16_t>(served.port())};
+  for (const auto& token : {before.token(), std::string(), served.token() + "0"}) {
+    EXPECT_THAT(([&] { RemoteStore(server, token, Deadline(10s)); }),
+                ::testing::ThrowsMessage<Error>(HasSubstr("is lost (its connection closed)")));
+  }
+}
+
+// Else its replies, of which it reads none, could fill the memory of the launcher.
+TEST(RunStoreServer, DropsAClientThatDoesNotWaitForReplies) {
+  const ServedStore served;
+  const auto known = served.connect();
+  known->set("a", std::string(100'000, 'a'));
+  const auto socket = served.connect_stranger();
+  send_all(socket, served.token() + "\n");
+  EXPECT_EQ(line_from(socket), "done 0");
+  const std::string request = "get 0 x x x61\n";
+  std::string many;
+  for (int i = 0; i < 1000; ++i) many += request;
+  send_all(socket, many);
+  EXPECT_LE(received_until_closed(socket).size(), 300'000U);
+  EXPECT_EQ(known->get_to_str("a").size(), 100'000U);
+}
+
+TEST(RunStoreServer, DropsTheOldestOfManyStrangers) {
+  const ServedStore served;
+  const auto known = served.connect();
+  const auto oldest = served.connect_stranger();
+  std::vector<UniqueFd> others;
+  for (int i = 0; i < 200; ++i) others.push_back(served.connect_stranger());
+  EXPECT_EQ(received_until_closed(oldest), "");
+  known->set("a", "1");
+  EXPECT_EQ(served.connect()->get_to_str("a"), "1");
+}
+
+// The launcher neither ends nor takes a whole core; it accepts the rank when there is a descriptor again.
+TEST(RunStoreServer, WaitsForADescriptor) {
+  launch::RunStoreServer server(10s);
+  const auto socket = connect_to(resolve_now("127.0.0.1", server.port()).addresses.front(), Deadline(10s));
+  ASSERT_TRUE(socket);
+  std::vector<pollfd> events;
+  server.watch(events);
+  ASSERT_EQ(::poll(events.data(), events.size(), 10'000), 1);
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{.rlim_cur = 0, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  server.advance(events);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  events.clear();
+  server.watch(events);
+  EXPECT_EQ(events.front().fd, -1);
+  EXPECT_GT(server.poll_timeout(), 0ms);
+  while (events.front().fd == -1) {
+    ::poll(nullptr, 0, static_cast<int>(server.poll_timeout().count()));
+    events.clear();
+    server.watch(events);
+  }
+  ASSERT_EQ(::poll(events.data(), events.size(), 10'000), 1);
+  server.advance(events);
+  events.clear();
+  server.watch(events);
+  EXPECT_EQ(events.size(), 2U);
 }
 
 // One of them has its own memory, as on another host.
@@ -238,7 +355,8 @@ TEST(Generations, RanksOfSeveralHostsMeetThroughTheStore) {
   const ServedStore served;
   const auto of_host = [&](int rank) {
     const auto port = static_cast<std::uint16_t>(served.port());
-    const RunMemory::Share share{.first_rank = rank, .ranks = 1, .store_port = port};
+    const RunMemory::Share share{
+        .first_rank = rank, .ranks = 1, .store_port = port, .store_token = served.token()};
     return std::make_shared<const RunMemory>(RunMemory::create(2, false, share));
   };
   const auto first = of_host(0);
@@ -260,8 +378,22 @@ TEST(Generations, RanksOfSeveralHostsMeetThroughTheStore) {
   const Generations other(second, served.connect(), 1);
   EXPECT_EQ(other.phase(), RunPhase::finished);
   EXPECT_EQ(second->state().phase, RunPhase::finished);
+  EXPECT_EQ(second->store_token(), served.token());
   EXPECT_GE(first->commits(0), 0);
   EXPECT_GE(second->commits(1), 0);
+}
+
+// A rank that has asked the store before another one ends the run writes its answer late.
+TEST(Generations, ThePhaseOfAHostDoesNotGoBack) {
+  const ServedStore served;
+  const RunMemory::Share share{.ranks = 2, .store_port = static_cast<std::uint16_t>(served.port())};
+  const auto memory = std::make_shared<const RunMemory>(RunMemory::create(2, false, share));
+  const Generations own(memory, served.connect(), 0);
+  own.begin_running();
+  memory->state().phase = RunPhase::finished;
+  EXPECT_EQ(own.phase(), RunPhase::finished);
+  memory->state().phase = RunPhase::starting;
+  EXPECT_EQ(own.phase(), RunPhase::running);
 }
 
 TEST(Generations, ALateRankMeetsTheOthersInTheLastOne) {
