@@ -31,7 +31,7 @@ class Images : public ::testing::Test {
     folder_.reset();
   }
 
-  static const Dict& oracle(const std::string& part) { return oracle_->as_dict().at(part).as_dict(); }
+  static const Dict& oracle(const char* part) { return oracle_->as_dict().at(part).as_dict(); }
   static at::Tensor pixels() { return oracle_->as_dict().at("pixels").as_tensor(); }
   static const TempFolder& folder() { return *folder_; }
 

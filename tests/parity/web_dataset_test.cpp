@@ -61,7 +61,7 @@ class WebDatasetParity : public ::testing::Test {
     cases_ = load(folder_->file("cases.pt"));
   }
   static void TearDownTestSuite() { folder_.reset(); }
-  static const std::vector<Value>& cases(const std::string& kind) { return cases_[kind].as_items(); }
+  static const std::vector<Value>& cases(const char* kind) { return cases_[kind].as_items(); }
 
  private:
   static inline std::unique_ptr<TempFolder> folder_{};
