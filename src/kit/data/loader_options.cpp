@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/data/loader_options.h>
-
 #include <initializer_list>
 #include <string>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/Exception.h>
+
+#include <lockstep/data/loader_options.h>
 
 #include "base/launched_rank.h"
 #include "base/throw_error.h"

@@ -77,8 +77,8 @@ Attention attention(const at::Tensor& query, const at::Tensor& key, const at::Te
   return made;
 }
 
-using FlashResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt, at::Tensor,
-                               at::Tensor, at::Tensor>;
+using FlashResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt,
+                               at::Tensor, at::Tensor, at::Tensor>;
 
 FlashResult flash_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             double dropout, bool is_causal, bool, std::optional<double> scale) {
@@ -91,8 +91,8 @@ FlashResult flash_attention(const at::Tensor& query, const at::Tensor& key, cons
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
     const at::Tensor& gradient, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& output, const at::Tensor& log_sum, const at::Tensor&, const at::Tensor&,
-    c10::SymInt, c10::SymInt, double dropout, bool is_causal, const at::Tensor&, const at::Tensor&,
+    const at::Tensor& output, const at::Tensor& log_sum, const at::Tensor&, const at::Tensor&, c10::SymInt,
+    c10::SymInt, double dropout, bool is_causal, const at::Tensor&, const at::Tensor&,
     std::optional<double> scale) {
   const auto made = attention(query, key, value, dropout, is_causal, scale);
   const auto weights = (made.scores - log_sum.unsqueeze(-1)).exp();
@@ -103,7 +103,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
     return of_queries.unflatten(1, {key.size(1), query.size(1) / key.size(1)}).sum(2).to(key.scalar_type());
   };
   return {(of_scores.matmul(made.key) * made.scale).to(query.scalar_type()),
-          by_key(of_scores.transpose(-2, -1).matmul(made.query)), by_key(weights.transpose(-2, -1).matmul(of_output))};
+          by_key(of_scores.transpose(-2, -1).matmul(made.query)),
+          by_key(weights.transpose(-2, -1).matmul(of_output))};
 }
 
 // Sparse tensors: what gradients of an embedding need.

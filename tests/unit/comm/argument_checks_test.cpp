@@ -58,7 +58,8 @@ TEST_F(ArgumentChecks, Tensors) {
 
 // As over nccl alone, where a tensor of the CPU has to go through the GPU.
 TEST_F(ArgumentChecks, TheDeviceThatCarriesATensor) {
-  const ProcessGroup elsewhere{backend, {.name = "elsewhere", .traits = {.devices = {c10::DeviceType::Meta}}}};
+  const ProcessGroup elsewhere{backend,
+                               {.name = "elsewhere", .traits = {.devices = {c10::DeviceType::Meta}}}};
   EXPECT_EQ(comm::device_that_carries(elsewhere, at::kCPU), at::kMeta);
   EXPECT_EQ(comm::device_that_carries(elsewhere, at::kMeta), at::kMeta);
   EXPECT_EQ(comm::device_that_carries(group, at::kCPU), at::kCPU);
