@@ -18,18 +18,48 @@ set(component COMPONENT wheel EXCLUDE_FROM_ALL)
 # LockstepConfig.cmake replaces that of the installation, from which its time of configuring may differ by less than CMake looks at.
 install(CODE "set(ENV{CMAKE_INSTALL_ALWAYS} 1)" ${component})
 
+# lockstep_patchelf(<variable> <option> <file>): what patchelf prints.
+function(lockstep_patchelf variable option file)
+  execute_process(COMMAND "${LOCKSTEP_PATCHELF}" ${option} "${file}"
+    OUTPUT_VARIABLE text OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  string(REPLACE "\n" ";" text "${text}")
+  set(${variable} "${text}" PARENT_SCOPE)
+endfunction()
+
 set(targets "")
 set(renamed "")
+set(files "")
 while(bundled)
   list(POP_FRONT bundled target file)
-  file(REAL_PATH "${file}" real)
   # The name that programs ask for.
-  execute_process(COMMAND "${LOCKSTEP_PATCHELF}" --print-soname "${real}"
-    OUTPUT_VARIABLE soname OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  install(FILES "${real}" DESTINATION lib/bundled RENAME "${soname}" ${component})
+  lockstep_patchelf(soname --print-soname "${file}")
+  list(APPEND files "${file}")
   string(REGEX REPLACE "^.*:" "" name "${target}")
   string(APPEND targets "  Lockstep::bundled_${name} ${soname}\n")
   list(APPEND renamed ${target} Lockstep::bundled_${name})
+endwhile()
+
+# With what they need themselves, which depends on the Debian. Every Linux has glibc and the compiler's libraries.
+set(sonames "")
+while(files)
+  list(POP_FRONT files file)
+  lockstep_patchelf(soname --print-soname "${file}")
+  if(soname IN_LIST sonames)
+    continue()
+  endif()
+  list(APPEND sonames "${soname}")
+  file(REAL_PATH "${file}" real)
+  install(FILES "${real}" DESTINATION lib/bundled RENAME "${soname}" ${component})
+  lockstep_patchelf(needed --print-needed "${real}")
+  cmake_path(GET real PARENT_PATH folder)
+  foreach(name IN LISTS needed)
+    if(name MATCHES "^(lib(c|m|dl|rt|pthread|stdc\\+\\+|gcc_s)\\.so|ld-linux)")
+      continue()
+    elseif(NOT EXISTS "${folder}/${name}")
+      message(FATAL_ERROR "  ${real} needs ${name}, which is not in ${folder}, so the wheel cannot bundle it; configure with -DLOCKSTEP_BUILD_PYTHON=OFF")
+    endif()
+    list(APPEND files "${folder}/${name}")
+  endforeach()
 endwhile()
 configure_file(LockstepBundled.cmake.in "${PROJECT_BINARY_DIR}/python/LockstepBundled.cmake" @ONLY)
 

@@ -22,6 +22,7 @@ LICENCES = {
     "libmicrohttpd": "LGPL-2.1-or-later",
     "libpng1.6": "libpng-2.0",
     "libwebp": "BSD-3-Clause",
+    "libzstd": "BSD-3-Clause",
     "ncurses": "X11-distribute-modifications-variant",
     "nlohmann-json3": "MIT",
     "openssl": "Apache-2.0",

@@ -258,7 +258,7 @@ ObservedRun find_run(const std::string& name) {
   }
   throw_error<ArgumentError>(
       "{} on this host{}",
-      name.empty() ? "there is no run of this user" : fmt::format("there is no run {} of this user", name),
+      name.empty() ? "there is no run of this user" : fmt::format("there is no run \"{}\" of this user", name),
       known);
 }
 
