@@ -256,10 +256,10 @@ ObservedRun find_run(const std::string& name) {
         "{}{}", reason.empty() ? fmt::format("process {} is neither a rank nor above one", *pid) : reason,
         known);
   }
-  throw_error<ArgumentError>(
-      "{} on this host{}",
-      name.empty() ? "there is no run of this user" : fmt::format("there is no run \"{}\" of this user", name),
-      known);
+  throw_error<ArgumentError>("{} on this host{}",
+                             name.empty() ? "there is no run of this user"
+                                          : fmt::format("there is no run \"{}\" of this user", name),
+                             known);
 }
 
 }  // namespace lockstep::observe
