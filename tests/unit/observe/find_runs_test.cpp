@@ -156,8 +156,9 @@ TEST(FindRuns, AnotherRunMayHaveAGroupOfTheSameName) {
 }
 
 TEST(FindRuns, SaysWhyThereIsNoRun) {
-  EXPECT_THAT([] { (void)find_run("nightly"); },
-              ThrowsMessage<ArgumentError>(HasSubstr("there is no run \"nightly\" of this user on this host")));
+  EXPECT_THAT(
+      [] { (void)find_run("nightly"); },
+      ThrowsMessage<ArgumentError>(HasSubstr("there is no run \"nightly\" of this user on this host")));
   EXPECT_THAT([] { (void)find_run("2147483647"); },
               ThrowsMessage<ArgumentError>(HasSubstr("there is no process 2147483647 on this host")));
   EXPECT_THAT([] { (void)find_run(std::to_string(::getpid())); },
