@@ -12,6 +12,7 @@
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/rendezvous/subgroups.h>
 #include <lockstep/runtime/collectives.h>
+#include <lockstep/runtime/collectives_by_name.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/runtime/value_objects.h>

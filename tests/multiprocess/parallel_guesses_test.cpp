@@ -186,6 +186,17 @@ const testing::Scenario named_schedules("guesses: pipelines", [] {
     EXPECT_EQ(losses.size(), 4);
   }
   EXPECT_GT(part->parameters()[0].grad().abs().sum().item<double>(), 0);
+
+  const auto loss_of = [&](const pipelining::LossFunction& loss_fn) {
+    pipelining::ScheduleGPipe gpipe(stage, 2, {.loss_fn = loss_fn});
+    losses.clear();
+    gpipe.step(stage.is_first() ? torch::ones({8, 4}) : at::Tensor(), torch::zeros({8, 4}), losses);
+    return losses.empty() ? 0 : losses[0].item<double>();
+  };
+  const double expected = loss_of(loss);
+  EXPECT_EQ(loss_of(torch::mse_loss), expected);
+  EXPECT_EQ(loss_of(nn::functional::mse_loss), expected);
+  EXPECT_EQ(loss_of(torch::nn::MSELoss()), expected);
 });
 TEST(Guesses, SchedulesTakeArgumentsByName) {
   testing::expect_all_passed(testing::run_ranks(named_schedules));
@@ -202,7 +213,12 @@ const testing::Scenario without_arrows("guesses: wrappers without arrows", [] {
   ddp(torch::ones({1, 4})).sum().backward();
   EXPECT_EQ(buckets, 1);
   DistributedDataParallel halved(torch::nn::Linear(4, 1));
-  halved.register_comm_hook(nullptr, bf16_compress_hook);
+  halved.register_comm_hook(nullptr, default_hooks::bf16_compress_hook);
+  DistributedDataParallel low_rank(torch::nn::Linear(4, 1));
+  powerSGD::PowerSGDState state({.matrix_approximation_rank = 1, .start_powerSGD_iter = 2});
+  low_rank.register_comm_hook(state, powerSGD_hook);
+  for (int step = 0; step < 3; ++step) low_rank(torch::ones({1, 4})).sum().backward();
+  EXPECT_EQ(state.compression_stats().numel_before, 5);
   DistributedDataParallel plain(torch::nn::Linear(4, 1));
   plain.register_comm_hook(allreduce_hook);
   DistributedDataParallel uneven(torch::nn::Linear(4, 1));
@@ -210,6 +226,28 @@ const testing::Scenario without_arrows("guesses: wrappers without arrows", [] {
   for (int step = 0; step <= context.rank(); ++step) uneven(torch::ones({1, 4})).sum().backward();
 });
 TEST(Guesses, WrappersWithoutArrows) { testing::expect_all_passed(testing::run_ranks(without_arrows)); }
+
+const testing::Scenario without_namespaces("guesses: names of torch.distributed.tensor", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh("cpu", {2}, {"tp"});
+  std::optional<DeviceContext> meta("meta");
+  torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
+  meta.reset();
+  const auto sharded = fully_shard(net);
+  to_empty(net, torch::kCPU);
+  to_empty(net, {.device = "cpu"});
+  to_empty(net, "cpu", std::source_location::current());
+  EXPECT_TRUE(sharded.parameters()[0].is_cpu());
+
+  auto cut = equal_net();
+  parallelize_module(cut, mesh,
+                     {{"0", ColwiseParallel({.input_layouts = Replicate(), .output_layouts = Shard(-1)})},
+                      {"2", RowwiseParallel({.output_layouts = Replicate()})}});
+  EXPECT_TRUE(torch::allclose(cut->forward(torch::ones({2, 4})), equal_net()->forward(torch::ones({2, 4}))));
+});
+TEST(Guesses, NamesOfTensorParallelNeedNoNamespace) {
+  testing::expect_all_passed(testing::run_ranks(without_namespaces));
+}
 
 }  // namespace
 }  // namespace lockstep
