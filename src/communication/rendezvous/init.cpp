@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "base/time_limits.h"
+#include "comm/recorder_signal.h"
 #include "rendezvous/file_rendezvous.h"
 #include "rendezvous/python_group.h"
 #include "rendezvous/rank_info.h"
@@ -312,6 +313,7 @@ std::unique_ptr<Session> join(SessionOptions options) {
   }
   LauncherLimits::from(options.env).check(options.timeout);
   become_rank(options.env);
+  comm::write_recorder_files_on_signal();
   take_run_memory(options);
   auto scope = std::make_unique<ProcessScope>(options.report_uncaught_exceptions);
   auto session = meet(options);
