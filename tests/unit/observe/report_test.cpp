@@ -254,6 +254,29 @@ TEST(History, JoinsEqualVerdicts) {
   EXPECT_THAT(data_of(page_of({.history = history, .ends = {{.rank = 1}}}))["faults"], SizeIs(0));
 }
 
+TEST(History, AsksForTheStacksOfALongStallOnce) {
+  History history;
+  auto run = run_at(1, 2);
+  const Verdict missing{.cause = Cause::missing, .ranks = {1}, .text = "rank 1 is late"};
+  history.add(run, missing);
+  EXPECT_FALSE(history.lacks_stacks(run)) << "it may go on";
+  run.taken_at += History::kHang;
+  history.add(run, {});
+  EXPECT_FALSE(history.lacks_stacks(run)) << "the rank makes calls again";
+  history.add(run, missing);
+  EXPECT_TRUE(history.lacks_stacks(run));
+  history.add_stacks("main in train");
+  EXPECT_FALSE(history.lacks_stacks(run));
+  EXPECT_EQ(data_of(page_of({.history = history}))["faults"][0]["stacks"], "main in train");
+
+  History of_slow;
+  const Verdict slow{.cause = Cause::slow, .ranks = {1}, .text = "rank 1 is slow"};
+  of_slow.add(run, slow);
+  run.taken_at += History::kHang;
+  of_slow.add(run, slow);
+  EXPECT_FALSE(of_slow.lacks_stacks(run)) << "it makes steps";
+}
+
 TEST(Page, NoTextEndsItsElement) {
   History history;
   auto run = run_at(1, 1);
