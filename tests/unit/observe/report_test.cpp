@@ -359,6 +359,11 @@ History long_history() {
                             "1, 3, 4, 5, 6 and 7 have waited {}.0 s. It runs the program's own code "
                             "(its thread sleeps in read, called from libc.so.6+0x85f16).",
                             second)});
+      if (history.lacks_stacks(run)) {
+        history.add_stacks(
+            "rank 2 (pid 102): in the program's own code\n    read in libc.so.6\n    Loader::read(Batch&) at "
+            "loader.cpp:22\n    main at train.cpp:38\n");
+      }
     }
   }
   return history;
