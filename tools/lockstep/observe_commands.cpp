@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "observe_commands.h"
+
 #include <chrono>
 #include <clocale>
 #include <cmath>
@@ -10,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/throw_error.h"
-#include "commands.h"
 #include "observe/find_runs.h"
 #include "observe/recorder_files.h"
 #include "observe/stack_report.h"

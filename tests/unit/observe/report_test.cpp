@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What `lockstep run --report` keeps of a run, and its page.
+#include <array>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <spawn.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -126,14 +130,19 @@ TEST(PrivateFile, ReplacesOnlyRegularFiles) {
   EXPECT_EQ(first_line(file), "new");
 }
 
-// This process is no rank, as one that has ended meanwhile.
+// A process that is no rank, as one that has ended meanwhile. Earlier tests may have made this one a rank.
 TEST(ProblemReportOfARun, HasTheOtherSectionsIfOneCannotBeRead) {
-  const auto pid = ::getpid();
+  std::string command = "sleep", seconds = "60";
+  std::array<char*, 3> words{command.data(), seconds.data(), nullptr};
+  pid_t pid = 0;
+  ASSERT_EQ(::posix_spawnp(&pid, command.c_str(), nullptr, nullptr, words.data(), environ), 0);
   const auto text = cli::text_of({.pids = {pid}});
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
   EXPECT_THAT(text.line, HasSubstr(fmt::format("no run: that of pid {} was not read: ", pid)));
   EXPECT_THAT(text.sections,
               AllOf(HasSubstr("== Run ==\n" + text.line), HasSubstr("== Stacks ==\n"),
-                    HasSubstr(fmt::format("== Command of pid {} ==\n", pid)), HasSubstr("test_observe"),
+                    HasSubstr(fmt::format("== Command of pid {} ==\n", pid)), HasSubstr("sleep 60"),
                     HasSubstr(fmt::format("== Environment of pid {} ==\n", pid))));
 }
 

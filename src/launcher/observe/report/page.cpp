@@ -6,8 +6,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "observe/report/page_template.h"
-
 namespace lockstep::observe {
 namespace {
 
