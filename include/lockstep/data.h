@@ -14,5 +14,4 @@
 #include <lockstep/data/web_dataset.h>
 #include <lockstep/transforms/augment.h>
 #include <lockstep/transforms/geometry.h>
-#include <lockstep/transforms/transform.h>
 #include <lockstep/transforms/transforms.h>

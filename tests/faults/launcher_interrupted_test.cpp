@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/exit_code.h>
+#include <lockstep/base/error.h>
 
 #include "base/deadline.h"
 #include "faults/launcher_nodes.h"

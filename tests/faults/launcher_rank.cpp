@@ -16,7 +16,7 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/exit_code.h>
+#include <lockstep/base/error.h>
 
 #include "base/run_memory.h"
 

@@ -19,7 +19,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/exit_code.h>
+#include <lockstep/base/error.h>
 
 #include "base/env.h"
 #include "support/launcher_process.h"

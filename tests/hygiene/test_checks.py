@@ -5,6 +5,7 @@ import subprocess
 import sys
 import unittest
 
+import check_files
 import check_format
 import check_includes
 import check_language
@@ -119,6 +120,38 @@ text
     def test_no_contributing(self):
         (self.root / "CONTRIBUTING.md").unlink()
         self.assertEqual(len(check_includes.problems(self.root)), 1)
+
+
+class Files(Tree):
+    LONG = "int a;\n" * 31
+
+    def problems(self, *names, text=LONG, listed=()):
+        for name in names:
+            self.write(name, text)
+        return check_files.problems(self.root, listed)
+
+    def test_headers(self):
+        self.assertEqual(self.problems(
+            "src/kit/data/a.cpp", "src/kit/data/a.h", "src/kit/data/b.cpp", "include/lockstep/data/b.h",
+            "src/kit/data/c.cpp", "include/lockstep/data/detail/c.h", "src/tensors/state/state_dict.cpp",
+            "include/lockstep/checkpoint/state_dict.h", "tools/lockstep/main.cpp", "tests/unit/a.cpp"), [])
+
+    def test_no_header(self):
+        self.assertIn("has no header", self.problems("src/kit/data/a.cpp", "include/lockstep/models/a.h")[0])
+
+    def test_listed(self):
+        self.assertEqual(self.problems("src/kit/data/a.cpp", listed=["src/kit/data/a.cpp"]), [])
+        self.assertIn("is listed", self.problems("src/kit/data/a.h", listed=["src/kit/data/a.cpp"])[0])
+        self.assertIn("is listed", self.problems(listed=["src/kit/data/b.cpp"])[0])
+        many = [f"src/kit/data/x{number}.cpp" for number in range(41)]
+        self.assertIn("41 files are listed", self.problems(*many, listed=many)[-1])
+
+    def test_fragments(self):
+        names = [f"src/kit/data/x{number}.h" for number in range(30)] + ["include/lockstep/data.h", "tools/lockstep/main.cpp"]
+        self.assertEqual(self.problems(*names, text="// Text\n\n" * 20 + "int a;\n" * 30), [])
+        self.assertIn("31 files have 30 lines of code or fewer", self.problems("src/kit/data/y.h", text="int a;\n")[0])
+        self.problems("src/kit/data/y.cpp")
+        self.assertEqual(check_files.problems(self.root, ()), [])
 
 
 class Places(Tree):

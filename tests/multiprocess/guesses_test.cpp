@@ -2,6 +2,7 @@
 // What a PyTorch user writes first, from memory of Python: it compiles and does what it does there.
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -141,57 +142,27 @@ TEST(Guesses, MessagesAndObjects) {
   testing::expect_all_passed(testing::run_ranks(messages, {.world_size = 3}));
 }
 
-// Over three ranks, with the arguments that Python has behind the tensor by name.
-const testing::Scenario keywords("guesses: keywords", [] {
+const testing::Scenario objects_of_one_type("guesses: objects of one type", [] {
   init_process_group("shm");
   const int rank = get_rank();
-  auto t = number(rank + 1);
-  reduce(t, {.dst = 1, .op = ReduceOp::MAX});
-  if (rank == 1) {
-    EXPECT_EQ(t.item<double>(), 3);
-  }
-  reduce_async(t, {.dst = 1}).wait();
-  const auto list = zeros(rank == 2 ? 3 : 0);
-  const auto gathered = [&] { return list.empty() ? 0 : torch::cat(list).sum().item<double>(); };
-  gather(number(rank), list, {.dst = 2});
-  EXPECT_EQ(gathered(), rank == 2 ? 3 : 0);
-  gather(number(rank + 1), {.gather_list = list, .dst = 2});
-  EXPECT_EQ(gathered(), rank == 2 ? 6 : 0);
-  gather_async(number(1), list, {.dst = 2, .async_op = false}).wait();
-  EXPECT_EQ(gathered(), rank == 2 ? 3 : 0);
-  const auto parts = rank == 1 ? std::vector{number(5), number(6), number(7)} : std::vector<at::Tensor>();
-  scatter(t, parts, {.src = 1});
-  EXPECT_EQ(t.item<double>(), 5 + rank);
-  t.zero_();
-  rank == 1 ? scatter(t, {.scatter_list = parts, .src = 1}) : scatter(t, {.src = 1});
-  EXPECT_EQ(t.item<double>(), 5 + rank);
-  if (rank == 0) {
-    send(t, {.dst = 1, .tag = 2});
-    isend(t, {.dst = 1}).wait();
-  }
-  if (rank == 1) {
-    EXPECT_EQ(recv(t, {.src = 0, .tag = 2}), 0);
-    irecv(t, {.src = 0}).wait();
-    EXPECT_EQ(t.item<double>(), 5);
-  }
-  std::vector<std::string> names{rank == 2 ? "x" : ""};
-  broadcast_object_list(names, {.src = 2});
-  EXPECT_THAT(names, ElementsAre("x"));
-  std::vector<Value> values;
-  gather_object(rank, values, {.dst = 1});
-  EXPECT_EQ(values.size(), rank == 1 ? 3U : 0U);
-  scatter_object_list(values, rank == 1 ? std::vector<Value>{4, 5, 6} : std::vector<Value>(), {.src = 1});
-  EXPECT_EQ(static_cast<int>(values.at(0)), 4 + rank);
-  const auto pair = new_group({0, 1}, {.timeout = 30, .backend = "gloo", .group_desc = "pair"});
-  if (pair) {
-    EXPECT_EQ(pair.name(), "pair");
-  }
-  EXPECT_EQ(split_group({}, {{0, 1}, {2}}).size(), rank == 2 ? 1 : 2);
-  EXPECT_EQ(split_group(GroupMember::WORLD, {{0}, {1, 2}}, {.group_desc = "part"}).name(), "part");
+  std::vector<double> losses(get_world_size());
+  all_gather_object(losses, rank / 2.0);
+  EXPECT_THAT(losses, ElementsAre(0, 0.5, 1));
+  using Report = std::map<std::string, double>;
+  std::vector<Report> reports;
+  all_gather_object(reports, {{"rank", rank}, {"loss", 0.25}});
+  EXPECT_EQ(reports.at(2), (Report{{"rank", 2}, {"loss", 0.25}}));
+  std::vector<std::int64_t> epoch{rank == 1 ? 7 : 0};
+  broadcast_object_list(epoch, 1);
+  EXPECT_THAT(epoch, ElementsAre(7));
+  const auto group = new_group({0, 1});
+  std::vector<int> ranks{-1};
+  all_gather_object(ranks, rank, {.group = group});
+  EXPECT_EQ(ranks.size(), rank == 2 ? 1U : 2U) << "outside of the group nothing changes";
   destroy_process_group();
 });
-TEST(Guesses, KeywordArgumentsOfCollectives) {
-  testing::expect_all_passed(testing::run_ranks(keywords, {.world_size = 3}));
+TEST(Guesses, ObjectsOfOneType) {
+  testing::expect_all_passed(testing::run_ranks(objects_of_one_type, {.world_size = 3}));
 }
 
 // As in Python, src and dst are global ranks.

@@ -65,6 +65,60 @@ TEST(Guesses, AGroupMayBeMissing) {
   testing::expect_all_passed(testing::run_ranks(missing_groups, {.world_size = 3}));
 }
 
+// Over three ranks, with the arguments that Python has behind the tensor by name.
+const testing::Scenario keywords("guesses: keywords", [] {
+  init_process_group("shm");
+  const int rank = get_rank();
+  const auto filled = [](double value) { return torch::full({1}, value); };
+  auto t = filled(rank + 1);
+  reduce(t, {.dst = 1, .op = ReduceOp::MAX});
+  if (rank == 1) {
+    EXPECT_EQ(t.item<double>(), 3);
+  }
+  reduce_async(t, {.dst = 1}).wait();
+  const auto list = rank == 2 ? std::vector{filled(0), filled(0), filled(0)} : std::vector<at::Tensor>();
+  const auto gathered = [&] { return list.empty() ? 0 : torch::cat(list).sum().item<double>(); };
+  gather(filled(rank), list, {.dst = 2});
+  EXPECT_EQ(gathered(), rank == 2 ? 3 : 0);
+  gather(filled(rank + 1), {.gather_list = list, .dst = 2});
+  EXPECT_EQ(gathered(), rank == 2 ? 6 : 0);
+  gather_async(filled(1), list, {.dst = 2, .async_op = false}).wait();
+  EXPECT_EQ(gathered(), rank == 2 ? 3 : 0);
+  const auto parts = rank == 1 ? std::vector{filled(5), filled(6), filled(7)} : std::vector<at::Tensor>();
+  scatter(t, parts, {.src = 1});
+  EXPECT_EQ(t.item<double>(), 5 + rank);
+  t.zero_();
+  rank == 1 ? scatter(t, {.scatter_list = parts, .src = 1}) : scatter(t, {.src = 1});
+  EXPECT_EQ(t.item<double>(), 5 + rank);
+  if (rank == 0) {
+    send(t, {.dst = 1, .tag = 2});
+    isend(t, {.dst = 1}).wait();
+  }
+  if (rank == 1) {
+    EXPECT_EQ(recv(t, {.src = 0, .tag = 2}), 0);
+    irecv(t, {.src = 0}).wait();
+    EXPECT_EQ(t.item<double>(), 5);
+  }
+  std::vector<std::string> names{rank == 2 ? "x" : ""};
+  broadcast_object_list(names, {.src = 2});
+  EXPECT_THAT(names, ElementsAre("x"));
+  std::vector<Value> values;
+  gather_object(rank, values, {.dst = 1});
+  EXPECT_EQ(values.size(), rank == 1 ? 3U : 0U);
+  scatter_object_list(values, rank == 1 ? std::vector<Value>{4, 5, 6} : std::vector<Value>(), {.src = 1});
+  EXPECT_EQ(static_cast<int>(values.at(0)), 4 + rank);
+  const auto pair = new_group({0, 1}, {.timeout = 30, .backend = "gloo", .group_desc = "pair"});
+  if (pair) {
+    EXPECT_EQ(pair.name(), "pair");
+  }
+  EXPECT_EQ(split_group({}, {{0, 1}, {2}}).size(), rank == 2 ? 1 : 2);
+  EXPECT_EQ(split_group(GroupMember::WORLD, {{0}, {1, 2}}, {.group_desc = "part"}).name(), "part");
+  destroy_process_group();
+});
+TEST(Guesses, KeywordArgumentsOfCollectives) {
+  testing::expect_all_passed(testing::run_ranks(keywords, {.world_size = 3}));
+}
+
 const testing::Scenario value_objects("guesses: values as objects", [] {
   init_process_group("shm");
   const int rank = get_rank();

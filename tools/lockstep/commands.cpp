@@ -29,6 +29,8 @@
 #include "launch/guard.h"
 #include "launch/launch.h"
 #include "lockstep_bench/options.h"
+#include "node_command.h"
+#include "observe_commands.h"
 #include "problem_report.h"
 #include "report_parts.h"
 #include "run_command.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "node_command.h"
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +13,6 @@
 #include "base/host.h"
 #include "base/throw_error.h"
 #include "launch/host_control.h"
-#include "run_command.h"
 
 namespace lockstep::cli {
 namespace {

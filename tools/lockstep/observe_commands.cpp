@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "observe_commands.h"
+
 #include <chrono>
 #include <clocale>
 #include <cmath>
@@ -10,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/throw_error.h"
-#include "commands.h"
 #include "observe/find_runs.h"
 #include "observe/recorder_files.h"
 #include "observe/stack_report.h"
@@ -94,7 +95,8 @@ Command stacks_command(CLI::App& app) {
       app.add_subcommand("stacks", "Show where the threads of the ranks of a run on this host are");
   stacks->add_option("run", *run, kRunHelp)->type_name("RUN");
   return {.app = stacks, .run = [run](const auto& /*rest*/) {
-            std::cout << observe::stacks_text(observe::find_run(*run)) << std::flush;
+            std::setlocale(LC_CTYPE, "");  // which characters can be shown
+            std::cout << printable_lines(observe::stacks_text(observe::find_run(*run))) << std::flush;
             return 0;
           }};
 }

@@ -76,12 +76,6 @@ struct RunArguments {
 // Sets the options of the rendezvous: nodes, master_addr, master_port and run_id.
 void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options);
 
-// nullopt without --metrics-port. Its `text` is left to the caller.
-std::optional<launch::MetricsOptions> metrics_options(const RunArguments& arguments, const Env& env);
-
-// launch() with the metrics and the report that `arguments` ask for. `words`: the whole command line of `lockstep`.
-int launch_here(const RunArguments& arguments, const std::vector<std::string>& words);
-
 // With --hosts and without a host_index. `checked`: launch_options() of these arguments. `words`: the whole
 // command line of `lockstep`, from "run" on.
 launch::HostsOptions hosts_options(const RunArguments& arguments, const launch::LaunchOptions& checked,

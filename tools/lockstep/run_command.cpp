@@ -16,6 +16,7 @@
 #include "launch/worker_group.h"
 #include "machine/host.h"
 #include "rank_watch.h"
+#include "run_observed.h"
 
 namespace lockstep::cli {
 namespace {

@@ -25,7 +25,4 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
 // command line, which `run` reads.
 Command run_command(CLI::App& app, const std::vector<std::string>& words);
 
-// `lockstep node`, which `lockstep run --hosts` starts on each host: executes the order on stdin.
-Command node_command(CLI::App& app);
-
 }  // namespace lockstep::cli

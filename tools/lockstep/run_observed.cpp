@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "run_observed.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -11,7 +13,7 @@
 #include "base/throw_error.h"
 #include "launch/launch.h"
 #include "observe/host_snapshot.h"
-#include "observe/launched_ranks.h"
+#include "observe/metrics.h"
 #include "rank_watch.h"
 #include "run_command.h"
 #include "run_report.h"

@@ -4,6 +4,7 @@
 
 #include "commands.h"
 #include "program_main.h"
+#include "write_commands.h"
 
 int main(int argc, char** argv) {
   using namespace lockstep::ckpt;

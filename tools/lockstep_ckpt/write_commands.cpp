@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "write_commands.h"
+
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -14,10 +16,8 @@
 
 #include "base/throw_error.h"
 #include "checkpoint_file.h"
-#include "commands.h"
 #include "leaves.h"
 
-// The subcommands that write a checkpoint: convert, strip-prefix and merge.
 namespace lockstep::ckpt {
 namespace {
 

@@ -8,6 +8,7 @@
 #include <source_location>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -231,6 +232,23 @@ inline ProcessGroup new_group(const std::vector<int>& ranks, Timeout timeout, co
 ProcessGroup split_group(const std::optional<ProcessGroup>& parent_pg,
                          const std::vector<std::vector<int>>& split_ranks, const GroupOptions& options = {},
                          std::source_location where = std::source_location::current());
+
+/// The group of this rank, which converts to false on a rank in none, and all groups in their order:
+/// `const auto [own, all] = lockstep::new_subgroups(2)`.
+using Subgroups = std::pair<ProcessGroup, std::vector<ProcessGroup>>;
+
+/// Splits the ranks of the run into groups of `group_size` neighbours. Every rank calls it with the same
+/// arguments. Throws ArgumentError unless the number of ranks is a multiple of `group_size`. PyTorch:
+/// `torch.distributed.new_subgroups`.
+Subgroups new_subgroups(int group_size, const GroupOptions& options = {},
+                        std::source_location where = std::source_location::current());
+
+/// Creates a group of each list of global ranks. Every rank of the run calls it with the same arguments. Throws
+/// ArgumentError for no lists, and for a rank in two of them. PyTorch:
+/// `torch.distributed.new_subgroups_by_enumeration`.
+Subgroups new_subgroups_by_enumeration(const std::vector<std::vector<int>>& ranks_per_subgroup_list,
+                                       const GroupOptions& options = {},
+                                       std::source_location where = std::source_location::current());
 
 template <typename Action>
 auto Context::main_process_first(Action&& action, std::source_location where) const {

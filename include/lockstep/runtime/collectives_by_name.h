@@ -12,7 +12,7 @@
 #include <lockstep/base/timeout.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/runtime/collectives.h>
-#include <lockstep/runtime/value_objects.h>
+#include <lockstep/runtime/typed_objects.h>
 
 // The functions of runtime/collectives.h with PyTorch's keyword arguments by name, in PyTorch's order. They are templates,
 // so that `{}` and a list without names are the arguments of those functions.

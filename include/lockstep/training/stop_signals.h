@@ -7,7 +7,7 @@
 #include <source_location>
 #include <vector>
 
-#include <lockstep/base/exit_code.h>
+#include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 
 namespace lockstep {

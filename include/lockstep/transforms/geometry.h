@@ -11,7 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/base/literal.h>
-#include <lockstep/transforms/transform.h>
+#include <lockstep/transforms/transforms.h>
 
 namespace lockstep::transforms {
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/call_recorder.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <utility>
 
 #include "base/rank_progress.h"
-#include "comm/call_draft.h"
+#include "comm/call_site.h"
 
 namespace lockstep::comm {
 namespace {
@@ -69,6 +70,24 @@ class RecordedOperation final : public Operation {
 };
 
 }  // namespace
+
+node::CallDraft draft_of(const Call& call) {
+  node::CallDraft draft{.kind = call.kind,
+                        .root = call.root,
+                        .peer = is_message(call.kind) ? std::max(call.peer, -1) : -1,  // -1 for kAnyRank
+                        .where = call.where};
+  if (const auto* tensor = main_tensor(call)) {
+    draft.dtype = tensor->scalar_type();
+    draft.shape = tensor->sizes();
+  }
+  if (has_operation(call.kind)) draft.op = call.op;
+  if (const auto* site = CallSite::current()) {
+    draft.where = site->where();
+    draft.contents = site->contents();
+    draft.index = site->index();
+  }
+  return draft;
+}
 
 CallRecorder::CallRecorder(std::shared_ptr<node::NodeGroup> group)
     : group_(std::move(group)), recorder_(&group_->own_status()) {}

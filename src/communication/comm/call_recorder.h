@@ -12,6 +12,9 @@
 
 namespace lockstep::comm {
 
+// What the flight recorder keeps of a call.
+node::CallDraft draft_of(const Call& call);
+
 // The flight recorder of a group whose calls come through c10d, as Python's do. Safe from any thread.
 class CallRecorder : public std::enable_shared_from_this<CallRecorder> {
  public:

@@ -11,7 +11,7 @@
 
 #include <lockstep/comm/backend.h>
 
-#include "base/fork_mark.h"
+#include "base/process_state.h"
 #include "comm/call.h"
 
 namespace lockstep::comm {

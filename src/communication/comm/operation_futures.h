@@ -10,7 +10,7 @@
 
 #include <lockstep/base/mutex.h>
 
-#include "base/fork_mark.h"
+#include "base/process_state.h"
 #include "comm/call.h"
 
 namespace lockstep::comm {

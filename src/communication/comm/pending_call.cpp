@@ -15,14 +15,14 @@
 #include "base/deadline.h"
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
-#include "comm/call_draft.h"
+#include "comm/call_recorder.h"
+#include "comm/call_site.h"
 #include "comm/fingerprint.h"
 #include "comm/inference_tensors.h"
 #include "comm/message_order.h"
 #include "comm/peer_check.h"
 #include "comm/profiler_event.h"
 #include "comm/unendable_call.h"
-#include "comm/without_calls.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::comm {

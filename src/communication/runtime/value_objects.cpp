@@ -8,7 +8,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/runtime/collectives.h>
 #include <lockstep/runtime/default_group.h>
-#include <lockstep/runtime/value_objects.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"

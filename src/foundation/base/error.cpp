@@ -4,7 +4,6 @@
 #include <lockstep/base/error.h>
 
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/throw_error.h"
 
 namespace lockstep {

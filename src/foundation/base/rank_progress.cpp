@@ -14,8 +14,8 @@
 #include <lockstep/base/log.h>
 #include <lockstep/base/mutex.h>
 
-#include "base/fork_mark.h"
 #include "base/host.h"
+#include "base/process_state.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <array>
+#include <fcntl.h>
+#include <unistd.h>
 #include <utility>
 
 namespace lockstep {
@@ -22,7 +25,10 @@ class UniqueFd {
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   int release() { return std::exchange(fd_, -1); }
-  void reset(int fd = -1);
+  void reset(int fd = -1) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = fd;
+  }
 
  private:
   int fd_ = -1;
@@ -34,6 +40,10 @@ struct Pipe {
   UniqueFd read{};
   UniqueFd write{};
 };
-Pipe make_pipe(int flags = 0);
+inline Pipe make_pipe(int flags = 0) {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC | flags) != 0) return {};
+  return {.read = UniqueFd(ends[0]), .write = UniqueFd(ends[1])};
+}
 
 }  // namespace lockstep

@@ -7,7 +7,6 @@
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
-#include "base/error_file.h"
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "checkpoint/checkpoint_folder.h"

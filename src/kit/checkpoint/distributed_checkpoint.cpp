@@ -13,7 +13,6 @@
 
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
-#include "base/error_file.h"
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "checkpoint/distributed_metadata.h"

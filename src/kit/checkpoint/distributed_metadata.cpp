@@ -9,7 +9,6 @@
 
 #include <lockstep/serialize/torch_file.h>
 
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "base/version.h"
 #include "checkpoint/shard_coverage.h"

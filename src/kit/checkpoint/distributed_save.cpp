@@ -33,7 +33,6 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
 #include "base/atomic_file.h"
-#include "base/error_file.h"
 #include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"

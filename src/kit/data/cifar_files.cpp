@@ -10,7 +10,6 @@
 
 #include <lockstep/base/log.h>
 
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/tar.h"

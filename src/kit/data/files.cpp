@@ -16,7 +16,6 @@
 #include <lockstep/data/files.h>
 
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/csv_rows.h"

@@ -18,7 +18,6 @@
 
 #include "base/atomic_file.h"
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/index_file.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "data/hdf5_data_set.h"
 
-#include "base/error_file.h"
 #include "base/throw_error.h"
 
 #ifdef LOCKSTEP_WITH_HDF5

@@ -7,7 +7,6 @@
 #include <lockstep/data/vision.h>
 
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/folder_listing.h"
 #include "data/pictures.h"

@@ -18,7 +18,6 @@
 #include <lockstep/data/vision.h>
 
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"

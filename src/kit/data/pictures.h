@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/data/images.h>
-#include <lockstep/transforms/transform.h>
+#include <lockstep/transforms/transforms.h>
 
 namespace lockstep::data {
 

@@ -10,7 +10,6 @@
 
 #include <lockstep/data/images.h>
 
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 #include "data/folder_listing.h"

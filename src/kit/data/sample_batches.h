@@ -13,7 +13,7 @@
 
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/vision.h>
-#include <lockstep/transforms/transform.h>
+#include <lockstep/transforms/transforms.h>
 
 #include "base/throw_error.h"
 

@@ -9,7 +9,6 @@
 #include <sys/stat.h>
 #include <utility>
 
-#include "base/error_file.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"

@@ -13,7 +13,6 @@
 #include <lockstep/data/vision.h>
 
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
 #include "data/cifar_files.h"

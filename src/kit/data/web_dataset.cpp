@@ -15,7 +15,6 @@
 #include <lockstep/data/web_dataset.h>
 
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"

@@ -9,7 +9,7 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/scalar_tensor.h>
 
-#include <lockstep/transforms/transform.h>
+#include <lockstep/transforms/transforms.h>
 
 // The random numbers of torchvision, from the same calls of LibTorch.
 namespace lockstep::transforms {

@@ -11,7 +11,7 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/transforms/geometry.h>
-#include <lockstep/transforms/transform.h>
+#include <lockstep/transforms/transforms.h>
 
 namespace lockstep::transforms {
 

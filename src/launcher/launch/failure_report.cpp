@@ -12,7 +12,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/exit_code.h>
+#include <lockstep/base/error.h>
 
 #include "base/host.h"
 #include "base/limits.h"

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/exit_code.h>
+#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/host.h"

@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/exit_code.h>
+#include <lockstep/base/error.h>
 
 #include "base/host.h"
 #include "base/limits.h"

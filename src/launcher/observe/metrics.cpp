@@ -7,12 +7,15 @@
 #include <concepts>
 #include <set>
 #include <string_view>
+#include <unistd.h>
 #include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/version.h>
+
+#include "observe/find_runs.h"
 
 namespace lockstep::observe {
 namespace {
@@ -214,6 +217,14 @@ class Text {
   std::set<std::string> written_;  // labels in this family
 };
 
+std::vector<Process> processes_of(const std::vector<int>& pids) {
+  std::vector<Process> processes;
+  for (const int pid : pids) {
+    if (auto process = own_process(pid)) processes.push_back(std::move(*process));
+  }
+  return processes;
+}
+
 }  // namespace
 
 std::string metrics_text(const Run& run, const LauncherState& launcher) {
@@ -227,6 +238,20 @@ std::string metrics_text(const Run& run, const LauncherState& launcher) {
   for (const auto& family : kOfProgress) text.add(family);
   if (!launcher.problem.empty()) text.add_comment(launcher.problem);
   return text.take();
+}
+
+std::string LaunchedRanks::metrics() {
+  auto ranks = joined(find_runs(processes_of(pids_)));
+  if (ranks.progress.size() < static_cast<std::size_t>(count_)) {
+    ranks = joined(find_runs(processes_below(::getpid())));
+  }
+  pids_ = ranks.pids;
+  // A phase that begins after this moment does not count yet: otherwise its counter could go back.
+  const auto taken_at = steady_now();
+  auto run = ranks.read();
+  run.id = run_id_;
+  run.taken_at = taken_at;
+  return metrics_text(run, {.ranks = count_, .restarts = restarts_, .problem = ranks.problem});
 }
 
 }  // namespace lockstep::observe

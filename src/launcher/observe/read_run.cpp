@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "observe/read_run.h"
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -9,7 +11,6 @@
 #include "base/host.h"
 #include "base/liveness.h"
 #include "observe/call_names.h"
-#include "observe/find_runs.h"
 
 namespace lockstep::observe {
 namespace {

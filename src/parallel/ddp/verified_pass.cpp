@@ -15,7 +15,7 @@
 
 #include "base/checksum.h"
 #include "base/throw_error.h"
-#include "comm/without_calls.h"
+#include "comm/call_site.h"
 #include "device/generators.h"
 
 namespace lockstep::ddp {

@@ -13,7 +13,6 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "comm/call_site.h"
 #include "fsdp/parameter_group.h"

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "pipelining/check_plan.h"
+
 #include <algorithm>
 #include <map>
 
-#include <lockstep/pipelining/schedule.h>
-
 #include "base/throw_error.h"
 #include "pipelining/plan_walk.h"
-#include "pipelining/plans.h"
 
 namespace lockstep::pipelining {
 namespace {

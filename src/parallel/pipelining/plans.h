@@ -29,10 +29,6 @@ Actions interleaved_zero_bubble(const PlanSize& size, int rank);
 Actions zbv_zero_bubble(const PlanSize& size, int rank);
 Actions dual_pipe_v(const PlanSize& size, int rank);
 
-// Throws ArgumentError unless the ranks of each pair make the calls of their messages in one order, as NCCL
-// needs. The plan has passed check_plan().
-void check_order_of_pairs(const Plan& plan);
-
 // Delays forwards of interleaved_zero_bubble() until the stage before has run.
 void add_bubbles(Plan& plan);
 

@@ -7,8 +7,8 @@
 
 #include "base/throw_error.h"
 #include "modules/agreement.h"
+#include "pipelining/check_plan.h"
 #include "pipelining/plan_walk.h"
-#include "pipelining/plans.h"
 #include "runtime/run.h"
 
 namespace lockstep::pipelining {

@@ -9,7 +9,6 @@
 
 #include <lockstep/serialize/safetensors.h>
 
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "serialize/byte_source.h"
 #include "serialize/dtypes.h"

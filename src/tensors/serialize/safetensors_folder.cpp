@@ -10,7 +10,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "serialize/byte_source.h"
 #include "serialize/torch_format.h"

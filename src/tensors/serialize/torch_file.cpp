@@ -12,7 +12,6 @@
 
 #include "base/atomic_file.h"
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"

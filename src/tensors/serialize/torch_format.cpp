@@ -7,7 +7,6 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "base/version.h"
 #include "serialize/dtypes.h"

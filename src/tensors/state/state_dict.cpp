@@ -14,7 +14,6 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "optim/unaveraged.h"
 #include "serialize/byte_source.h"

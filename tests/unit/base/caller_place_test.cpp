@@ -12,7 +12,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/error_file.h"
 #include "base/throw_error.h"
 
 namespace lockstep {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "data/images/exif.h"
+
 #include <cstdint>
 #include <vector>
 
 #include <gtest/gtest.h>
-
-#include "data/images/codec.h"
 
 namespace lockstep::testing {
 namespace {

@@ -6,6 +6,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/pipelining/schedule.h>
 
+#include "pipelining/check_plan.h"
 #include "pipelining/plans.h"
 #include "support/error_of.h"
 

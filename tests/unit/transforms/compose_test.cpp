@@ -5,6 +5,8 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/transforms/augment.h>
+#include <lockstep/transforms/geometry.h>
 #include <lockstep/transforms/transforms.h>
 
 namespace lockstep::transforms {

@@ -11,7 +11,7 @@
 #include "backends/hierarchical/host_collectives.h"
 #include "backends/hierarchical/legs.h"
 #include "backends/hierarchical/messages.h"
-#include "base/fork_mark.h"
+#include "base/process_state.h"
 #include "comm/from_c10d.h"
 #include "comm/gil_use.h"
 #include "comm/profiler_event.h"

@@ -11,7 +11,6 @@
 #include <lockstep/base/log.h>
 
 #include "base/caller_place.h"
-#include "base/error_file.h"
 #include "base/throw_error.h"
 #include "data/download/download.h"
 

@@ -32,10 +32,6 @@ at::Tensor decode_webp(ByteSpan bytes, const DecodeOptions& options);
 ImageInfo bmp_info(ByteSpan bytes);
 at::Tensor decode_bmp(ByteSpan bytes, const DecodeOptions& options);
 
-// The orientation in an EXIF block, a TIFF structure, before which "Exif\0\0" may stand; 1 when there is none or
-// the block is damaged. PIL: getexif()[0x0112].
-int exif_orientation(ByteSpan exif);
-
 // Whether `magic` is at `offset`.
 bool starts_with(ByteSpan bytes, std::string_view magic, std::size_t offset = 0);
 

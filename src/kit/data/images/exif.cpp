@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "data/images/exif.h"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -20,7 +20,6 @@
 #include <lockstep/data/images.h>
 
 #include "base/atomic_file.h"
-#include "base/error_file.h"
 #include "base/rank_progress.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"

@@ -15,6 +15,7 @@
 
 #include "base/throw_error.h"
 #include "data/images/codec.h"
+#include "data/images/exif.h"
 
 namespace lockstep::data {
 namespace {

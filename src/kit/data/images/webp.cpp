@@ -3,6 +3,7 @@
 
 #include "base/throw_error.h"
 #include "data/images/codec.h"
+#include "data/images/exif.h"
 
 #ifdef LOCKSTEP_WITH_WEBP
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -59,5 +60,8 @@ std::string page_of(const Report& report);
 
 // JSON that can stand in a <script> element: no text in it ends the element.
 std::string json_for_script(const nlohmann::json& value);
+
+// The text of page.html, which the build makes a string.
+extern const std::string_view kPageTemplate;
 
 }  // namespace lockstep::observe
