@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The overhead of DistributedDataParallel on one rank: trains the MNIST net bare and wrapped, alternating
 // every few steps within one process, because two processes differ by more than the overhead. With --watch:
-// the time that a forward takes to see that a module of 200 parameters has not changed. With --report: the time
-// that report() takes, and what a step publishes.
+// the time that a forward takes to see that a module of 200 parameters has not changed.
 #include <algorithm>
 #include <chrono>
 #include <functional>
 #include <iostream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -17,7 +15,6 @@
 
 #include <lockstep/lockstep.h>
 
-#include "base/rank_progress.h"
 #include "modules/module_watch.h"
 #include "parity/models/mnist_nets.h"
 
@@ -28,7 +25,6 @@ struct Flags {
   int steps = 5;
   std::int64_t batch_size = 128;
   bool watch = false;
-  bool report = false;
 };
 
 struct Data {
@@ -122,51 +118,7 @@ nlohmann::json measure_watch(const Flags& flags) {
           {"microseconds_after_step", median(after_step)}};
 }
 
-// The median of the rounds' means.
-template <typename Call>
-double nanoseconds_of(const Call& call, int rounds) {
-  constexpr int kCalls = 10'000;
-  std::vector<double> nanoseconds;
-  for (int round = 0; round < rounds; ++round) {
-    const auto start = Clock::now();
-    for (int i = 0; i < kCalls; ++i) call(i);
-    nanoseconds.push_back(std::chrono::duration<double, std::nano>(Clock::now() - start).count() / kCalls);
-  }
-  return median(nanoseconds);
-}
-
-double nanoseconds_of_report(std::string_view name, int rounds) {
-  return nanoseconds_of([name](int call) { lockstep::report({{name, static_cast<double>(call)}}); }, rounds);
-}
-
-// What a step with a loader and DistributedDataParallel publishes.
-double nanoseconds_of_progress(int rounds) {
-  using lockstep::Phase;
-  const auto progress = lockstep::current_progress();
-  std::uint64_t steps = 0;
-  const auto step = [&](int) {
-    for (const auto phase : {Phase::data, Phase::other, Phase::forward, Phase::backward, Phase::communication,
-                             Phase::communication, Phase::communication, Phase::optimizer})
-      lockstep::enter_phase(*progress, phase);
-    lockstep::count_step(*progress, ++steps);
-  };
-  return nanoseconds_of(step, rounds);
-}
-
-// The name that was reported first, and the last one for which there is room.
-nlohmann::json measure_report(const Flags& flags) {
-  const auto context = lockstep::init({.backend = "gloo"});
-  lockstep::report({{"loss", 0}});
-  for (int other = 1; other < 32; ++other) lockstep::report({{"metric" + std::to_string(other), 0}});
-  return {{"nanoseconds", nanoseconds_of_report("loss", flags.rounds)},
-          {"nanoseconds_of_the_last_name", nanoseconds_of_report("metric31", flags.rounds)},
-          {"nanoseconds_of_a_step", nanoseconds_of_progress(flags.rounds)}};
-}
-
-nlohmann::json run(const Flags& flags) {
-  if (flags.watch) return measure_watch(flags);
-  return flags.report ? measure_report(flags) : measure(flags);
-}
+nlohmann::json run(const Flags& flags) { return flags.watch ? measure_watch(flags) : measure(flags); }
 
 int main(int argc, char** argv) {
   CLI::App app("Compares training steps with and without DistributedDataParallel on one rank; prints JSON");
@@ -181,7 +133,6 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag("--watch", flags.watch, "Measures the comparison of the module instead");
-  app.add_flag("--report", flags.report, "Measures report() and what a step publishes instead");
   CLI11_PARSE(app, argc, argv);
   try {
     std::cout << run(flags) << std::endl;

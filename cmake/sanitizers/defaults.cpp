@@ -2,12 +2,18 @@
 // The sanitizers' run-time options, compiled into every program of a sanitizer build: the run-time libraries
 // look these functions up by name. What ASAN_OPTIONS, UBSAN_OPTIONS or TSAN_OPTIONS say wins.
 //
-// LibTorch itself is not instrumented. Address, leak and undefined-behaviour checks need no suppression for
-// it; vptr checks work on its classes too, since it exports their type information.
+// LibTorch itself is not instrumented. Address and undefined-behaviour checks need no suppression for it; vptr
+// checks work on its classes too, since it exports their type information.
 
 extern "C" {
 
 const char* __asan_default_options() { return "strict_string_checks=1"; }
+
+// Not the list of the suppressions used: tests compare what programs print.
+const char* __lsan_default_options() { return "print_suppressions=0"; }
+
+// The server of c10d's TCPStore does not free the buffers of a message that is incomplete when its connection ends.
+const char* __lsan_default_suppressions() { return "leak:c10d::detail::UvTcpSocket::alloc_buffer"; }
 
 const char* __ubsan_default_options() { return "print_stacktrace=1"; }
 

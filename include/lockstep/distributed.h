@@ -13,6 +13,7 @@
 #include <lockstep/runtime/collectives.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
+#include <lockstep/runtime/typed_objects.h>
 #include <lockstep/spawn/spawn.h>
 #include <lockstep/version.h>
 

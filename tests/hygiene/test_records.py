@@ -24,7 +24,7 @@ class Results(dict):
     """The results of a program, where every key is there."""
 
     def __missing__(self, key):
-        return [1.25, 1.5] if key == "losses" else 2.5
+        return [1.25, 1.5] if key in ("losses", "microseconds_with", "microseconds_without") else 2.5
 
     def __contains__(self, key):
         return True
@@ -61,13 +61,14 @@ OWN = {"checkpoint": {"run": lambda *arguments: dict.fromkeys(("save", "save_ove
        "images": {"measure": lambda *arguments: (100.5, 200.5), "growth": lambda *arguments: (100, 101)},
        "meshes": {"Plans": Plans, "step_seconds": lambda *arguments: 0.5, "measured_growth": lambda *arguments: 2 ** 21},
        "mpi": {"all_reduces": lambda timeout: {("MPI_Allreduce", 1024): {"mpi": 1.5, "lockstep": 2.5}}, "steps": lambda *arguments: Results()},
+       "observe": {"milliseconds_of_top": lambda *arguments: ([2.5, 3.5], 0)},
        "python": {"run": lambda *arguments: Results(seconds=dict.fromkeys(("shm", "gloo", "unreduced", "callback", "direct"), 0.5)),
                   "are_equal": lambda *arguments: True},
        "restart": {"seconds_to_restart": lambda *arguments: 0.5}}
 TOPICS = {"amp": {"amp", "amp_accuracy"}, "mnist": {"mnist", "ddp_overhead"}, "pipeline": {"pipeline", "pipeline_ranks"},
           "sharded": {"sharded", "sharded_memory"}, "python": {"python", "python_calls"}, "hosts": {"hosts", "hosts_ddp"},
           "comm": {"all_reduce", "all_reduce_many_ranks", "collectives"},
-          **{name: {name} for name in ("checkpoint", "data_parallel", "ddp", "folders", "gloo", "gpt", "images", "meshes", "mlp", "mpi", "restart",
+          **{name: {name} for name in ("checkpoint", "data_parallel", "ddp", "folders", "gloo", "gpt", "images", "meshes", "mlp", "mpi", "observe", "restart",
                                        "startup", "sync_batch_norm", "tensor_parallel")}}
 
 

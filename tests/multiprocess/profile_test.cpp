@@ -119,6 +119,7 @@ const Scenario two_ranks("the profile of two ranks", [] {
   const auto buckets = ddp->buckets().size();
   ASSERT_GT(buckets, 1U);
   const ReadTrace trace(options.path);
+  offer_trace(options.path);
   EXPECT_THAT(trace.processes, ::testing::ElementsAre("rank 0", "rank 1"));
   for (int rank = 0; rank < 2; ++rank) expect_training_in(trace, rank, buckets);
   expect_simultaneous_reductions(trace, buckets * kActive);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -71,6 +72,13 @@ struct ReadTrace {
   std::map<int, std::vector<FlowPoint>> flows;
   std::map<int, std::vector<Slice>> slices;
 };
+
+// With LOCKSTEP_TRACE_FOLDER=DIR the trace is copied there; `scripts/nightly.sh traces` opens it in Perfetto.
+inline void offer_trace(const std::string& file) {
+  const char* const folder = std::getenv("LOCKSTEP_TRACE_FOLDER");
+  if (folder != nullptr)
+    std::filesystem::copy_file(file, std::filesystem::path(folder) / std::filesystem::path(file).filename());
+}
 
 // In the folder of the test that has started the rank.
 inline std::string profile_file(const std::string& name) {

@@ -56,6 +56,7 @@ const Scenario two_clocks("a trace of two hosts", [] {
                               std::source_location::current());
   if (!context.is_main_process()) return;
   const ReadTrace trace(file);
+  offer_trace(file);
   expect_flows(trace, 3);
   ASSERT_EQ(trace.flows.size(), 1U);
   ASSERT_EQ(trace.clocks.size(), 2U);

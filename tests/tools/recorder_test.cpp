@@ -132,6 +132,33 @@ TEST_F(Recorder, ATimeoutWritesTheFilesOfAllRanksOfTheHost) {
   EXPECT_THAT(torchfrtrace(folder), ElementsAre("c10d:barrier #1", "c10d:all_reduce #2 missing [1]"));
 }
 
+TEST_F(Recorder, ASignalWritesTheFilesOfAStuckRankToo) {
+  const auto folder = file("at a signal");
+  testing::run_ranks(is_late,
+                     {.env = {{observe::kRecorderVariable, folder}, {"LOCKSTEP_RECORDER_SIGNAL", "SIGUSR2"}},
+                      .while_running = [&](const std::vector<int>& pids) {
+                        EXPECT_EQ(wait_for(Cause::missing, pids[0]).cause, Cause::missing);
+                        ::kill(pids[1], SIGUSR2);  // it runs its own code
+                        const auto files = [&] {
+                          return std::filesystem::exists(folder + "/rank_0") &&
+                                 std::filesystem::exists(folder + "/rank_1");
+                        };
+                        const Deadline deadline(30s);
+                        while (!files() && !deadline.expired()) std::this_thread::sleep_for(10ms);
+                        end(pids);
+                      }});
+  EXPECT_THAT(torchfrtrace(folder), ElementsAre("c10d:barrier #1", "c10d:all_reduce #2 missing [1]"));
+}
+
+TEST_F(Recorder, ASignalThatCannotBeUsedIsRefused) {
+  const auto refusal = [&](std::map<std::string, std::string> env) {
+    return testing::run_ranks(is_late, {.world_size = 1, .env = std::move(env)})[0].err;
+  };
+  EXPECT_THAT(refusal({{"LOCKSTEP_RECORDER_SIGNAL", "SIGKILL"}, {observe::kRecorderVariable, "x"}}),
+              HasSubstr("\"SIGKILL\" is not a signal that can be used; use SIGUSR1 or SIGUSR2"));
+  EXPECT_THAT(refusal({{"LOCKSTEP_RECORDER_SIGNAL", "SIGUSR1"}}), HasSubstr("needs LOCKSTEP_RECORDER_DIR"));
+}
+
 const testing::Scenario differs("recorder: rank 1 makes another call", [] {
   const auto context = init({.backend = "shm", .timeout = 60s});
   context.barrier();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Trains on each rank, once the launcher looks at all of them: report_rank <steps> [<rank that is killed at the end>]
+// Trains on each rank, once the launcher looks at all of them:
+// report_rank <steps> [<rank that is killed at the end> [stuck]]. "stuck": it waits without an end instead.
 #include <chrono>
 #include <csignal>
 #include <fstream>
@@ -29,6 +30,10 @@ void await_observer(int ranks) {
   }
 }
 
+[[noreturn, gnu::noinline]] void wait_without_end() {
+  while (true) ::pause();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -44,6 +49,7 @@ int main(int argc, char** argv) {
     lockstep::report_number("loss", steps - step);
   }
   context.barrier();
+  if (context.rank() == victim && argc > 3) wait_without_end();
   if (context.rank() == victim) ::raise(SIGKILL);
   if (victim >= 0) context.barrier();
 }

@@ -101,6 +101,26 @@ TEST_F(RunReport, NamesTheRankThatWasKilled) {
   EXPECT_EQ(report["tracks"][1]["steps"], 20);
 }
 
+#ifdef LOCKSTEP_WITH_LIBDW
+
+TEST_F(RunReport, HasTheStackOfARankThatIsStuck) {
+  auto words = options({LOCKSTEP_REPORT_RANK, "5", "1", "stuck"});
+  words.insert(words.begin(), "run");
+  testing::LauncherProcess launcher(
+      words, {.env = {{"LOCKSTEP_LOG_LEVEL", "debug"}}, .output = testing::Output::one_pipe});
+  launcher.wait_for("stacks of stuck ranks were read");
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 128 + SIGTERM) << launcher.out();
+  const auto faults = data()["faults"];
+  ASSERT_THAT(faults, ::testing::Not(SizeIs(0)));
+  EXPECT_EQ(faults[0]["cause"], "missing");
+  EXPECT_EQ(faults[0]["ranks"], nlohmann::json({1}));
+  EXPECT_THAT(faults[0]["stacks"].get<std::string>(),
+              AllOf(HasSubstr("rank 1 (pid "), HasSubstr("wait_without_end"), HasSubstr("\n    main")));
+}
+
+#endif
+
 TEST_F(RunReport, HasTheReplacementOfARank) {
   const std::string rank = LAUNCHER_RANK_PROGRAM;
   auto words = options(

@@ -146,6 +146,13 @@ TEST_F(Top, TheScreenReactsToKeysAndRestoresTheTerminal) {
         left.press("s", "stack of rank 1");
         left.type("q");
         EXPECT_THAT(left.finish(), AllOf(HasSubstr("code 0"), Not(HasSubstr("ended"))));
+        testing::LauncherProcess colourless(
+            {"top", std::to_string(pids[0]), "--interval", "0.1"},
+            {.env = {{"TERM", "vt100"}}, .output = testing::Output::terminal});
+        colourless.wait_for("all_reduce #4");
+        colourless.type("q");
+        EXPECT_EQ(colourless.finish(), 0);
+        EXPECT_THAT(colourless.out(), Not(ContainsRegex("\x1b\\[([0-9]*;)*3[0-9]m")));
         Screen ended(pids[0]);
         ended.send(SIGTERM);
         EXPECT_THAT(ended.finish(), HasSubstr("code 0"));

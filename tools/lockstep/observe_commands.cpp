@@ -95,7 +95,8 @@ Command stacks_command(CLI::App& app) {
       app.add_subcommand("stacks", "Show where the threads of the ranks of a run on this host are");
   stacks->add_option("run", *run, kRunHelp)->type_name("RUN");
   return {.app = stacks, .run = [run](const auto& /*rest*/) {
-            std::cout << observe::stacks_text(observe::find_run(*run)) << std::flush;
+            std::setlocale(LC_CTYPE, "");  // which characters can be shown
+            std::cout << printable_lines(observe::stacks_text(observe::find_run(*run))) << std::flush;
             return 0;
           }};
 }

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "problem_report.h"
-
 #include <algorithm>
 #include <chrono>
 #include <clocale>
@@ -27,6 +25,7 @@
 #include "observe/report/redaction.h"
 #include "observe/stack_report.h"
 #include "observe/verdict.h"
+#include "problem_report.h"
 #include "report_parts.h"
 #include "top.h"
 #include "top_table.h"
@@ -107,12 +106,6 @@ RunText recorded_run(const std::string& folder) {
   return text;
 }
 
-std::string printable_lines(const std::string& text) {
-  std::string lines;
-  for (const auto& line : split(text, '\n')) lines += printable_text(line) + '\n';
-  return lines;
-}
-
 std::string command_text(int pid) {
   return printable_text(fmt::format("{}", fmt::join(observe::redacted_words(observe::command_of(pid)), " ")));
 }
@@ -123,7 +116,7 @@ std::string command_text(int pid) {
 RunText text_of(const observe::ObservedRun& run) {
   const int pid = run.pids.front();
   auto text = living_ranks(pid);
-  text.sections += section_of("Stacks", [&] { return printable_lines(observe::stacks_text(run)); }) +
+  text.sections += section_of("Stacks", [&] { return printable_lines(observe::stacks_text(run)) + '\n'; }) +
                    section_of(fmt::format("Command of pid {}", pid), [&] { return command_text(pid); }) +
                    section_of(fmt::format("Environment of pid {}", pid),
                               [&] { return variables_text(observe::variables_of(pid)); });

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rank_watch.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -22,6 +20,7 @@
 #include "observe/stack_report.h"
 #include "observe/step_faults.h"
 #include "observe/verdict.h"
+#include "rank_watch.h"
 
 namespace lockstep::cli {
 namespace {
@@ -36,15 +35,6 @@ constexpr double kShortestTimeout = 1;     // healthy ranks of a busy host are s
 constexpr double kLongestTimeout = 7 * 24 * 3600;
 constexpr double kLargestFactor = 1000;
 constexpr int kLeastSteps = 3;
-constexpr std::size_t kMostStackBytes = std::size_t{32} << 10;
-
-// Of many threads with deep stacks.
-std::string shortened(std::string text) {
-  if (text.size() <= kMostStackBytes) return text;
-  const auto all = text.size();
-  text.resize(text.rfind('\n', kMostStackBytes));
-  return text + fmt::format("\n    ... ({} more bytes)", all - text.size());
-}
 
 bool is_readable(int fd) {
   pollfd event{.fd = fd, .events = POLLIN, .revents = 0};
@@ -173,9 +163,9 @@ int RankWatch::visible_pid(const observe::Rank& rank) const {
 
 std::string RankWatch::stack_of(const observe::Rank& rank) const {
   try {
-    auto stack = observe::stacks_text(ranks_, rank.pid);
+    auto stack = observe::short_stacks_text(ranks_, rank.pid);
     while (stack.ends_with('\n')) stack.pop_back();
-    return "its stack:\n" + shortened(std::move(stack));
+    return "its stack:\n" + stack;
   } catch (const std::exception& error) {
     return fmt::format("its stack cannot be shown: {}", error.what());
   }

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "top_table.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "base/text.h"
+#include "top_table.h"
 
 namespace lockstep::cli {
 namespace {
@@ -176,6 +175,12 @@ std::string printable_text(const std::string& text) {
   std::string printable;
   for (const auto& glyph : glyphs_of(text)) printable += glyph.text;
   return printable;
+}
+
+std::string printable_lines(const std::string& text) {
+  auto lines = split(text, '\n');
+  for (auto& line : lines) line = printable_text(line);
+  return fmt::format("{}", fmt::join(lines, "\n"));
 }
 
 std::string fitting_text(const std::string& text, std::size_t width) {

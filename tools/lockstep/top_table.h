@@ -23,6 +23,8 @@ struct Snapshot {
 
 // Without characters that the terminal of this locale would not show as such: each of their bytes is \xNN.
 std::string printable_text(const std::string& text);
+// The lines of a text, each as printable_text() gives it.
+std::string printable_lines(const std::string& text);
 // At most `width` columns of a terminal; printable.
 std::string fitting_text(const std::string& text, std::size_t width);
 // In lines of at most `width` columns, broken at spaces. Text behind `lines` of them is left out, which "..." shows.

@@ -141,6 +141,13 @@ struct NormalizeOptions {
   bool inplace = false;  ///< overwrite the image
 };
 
+/// All arguments of Normalize by name.
+struct NormalizeArguments {
+  std::vector<double> mean = {};  ///< one value for all channels, or one per channel
+  std::vector<double> std = {};   ///< one value for all channels, or one per channel
+  bool inplace = false;           ///< overwrite the image
+};
+
 /// (x - mean) / std per channel, for floating-point images. torchvision: v2.Normalize.
 class Normalize {
  public:
@@ -151,6 +158,10 @@ class Normalize {
     requires(std::is_arithmetic_v<Mean> && std::is_arithmetic_v<Std>)
   Normalize(Mean mean, Std std, const NormalizeOptions& options = {})
       : Normalize(std::vector{static_cast<double>(mean)}, std::vector{static_cast<double>(std)}, options) {}
+  /// `Normalize({.mean = {0.5, 0.4, 0.4}, .std = {0.2, 0.2, 0.2}})`.
+  template <typename = void>  // so that a list without names is not ambiguous
+  explicit Normalize(const NormalizeArguments& arguments)
+      : Normalize(arguments.mean, arguments.std, NormalizeOptions{.inplace = arguments.inplace}) {}
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
   /// The transform as torchvision prints it.
   std::string to_string() const;

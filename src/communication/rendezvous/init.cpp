@@ -16,6 +16,7 @@
 #include "base/time_limits.h"
 #include "comm/group_state.h"
 #include "comm/non_member.h"
+#include "comm/recorder_signal.h"
 #include "rendezvous/meeting.h"
 #include "rendezvous/session.h"
 #include "rendezvous/spare.h"
@@ -59,6 +60,7 @@ std::unique_ptr<Session> join(SessionOptions options) {
   }
   LauncherLimits::from(options.env).check(options.timeout);
   become_rank(options.env);
+  comm::write_recorder_files_on_signal();
   take_run_memory(options);
   auto scope = std::make_unique<ProcessScope>(options.report_uncaught_exceptions);
   auto session = meet(options);

@@ -118,9 +118,12 @@ RunStore::Bytes RunStore::compareSet(const std::string& key, const Bytes& expect
 }
 
 RunStore::Bytes RunStore::get(const std::string& key) {
-  wait({key}, getTimeout());
-  const MutexLock own(mutex_);
-  return values_[key];
+  while (true) {
+    wait({key}, getTimeout());
+    const MutexLock own(mutex_);
+    // Another thread may have read meanwhile that the key was deleted.
+    if (const auto found = values_.find(key); found != values_.end()) return found->second;
+  }
 }
 
 std::int64_t RunStore::add(const std::string& key, std::int64_t value) {

@@ -165,7 +165,8 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   int uncaught_at_start_;
   int groups_made_ = 0;
   Mutex reconfiguring_;  // one reconfigure() at a time, during which nothing else may use the session
-  c10::intrusive_ptr<backends::MemberStore> formed_store_;  // since the last reconfigure()
+  // Since the last reconfigure().
+  c10::intrusive_ptr<backends::MemberStore> formed_store_ LOCKSTEP_GUARDED_BY(reconfiguring_);
   std::optional<ProcessGroup> group_;
   std::vector<ProcessGroup> subgroups_;
   std::map<const comm::GroupState*, GroupRecipe> recipes_;

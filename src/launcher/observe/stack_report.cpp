@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "observe/stack_report.h"
-
 #include <algorithm>
 #include <map>
 #include <set>
@@ -11,6 +9,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "observe/python_frames.h"
+#include "observe/stack_report.h"
 #include "observe/stacks.h"
 
 namespace lockstep::observe {
@@ -101,9 +101,14 @@ std::string stacks_text(const ObservedRun& observed, std::optional<std::int64_t>
   }
   StackText stacks;
   std::string gone;
+  std::set<std::string> problems;
   for (const auto& [pid, name] : processes) {
     try {
-      for (const auto& stack : stacks_of(pid)) {
+      auto python = python_frames_of(pid);
+      if (!python.problem.empty()) problems.insert(python.problem);
+      for (auto& stack : stacks_of(pid)) {
+        const auto& frames = python.threads[stack.thread];
+        stack.frames.insert(stack.frames.begin(), frames.begin(), frames.end());
         const auto rank = ranks.find(stack.thread);
         stacks.add(stack, rank == ranks.end() ? nullptr : rank->second, name);
       }
@@ -118,7 +123,18 @@ std::string stacks_text(const ObservedRun& observed, std::optional<std::int64_t>
       gone +=
           fmt::format("{} {}\n", rank.describe(), rank.life == Life::dead ? "is dead" : "has left the run");
   }
-  return gone + stacks.text();
+  auto text = gone + stacks.text();
+  for (const auto& problem : problems) text += problem + '\n';
+  return text;
+}
+
+std::string short_stacks_text(const ObservedRun& run, std::int64_t pid) {
+  constexpr std::size_t kMostBytes = std::size_t{32} << 10;
+  auto text = stacks_text(run, pid);
+  if (text.size() <= kMostBytes) return text;
+  const auto all = text.size();
+  text.resize(text.rfind('\n', kMostBytes));
+  return text + fmt::format("\n    ... ({} more bytes)\n", all - text.size());
 }
 
 }  // namespace lockstep::observe

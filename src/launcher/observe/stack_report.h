@@ -9,8 +9,11 @@
 
 namespace lockstep::observe {
 
-// The stacks of all threads of a run's ranks, equal ones once, with the call that each rank is in. `only`: of the process
-// with this Rank::pid. Throws as stacks_of().
+// The stacks of all threads of a run's ranks, equal ones once, with the call that each rank is in; frames of Python come
+// first. `only`: of the process with this Rank::pid. Throws as stacks_of().
 std::string stacks_text(const ObservedRun& run, std::optional<std::int64_t> only = std::nullopt);
+
+// Those of one process for a report: the first 32 KiB of many threads with deep stacks. Throws as stacks_of().
+std::string short_stacks_text(const ObservedRun& run, std::int64_t pid);
 
 }  // namespace lockstep::observe

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "trace/chrome_trace.h"
-
 #include <algorithm>
 #include <compare>
 #include <map>
@@ -12,12 +10,16 @@
 
 #include "base/atomic_file.h"
 #include "base/throw_error.h"
+#include "trace/chrome_trace.h"
 #include "trace/clock_alignment.h"
 
 namespace lockstep::tracing {
 namespace {
 
 using std::chrono::nanoseconds;
+
+// Perfetto takes thread 0 of a process for the thread with the number of the process, whose slices it would mix with.
+std::size_t thread_of(std::size_t track) { return track + 1; }
 
 double microseconds(nanoseconds time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
@@ -34,7 +36,7 @@ std::string slice_json(const RankTrace::Slice& slice, int rank, nanoseconds zero
   const auto call =
       slice.call.empty() ? "" : fmt::format(R"(, "args": {{"call": "{}"}})", escaped(slice.call));
   return fmt::format(R"({{"ph": "X", "pid": {}, "tid": {}, "name": "{}", "ts": {:.3f}, "dur": {:.3f}{}}})",
-                     rank, slice.track, escaped(slice.name), microseconds(slice.begin - zero),
+                     rank, thread_of(slice.track), escaped(slice.name), microseconds(slice.begin - zero),
                      microseconds(slice.end - slice.begin), call);
 }
 
@@ -44,7 +46,7 @@ std::string to_json(const RankTrace& trace, int rank, nanoseconds zero) {
   for (std::size_t track = 0; track < trace.tracks.size(); ++track) {
     lines.push_back(
         fmt::format(R"({{"ph": "M", "pid": {}, "tid": {}, "name": "thread_name", "args": {{"name": "{}"}}}})",
-                    rank, track, escaped(trace.tracks[track])));
+                    rank, thread_of(track), escaped(trace.tracks[track])));
   }
   for (const auto& slice : trace.slices) lines.push_back(slice_json(slice, rank, zero));
   return fmt::format("{}", fmt::join(lines, ",\n"));
@@ -95,7 +97,7 @@ void add_flows(const std::vector<std::string>& texts, std::vector<std::string>& 
       const auto* const phase = end == ends.front() ? "s" : end == ends.back() ? "f" : "t";
       lines.push_back(fmt::format(
           R"({{"ph": "{}", "bp": "e", "cat": "call", "name": "call", "id": {}, "pid": {}, "tid": {}, "ts": {:.3f}}})",
-          phase, id, end.rank, end.track, microseconds(end.time)));
+          phase, id, end.rank, thread_of(end.track), microseconds(end.time)));
     }
   }
 }

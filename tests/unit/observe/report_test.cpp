@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What `lockstep run --report` keeps of a run, and its page.
+#include <array>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <spawn.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -126,14 +130,19 @@ TEST(PrivateFile, ReplacesOnlyRegularFiles) {
   EXPECT_EQ(first_line(file), "new");
 }
 
-// This process is no rank, as one that has ended meanwhile.
+// A process that is no rank, as one that has ended meanwhile. Earlier tests may have made this one a rank.
 TEST(ProblemReportOfARun, HasTheOtherSectionsIfOneCannotBeRead) {
-  const auto pid = ::getpid();
+  std::string command = "sleep", seconds = "60";
+  std::array<char*, 3> words{command.data(), seconds.data(), nullptr};
+  pid_t pid = 0;
+  ASSERT_EQ(::posix_spawnp(&pid, command.c_str(), nullptr, nullptr, words.data(), environ), 0);
   const auto text = cli::text_of({.pids = {pid}});
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
   EXPECT_THAT(text.line, HasSubstr(fmt::format("no run: that of pid {} was not read: ", pid)));
   EXPECT_THAT(text.sections,
               AllOf(HasSubstr("== Run ==\n" + text.line), HasSubstr("== Stacks ==\n"),
-                    HasSubstr(fmt::format("== Command of pid {} ==\n", pid)), HasSubstr("test_observe"),
+                    HasSubstr(fmt::format("== Command of pid {} ==\n", pid)), HasSubstr("sleep 60"),
                     HasSubstr(fmt::format("== Environment of pid {} ==\n", pid))));
 }
 
@@ -254,6 +263,29 @@ TEST(History, JoinsEqualVerdicts) {
   EXPECT_THAT(data_of(page_of({.history = history, .ends = {{.rank = 1}}}))["faults"], SizeIs(0));
 }
 
+TEST(History, AsksForTheStacksOfALongStallOnce) {
+  History history;
+  auto run = run_at(1, 2);
+  const Verdict missing{.cause = Cause::missing, .ranks = {1}, .text = "rank 1 is late"};
+  history.add(run, missing);
+  EXPECT_FALSE(history.lacks_stacks(run)) << "it may go on";
+  run.taken_at += History::kHang;
+  history.add(run, {});
+  EXPECT_FALSE(history.lacks_stacks(run)) << "the rank makes calls again";
+  history.add(run, missing);
+  EXPECT_TRUE(history.lacks_stacks(run));
+  history.add_stacks("main in train");
+  EXPECT_FALSE(history.lacks_stacks(run));
+  EXPECT_EQ(data_of(page_of({.history = history}))["faults"][0]["stacks"], "main in train");
+
+  History of_slow;
+  const Verdict slow{.cause = Cause::slow, .ranks = {1}, .text = "rank 1 is slow"};
+  of_slow.add(run, slow);
+  run.taken_at += History::kHang;
+  of_slow.add(run, slow);
+  EXPECT_FALSE(of_slow.lacks_stacks(run)) << "it makes steps";
+}
+
 TEST(Page, NoTextEndsItsElement) {
   History history;
   auto run = run_at(1, 1);
@@ -336,6 +368,11 @@ History long_history() {
                             "1, 3, 4, 5, 6 and 7 have waited {}.0 s. It runs the program's own code "
                             "(its thread sleeps in read, called from libc.so.6+0x85f16).",
                             second)});
+      if (history.lacks_stacks(run)) {
+        history.add_stacks(
+            "rank 2 (pid 102): in the program's own code\n    read in libc.so.6\n    Loader::read(Batch&) at "
+            "loader.cpp:22\n    main at train.cpp:38\n");
+      }
     }
   }
   return history;

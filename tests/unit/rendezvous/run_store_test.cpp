@@ -2,6 +2,7 @@
 #include "rendezvous/run_store.h"
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <limits>
 #include <numeric>
@@ -181,6 +182,20 @@ TEST(RunStore, AProcessThatWaitsIsWoken) {
   store.set("a", "1");
   store.set("b", "2");
   wait_for(waits);
+}
+
+TEST(RunStore, AThreadWaitsForAKeyThatAnotherDeletesMeanwhile) {
+  RunStore store(new_memory());
+  std::atomic<bool> has_ended{false};
+  const std::jthread other([&] {
+    for (int i = 0; i < 20'000; ++i) {
+      store.set("key", "value");
+      store.deleteKey("key");
+    }
+    store.set("key", "value");
+    has_ended = true;
+  });
+  while (!has_ended) ASSERT_EQ(store.get_to_str("key"), "value");
 }
 
 TEST(RunStore, OutlivesAWriterThatDiesInItsRecord) {

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "observe/report/history.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "observe/report/history.h"
+
 namespace lockstep::observe {
 namespace {
+
+// The ranks that are named stand still, and are alive.
+bool is_stall(Cause cause) {
+  return cause == Cause::missing || cause == Cause::stopped || cause == Cause::starved ||
+         cause == Cause::deadlock || cause == Cause::mismatch;
+}
 
 constexpr std::int64_t kSameFault = 3'000'000'000;
 // A look adds a point of its own if no step has ended for so long.
@@ -278,7 +284,19 @@ void History::add_fault(const Run& run, const Verdict& verdict) {
     ++dropped_faults_;
     return;
   }
-  faults_.push_back({run.taken_at, run.taken_at, restarts, verdict});
+  faults_.push_back({.first = run.taken_at, .last = run.taken_at, .restarts = restarts, .verdict = verdict});
+}
+
+bool History::lacks_stacks(const Run& run) const {
+  if (faults_.empty() || stacks_ == kStacks) return false;
+  const auto& fault = faults_.back();
+  return fault.last == run.taken_at && fault.last - fault.first >= kHang && fault.stacks.empty() &&
+         is_stall(fault.verdict.cause);
+}
+
+void History::add_stacks(std::string text) {
+  faults_.back().stacks = std::move(text);
+  ++stacks_;
 }
 
 }  // namespace lockstep::observe

@@ -94,6 +94,7 @@ struct Fault {
   std::int64_t last = 0;
   int restarts = 0;
   Verdict verdict{};
+  std::string stacks{};  // of the ranks that it names, while it held; empty: they were not read
 };
 
 class History {
@@ -105,9 +106,15 @@ class History {
   static constexpr std::size_t kNumberSeries = 1'024;
   static constexpr std::size_t kFaults = 200;
   static constexpr std::size_t kLateArrivals = 10;
+  static constexpr std::size_t kStacks = 10;            // faults with stacks
+  static constexpr std::int64_t kHang = 2'000'000'000;  // nanoseconds
 
   // A look at the run, and the verdict on it.
   void add(const Run& run, const Verdict& verdict);
+  // Whether the look that was added last shows a stall that has held for kHang, and whose stacks were not read.
+  bool lacks_stacks(const Run& run) const;
+  // Those of the ranks that the last fault names.
+  void add_stacks(std::string text);
 
   const std::deque<Track>& tracks() const { return tracks_; }
   const std::vector<Fault>& faults() const { return faults_; }
@@ -131,6 +138,7 @@ class History {
 
   std::deque<Track> tracks_;
   std::vector<Fault> faults_;
+  std::size_t stacks_ = 0;
   std::vector<LateArrival> late_;
   std::map<std::string, std::pair<std::vector<std::int64_t>, std::uint64_t>>
       groups_;  // [group]: pids, last collective

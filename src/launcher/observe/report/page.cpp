@@ -184,7 +184,8 @@ json faults_of(const Report& report) {
                       {"restarts", fault.restarts},
                       {"cause", name_of(fault.verdict.cause)},
                       {"ranks", fault.verdict.ranks},
-                      {"text", fault.verdict.text}});
+                      {"text", fault.verdict.text},
+                      {"stacks", fault.stacks}});
   }
   return faults;
 }

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "observe/report/sampler.h"
-
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include <fmt/format.h>
 
+#include <lockstep/base/log.h>
+
 #include "base/host.h"
 #include "observe/processes.h"
+#include "observe/report/redaction.h"
+#include "observe/report/sampler.h"
+#include "observe/stack_report.h"
 
 namespace lockstep::observe {
 namespace {
@@ -21,6 +25,7 @@ constexpr auto kBeginning = 5s;      // so long
 constexpr auto kLongestBeginning =
     60s;                            // a program that publishes nothing is looked for less often from then on
 constexpr auto kSearchPeriod = 5s;  // groups may be formed later
+constexpr std::size_t kMostStacks = 4;  // processes whose stacks are read for a fault
 
 std::int64_t processor_time() {
   timespec time{};
@@ -76,6 +81,24 @@ void Sampler::add(bool judged) {
     verdict = judge(run);
   }
   history_.add(run, verdict);
+  if (history_.lacks_stacks(run)) history_.add_stacks(stacks_of_named(run, verdict));
+}
+
+// At most kMostStacks processes: a deadlock may name all ranks.
+std::string Sampler::stacks_of_named(const Run& run, const Verdict& verdict) const {
+  std::string text;
+  std::set<std::int64_t> processes;
+  for (const auto& rank : run.ranks) {
+    const bool is_named = std::ranges::find(verdict.ranks, rank.rank) != verdict.ranks.end();
+    if (!is_named || processes.size() == kMostStacks || !processes.insert(rank.pid).second) continue;
+    try {
+      text += short_stacks_text(ranks_, rank.pid);
+    } catch (const std::exception& error) {
+      text += fmt::format("{}: its stack cannot be shown: {}\n", rank.describe(), error.what());
+    }
+  }
+  log(LogLevel::debug, "--report: the stacks of stuck ranks were read");
+  return redacted(text);
 }
 
 void Sampler::search() {

@@ -41,6 +41,7 @@ class Sampler {
 
   void add(bool judged);
   void search();
+  std::string stacks_of_named(const Run& run, const Verdict& verdict) const;
   bool misses_ranks() const { return ranks_.progress.size() < expected_; }
 
   int launcher_;

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/base/error.h>
+
+#include "machine/command.h"
+#include "observe/python_frames.h"
+
+namespace lockstep::observe {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kProgram = "py-spy";
+constexpr std::chrono::seconds kLimit{5};
+
+// The interpreter is the program itself, or a library of it.
+bool runs_python(int pid) {
+  std::error_code unreadable;
+  const auto program = std::filesystem::read_symlink(fmt::format("/proc/{}/exe", pid), unreadable);
+  if (program.filename().string().starts_with("python")) return true;
+  std::ifstream maps(fmt::format("/proc/{}/maps", pid));
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("/libpython3") != std::string::npos) return true;
+  }
+  return false;
+}
+
+std::string text_of(const json& frame) {
+  const auto file = frame.at("filename").get<std::string>();
+  return fmt::format("Python: {} at {}:{}", frame.at("name").get<std::string>(),
+                     std::filesystem::path(file).filename().string(), frame.at("line").get<int>());
+}
+
+}  // namespace
+
+PythonFrames python_frames_from(const std::string& text) {
+  PythonFrames found;
+  try {
+    for (const auto& thread : json::parse(text)) {
+      if (thread.at("os_thread_id").is_null()) continue;  // py-spy does not know it
+      auto& frames = found.threads[thread["os_thread_id"].get<int>()];
+      for (const auto& frame : thread.at("frames")) frames.push_back(text_of(frame));
+    }
+  } catch (const json::exception& error) {
+    throw Error(fmt::format("py-spy has printed a text that is not a list of threads: {}", error.what()));
+  }
+  return found;
+}
+
+PythonFrames python_frames_of(int pid) {
+  if (!runs_python(pid)) return {};
+  if (!machine::is_on_path(kProgram))
+    return {.problem = "Frames of Python are not shown, because PATH has no py-spy: pip install py-spy"};
+  const auto result = machine::run_command(
+      {kProgram, "dump", "--nonblocking", "--json", "--pid", std::to_string(pid)}, kLimit);
+  if (!result.succeeded())
+    return {.problem = fmt::format("Frames of Python in process {} are not known: {}", pid, result.problem)};
+  try {
+    return python_frames_from(result.out);
+  } catch (const Error& error) {
+    return {.problem = fmt::format("Frames of Python in process {} are not known: {}", pid, error.what())};
+  }
+}
+
+}  // namespace lockstep::observe
