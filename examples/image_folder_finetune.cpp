@@ -47,7 +47,7 @@ models::ResNet make_net(const Flags& flags, std::int64_t classes) {
     const auto report = load_pretrained(net, flags.weights, {.partial = true});
     if (get_rank() == 0) std::cout << report;
   }
-  net->fc = net->replace_module("fc", torch::nn::Linear(net->fc->options.in_features(), classes));
+  net->fc = torch::nn::Linear(net->fc->options.in_features(), classes);
   if (flags.freeze_layers) freeze_all_but(net, {"fc"});
   if (flags.sync_bn) convert_sync_batchnorm(net);
   if (flags.channels_last) to_memory_format(net, torch::MemoryFormat::ChannelsLast);

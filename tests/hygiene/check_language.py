@@ -73,11 +73,11 @@ RANK = re.compile(r"rank \{\} of \{\}")
 
 # Names of PyTorch, torchvision and of networks that have an acronym in capitals; and enums that PyTorch has.
 ACRONYMS = set("""
-    FSDPModule CPUOffloadPolicy P2POp PowerSGD PostLocalSGD FusedSGD SGD ASGD NAdam RAdam LBFGS RMSprop LRScheduler LambdaLR MultiplicativeLR StepLR MultiStepLR
+    FSDPModule CPUOffloadPolicy P2POp PowerSGD PowerSGDState PostLocalSGD FusedSGD SGD ASGD NAdam RAdam LBFGS RMSprop LRScheduler LambdaLR MultiplicativeLR StepLR MultiStepLR
     ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR SequentialLR CyclicLR OneCycleLR SWALR ReduceLROnPlateau
     ScheduleGPipe ScheduleLoopedBFS ScheduleZBVZeroBubble MNIST FashionMNIST KMNIST CIFAR CIFAR10 CIFAR100 DGCNN DTensor GPT2 GPT2Config GPT2Model LMHead
 """.split())
-ENUMS = {"ReduceOp", "ComputationType", "ImageReadMode", "InterpolationMode", "AutoAugmentPolicy"}
+ENUMS = {"ReduceOp", "ComputationType", "ImageReadMode", "InterpolationMode", "AutoAugmentPolicy", "WeightsEnum"}
 TYPE = re.compile(r"^ *(?:enum )?(?:struct|class|concept) (\w+)(?: final)?(?: : \w[^{;]*)? [{=]|^using (\w+) =", re.MULTILINE)
 # An argument that is a structure of options or a group, and no reference.
 BY_VALUE = re.compile(r"[(,]\s*((?:std::optional<)?\b(?:\w+::)*(?:\w*Options|ProcessGroup)>?)\s+\w+\s*(?=[=,)])")
@@ -113,7 +113,9 @@ def badly_named(text):
     text = re.sub(r"//[^\n]*", lambda match: " " * len(match[0]), text)
     for match in TYPE.finditer(text):
         name = match[1] or match[2]
-        stem = name.removesuffix("Options").removesuffix("Arguments").removesuffix("Impl")
+        if name.endswith("_Weights"):  # torchvision's
+            continue
+        stem = name.removesuffix("Options").removesuffix("Arguments").removesuffix("Impl").removesuffix("Group")
         if (re.search("[A-Z]{2}", stem) and stem not in ACRONYMS) or "_" in name:
             yield match.start(), name
     for match in ENUM.finditer(text):

@@ -2,9 +2,11 @@
 // Datasets, samplers, loaders and lists of options as a user of PyTorch writes them first.
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -72,6 +74,65 @@ TEST(Guesses, SamplersByValueAndWithPositions) {
   EXPECT_EQ(BatchSampler(RandomSampler(dataset, true, 7), 4, false).size(), 2);
   EXPECT_EQ(WeightedRandomSampler({0.1, 0.9}, 4, true).size(), 4);
   EXPECT_EQ(WeightedRandomSampler(torch::ones({3}), 2, false).size(), 2);
+}
+
+// A list of different types does not compile, and says so.
+TEST(Guesses, DatasetsOfDifferentTypesOneBehindTheOther) {
+  const data::TensorDataset tensors(torch::zeros({2, 2}), torch::tensor({7, 8}));
+  const data::ConcatDataset both(tensors, data::Subset(Pairs(), {3}), Pairs());
+  const data::Batch batch = both.get_batch(torch::tensor({2, 0, 4}));
+  EXPECT_TRUE(batch.target.equal(torch::tensor({3, 7, 1})));
+  EXPECT_TRUE(batch.data.select(1, 0).equal(torch::tensor({3.F, 0.F, 1.F})));
+  const data::ConcatDataset turned(Pairs(), tensors);
+  const auto [x, y] = turned.get_batch(torch::tensor({11, 0}));
+  EXPECT_TRUE(y.equal(torch::tensor({8, 0})));
+}
+
+TEST(Guesses, NormalizeByName) {
+  const auto image = torch::rand({3, 2, 2});
+  const auto named = transforms::Normalize({.mean = {0.5, 0.4, 0.3}, .std = {0.25, 0.5, 1}});
+  EXPECT_TRUE(named(image).equal(transforms::Normalize({0.5, 0.4, 0.3}, {0.25, 0.5, 1})(image)));
+  EXPECT_EQ(transforms::Compose({transforms::ToTensor(), named}).to_string(),
+            transforms::Compose(transforms::ToTensor(), named).to_string());
+}
+
+// In LibTorch the assignment alone would leave the old layer among the parameters.
+TEST(Guesses, AnAssignedLayerIsAPartOfTheNet) {
+  auto net = models::resnet18({.num_classes = 5});
+  const auto count = net->named_parameters().size();
+  net->fc = nn::Linear(net->fc->options.in_features(), 3);
+  net->conv1 = nn::Conv2d(nn::Conv2dOptions(1, 64, 3).padding(1).bias(false));
+  const auto parameters = net->named_parameters();
+  EXPECT_EQ(parameters.size(), count);
+  EXPECT_TRUE(parameters["fc.weight"].is_same(net->fc->weight));
+  EXPECT_TRUE(parameters["conv1.weight"].is_same(net->conv1->weight));
+  EXPECT_EQ(state_dict(net)["fc.bias"].as_tensor().numel(), 3);
+  EXPECT_THROW(net->fc = nullptr, ArgumentError);
+  EXPECT_TRUE(net->named_children()["fc"].get() == net->fc.get());
+
+  // A clone has layers of its own, and so has a copy of its old one.
+  const auto copy = std::dynamic_pointer_cast<models::ResNetImpl>(net->clone());
+  copy->fc = nn::Linear(512, 7);
+  EXPECT_EQ(copy->named_parameters()["fc.bias"].numel(), 7);
+  EXPECT_EQ(net->named_parameters()["fc.bias"].numel(), 3);
+  EXPECT_TRUE(net->named_parameters()["fc.bias"].is_same(net->fc->bias));
+  models::ResNetImpl plain(*net);
+  plain.fc = nn::Linear(512, 9);
+  EXPECT_EQ(net->named_parameters()["fc.bias"].numel(), 3);
+
+  auto vit = models::vit_tiny_16({.image_size = 32, .num_classes = 5});
+  vit->heads->head = nn::Linear(192, 3);
+  EXPECT_EQ(vit->forward(torch::rand({1, 3, 32, 32})).size(1), 3);
+  const auto twin = std::dynamic_pointer_cast<models::VisionTransformerImpl>(vit->clone());
+  twin->heads->head = nn::Linear(192, 2);
+  EXPECT_EQ(twin->named_parameters()["heads.head.bias"].numel(), 2);
+  EXPECT_EQ(vit->named_parameters()["heads.head.bias"].numel(), 3);
+}
+
+TEST(Guesses, NamesOfTorchUtils) {
+  static_assert(std::is_same_v<utils::tensorboard::SummaryWriter, SummaryWriter>);
+  static_assert(std::is_same_v<utils::data::TensorDataset, data::TensorDataset>);
+  static_assert(!std::is_same_v<models::ResNet18_Weights, models::PretrainedWeights>);
 }
 
 TEST(Guesses, AttributesOfALoader) {

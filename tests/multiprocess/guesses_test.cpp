@@ -2,6 +2,7 @@
 // What a PyTorch user writes first, from memory of Python: it compiles and does what it does there.
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -141,7 +142,28 @@ TEST(Guesses, MessagesAndObjects) {
   testing::expect_all_passed(testing::run_ranks(messages, {.world_size = 3}));
 }
 
-static_assert(!std::is_constructible_v<ProcessGroup, std::nullptr_t>);
+const testing::Scenario objects_of_one_type("guesses: objects of one type", [] {
+  init_process_group("shm");
+  const int rank = get_rank();
+  std::vector<double> losses(get_world_size());
+  all_gather_object(losses, rank / 2.0);
+  EXPECT_THAT(losses, ElementsAre(0, 0.5, 1));
+  using Report = std::map<std::string, double>;
+  std::vector<Report> reports;
+  all_gather_object(reports, {{"rank", rank}, {"loss", 0.25}});
+  EXPECT_EQ(reports.at(2), (Report{{"rank", 2}, {"loss", 0.25}}));
+  std::vector<std::int64_t> epoch{rank == 1 ? 7 : 0};
+  broadcast_object_list(epoch, 1);
+  EXPECT_THAT(epoch, ElementsAre(7));
+  const auto group = new_group({0, 1});
+  std::vector<int> ranks{-1};
+  all_gather_object(ranks, rank, {.group = group});
+  EXPECT_EQ(ranks.size(), rank == 2 ? 1U : 2U) << "outside of the group nothing changes";
+  destroy_process_group();
+});
+TEST(Guesses, ObjectsOfOneType) {
+  testing::expect_all_passed(testing::run_ranks(objects_of_one_type, {.world_size = 3}));
+}
 
 // As in Python, src and dst are global ranks.
 const testing::Scenario groups_of_guesses("guesses: groups", [] {

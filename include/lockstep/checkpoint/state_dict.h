@@ -180,6 +180,32 @@ Dict state_dict(const torch::optim::LRScheduler& scheduler);
 void load_state_dict(torch::optim::LRScheduler& scheduler, const Dict& state_dict,
                      std::source_location where = std::source_location::current());
 
+/// A class with a member state_dict() that is no module and no optimizer or scheduler of LibTorch, such as a scheduler of
+/// lockstep::optim, amp::GradScaler, a metric and what fully_shard() returns.
+template <typename Part>
+concept HasStateDict =
+    !std::convertible_to<const Part&, ConstModuleRef> && !std::derived_from<Part, torch::optim::Optimizer> &&
+    !std::derived_from<Part, torch::optim::LRScheduler> && requires(const Part& part) {
+      { part.state_dict() } -> std::convertible_to<Dict>;
+    };
+
+/// Its member: `state_dict(scheduler)`.
+template <HasStateDict Part>
+Dict state_dict(const Part& part) {
+  return part.state_dict();
+}
+
+/// Its member: `load_state_dict(scheduler, saved["scheduler"])`.
+template <HasStateDict Part>
+void load_state_dict(Part& part, const Dict& state_dict,
+                     std::source_location where = std::source_location::current()) {
+  if constexpr (requires { part.load_state_dict(state_dict, where); }) {
+    part.load_state_dict(state_dict, where);
+  } else {
+    part.load_state_dict(state_dict);
+  }
+}
+
 }  // namespace lockstep
 
 /// LoadReport has the two parts of Python's tuple.

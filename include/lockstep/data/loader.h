@@ -216,3 +216,8 @@ class DataLoader<Dataset>::Iterator {
 };
 
 }  // namespace lockstep::data
+
+/// PyTorch's name: `utils::data::DataLoader`.
+namespace lockstep::utils {
+namespace data = ::lockstep::data;  ///< the namespace
+}

@@ -54,9 +54,25 @@ std::vector<at::Tensor> merge_batches(const std::vector<std::vector<at::Tensor>>
                                       const std::vector<ConcatIndex::Share>& shares,
                                       std::source_location where = std::source_location::current());
 
+/// Whether batches of a type are two tensors, a sample and its target: Batch, and a pair, tuple or array of them.
+template <typename T>
+inline constexpr bool is_sample_and_target =
+    std::same_as<T, Batch> || std::same_as<T, std::pair<at::Tensor, at::Tensor>> ||
+    std::same_as<T, std::tuple<at::Tensor, at::Tensor>> || std::same_as<T, std::array<at::Tensor, 2>>;
+
+/// A dataset in a braced list of different ones: never made, since a list has one type.
+struct ListedDataset {
+  template <MapDataset Dataset>
+  ListedDataset(const Dataset& /*dataset*/) {  // NOLINT: implicit by design
+    static_assert(sizeof(Dataset) == 0,
+                  "ConcatDataset: write datasets of different types without braces: ConcatDataset(a, b, c)");
+  }
+};
+
 /// Datasets one behind the other: `ConcatDataset both({train, extra})`, `ConcatDataset both(train, extra)`, or
-/// ConcatDataset(std::vector{a, b, c}). They may have different types but one type of batches. A batch keeps the order of its indices; each
-/// dataset is asked once per batch. PyTorch: torch.utils.data.ConcatDataset.
+/// ConcatDataset(std::vector{a, b, c}). Datasets of different types are given without braces. They have one type of
+/// batches, or batches that are all a sample and a target, which then have the type of the first dataset's. A batch
+/// keeps the order of its indices; each dataset is asked once per batch. PyTorch: torch.utils.data.ConcatDataset.
 template <typename BatchType>
 class ConcatDataset {
   static_assert(
@@ -77,6 +93,8 @@ class ConcatDataset {
   ConcatDataset(std::initializer_list<Dataset> datasets,
                 std::source_location where = std::source_location::current())
       : ConcatDataset(std::vector<Dataset>(datasets), where) {}
+  /// Does not compile: a list has datasets of one type.
+  ConcatDataset(std::initializer_list<ListedDataset> datasets);
   template <MapDataset First, MapDataset... Others>
     requires(sizeof...(Others) > 0)
   explicit ConcatDataset(First first, Others... others)
@@ -115,11 +133,19 @@ class ConcatDataset {
 
   template <typename Dataset>
   void add(Dataset dataset) {
-    static_assert(std::same_as<BatchOf<Dataset>, BatchType>,
+    using Given = BatchOf<Dataset>;
+    constexpr bool converts = is_sample_and_target<Given> && is_sample_and_target<BatchType>;
+    static_assert(std::same_as<Given, BatchType> || converts,
                   "The datasets of a ConcatDataset should have the same type of batches.");
     get_batch_of_.push_back([dataset = std::make_shared<Dataset>(std::move(dataset))](
                                 const at::Tensor& indices, std::source_location where) {
-      return get_batch_at(*dataset, indices, where);
+      auto batch = get_batch_at(*dataset, indices, where);
+      if constexpr (std::same_as<Given, BatchType>) {
+        return batch;
+      } else {
+        auto& [data, target] = batch;
+        return BatchType{std::move(data), std::move(target)};
+      }
     });
   }
 
@@ -134,6 +160,7 @@ ConcatDataset(std::initializer_list<Dataset>) -> ConcatDataset<BatchOf<Dataset>>
 template <MapDataset First, MapDataset... Others>
   requires(sizeof...(Others) > 0)
 ConcatDataset(First, Others...) -> ConcatDataset<BatchOf<First>>;
+ConcatDataset(std::initializer_list<ListedDataset>) -> ConcatDataset<Batch>;
 
 /// Some samples of a dataset, in the order of `indices`; an index may occur several times. Copies share the
 /// dataset. PyTorch: torch.utils.data.Subset.

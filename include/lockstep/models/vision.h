@@ -20,13 +20,15 @@
 #include <torch/nn/modules/pooling.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/models/replaceable.h>
+
 /// Networks with the names of parameters and buffers of their Python originals, so state dicts load both
 /// ways. A network made after torch::manual_seed(s) has the weights that Python's has after
-/// torch.manual_seed(s). Members are modules that a user may replace:
+/// torch.manual_seed(s). Layers whose type is Replaceable are replaced by assignment, as in Python:
 ///
 ///     auto net = lockstep::models::resnet34();
 ///     lockstep::load_pretrained(net, "resnet34-b627a593.pth");
-///     net->fc = net->replace_module("fc", torch::nn::Linear(512, 10));
+///     net->fc = torch::nn::Linear(512, 10);
 namespace lockstep::models {
 
 /// torchvision's `weights`, which it downloads by name. Giving them does not compile: load_pretrained() takes a file.
@@ -42,6 +44,22 @@ struct PretrainedWeights {
         "weights: make the network without them, then load_pretrained(net, \"resnet34-b627a593.pth\")");
   }
 };
+
+/// Names of weights, such as `ResNet18_Weights::DEFAULT`. Giving one does not compile, see PretrainedWeights. torchvision: `WeightsEnum`.
+enum class WeightsEnum : std::uint8_t {
+  DEFAULT,                    ///< the best ones
+  IMAGENET1K_V1,              ///< of torchvision's first recipe
+  IMAGENET1K_V2,              ///< of torchvision's second recipe
+  IMAGENET1K_SWAG_E2E_V1,     ///< of a ViT
+  IMAGENET1K_SWAG_LINEAR_V1,  ///< of a ViT
+};
+using ResNet18_Weights = WeightsEnum;         ///< torchvision's name
+using ResNet34_Weights = WeightsEnum;         ///< torchvision's name
+using ResNet50_Weights = WeightsEnum;         ///< torchvision's name
+using ResNet101_Weights = WeightsEnum;        ///< torchvision's name
+using ResNeXt50_32X4D_Weights = WeightsEnum;  ///< torchvision's name
+using MobileNet_V2_Weights = WeightsEnum;     ///< torchvision's name
+using ViT_B_16_Weights = WeightsEnum;         ///< torchvision's name
 
 /// PyTorch: the arguments of `torchvision.models.ResNet`.
 struct ResNetOptions {
@@ -72,19 +90,19 @@ class ResNetImpl : public torch::nn::Cloneable<ResNetImpl> {
   void reset() override;
 
   /// 7 x 7, stride 2
-  torch::nn::Conv2d conv1{nullptr};
+  Replaceable<torch::nn::Conv2d> conv1;
   /// after conv1
-  torch::nn::BatchNorm2d bn1{nullptr};
+  Replaceable<torch::nn::BatchNorm2d> bn1;
   /// after bn1
-  torch::nn::ReLU relu{nullptr};
+  Replaceable<torch::nn::ReLU> relu;
   /// 3 x 3, stride 2
-  torch::nn::MaxPool2d maxpool{nullptr};
+  Replaceable<torch::nn::MaxPool2d> maxpool;
   /// The blocks of the four stages, with 64, 128, 256 and 512 channels (four times as many with bottlenecks).
-  torch::nn::Sequential layer1{nullptr}, layer2{nullptr}, layer3{nullptr}, layer4{nullptr};
+  Replaceable<torch::nn::Sequential> layer1, layer2, layer3, layer4;
   /// the mean of all places
-  torch::nn::AdaptiveAvgPool2d avgpool{nullptr};
+  Replaceable<torch::nn::AdaptiveAvgPool2d> avgpool;
   /// the classifier
-  torch::nn::Linear fc{nullptr};
+  Replaceable<torch::nn::Linear> fc;
 
  private:
   ResNetBlock block_;
@@ -137,8 +155,9 @@ class MobileNetV2Impl : public torch::nn::Cloneable<MobileNetV2Impl> {
   void reset() override;
 
   /// all convolutions
-  torch::nn::Sequential features{nullptr};
-  torch::nn::Sequential classifier{nullptr};  ///< dropout and a linear layer of 1280 inputs (width_mult <= 1)
+  Replaceable<torch::nn::Sequential> features;
+  Replaceable<torch::nn::Sequential>
+      classifier;  ///< dropout and a linear layer of 1280 inputs (width_mult <= 1)
 
  private:
   MobileNetV2Options options_;
@@ -177,7 +196,7 @@ class VisionTransformerHeadsImpl : public torch::nn::Cloneable<VisionTransformer
   torch::nn::Linear pre_logits{nullptr};  ///< empty without representation_size
   torch::nn::Tanh act{nullptr};           ///< empty without representation_size
   /// the classifier
-  torch::nn::Linear head{nullptr};
+  Replaceable<torch::nn::Linear> head;
 
  private:
   VisionTransformerOptions options_;
@@ -197,11 +216,11 @@ class VisionTransformerImpl : public torch::nn::Cloneable<VisionTransformerImpl>
   void reset() override;
 
   /// the embedding of patches
-  torch::nn::Conv2d conv_proj{nullptr};
+  Replaceable<torch::nn::Conv2d> conv_proj;
   at::Tensor class_token;                                 ///< before the patches, [1, 1, hidden_dim]
   std::shared_ptr<VisionTransformerEncoderImpl> encoder;  ///< positions and blocks
   /// the classifier
-  VisionTransformerHeads heads{nullptr};
+  Replaceable<VisionTransformerHeads> heads;
 
  private:
   VisionTransformerOptions options_;
@@ -245,7 +264,7 @@ class PointNetImpl : public torch::nn::Cloneable<PointNetImpl> {
   /// After the convolution of the same number.
   torch::nn::BatchNorm1d bn1{nullptr}, bn2{nullptr}, bn3{nullptr}, bn4{nullptr}, bn5{nullptr};
   /// The classifier, in order.
-  torch::nn::Linear fc1{nullptr}, fc2{nullptr}, fc3{nullptr};
+  Replaceable<torch::nn::Linear> fc1, fc2, fc3;
   /// After fc1 and fc2.
   torch::nn::BatchNorm1d bn6{nullptr}, bn7{nullptr};
   /// before fc3
@@ -294,7 +313,7 @@ class DGCNNImpl : public torch::nn::Cloneable<DGCNNImpl> {
   /// Edge convolutions, then the layer that joins their results.
   torch::nn::Sequential conv1{nullptr}, conv2{nullptr}, conv3{nullptr}, conv4{nullptr}, conv5{nullptr};
   /// The classifier, in order.
-  torch::nn::Linear linear1{nullptr}, linear2{nullptr}, linear3{nullptr};
+  Replaceable<torch::nn::Linear> linear1, linear2, linear3;
   /// After linear1 and linear2.
   torch::nn::BatchNorm1d bn6{nullptr}, bn7{nullptr};
   /// After bn6 and bn7.

@@ -254,14 +254,56 @@ struct SGDArguments {
   Fused fused = true;                ///< these are the fused ones
 };
 
+/// The first field of options that are given by name only. It takes no value.
+class OnlyByName {
+ public:
+  OnlyByName() {}  // NOLINT: not an aggregate, so that a list without names does not fit
+};
+
+/// Decay rates that may be left out: `{.betas = {0.9, 0.95}}`.
+struct GivenBetas : std::optional<std::tuple<double, double>> {
+  using optional::optional;
+  GivenBetas() = default;
+  GivenBetas(double first, double second) : optional(std::in_place, first, second) {}
+};
+
+/// A group of parameters of Adam or AdamW by name, with what differs from the optimizer's arguments. PyTorch: a dict
+/// such as `{"params": decay, "weight_decay": 0.1}`.
+struct AdamGroup {
+  OnlyByName names = {};                    ///< leave it out
+  std::vector<at::Tensor> params = {};      ///< the parameters of the group
+  std::optional<double> lr = {};            ///< AdamArguments::lr
+  GivenBetas betas = {};                    ///< AdamArguments::betas
+  std::optional<double> eps = {};           ///< AdamArguments::eps
+  std::optional<double> weight_decay = {};  ///< AdamArguments::weight_decay, or AdamWArguments::weight_decay
+  std::optional<bool> amsgrad = {};         ///< AdamArguments::amsgrad
+  std::optional<bool> maximize = {};        ///< AdamArguments::maximize
+};
+
+/// A group of parameters of SGD by name, with what differs from the optimizer's arguments. PyTorch: a dict such as
+/// `{"params": head, "lr": 0.1}`.
+struct SGDGroup {
+  OnlyByName names = {};                    ///< leave it out
+  std::vector<at::Tensor> params = {};      ///< the parameters of the group
+  std::optional<double> lr = {};            ///< SGDArguments::lr
+  std::optional<double> momentum = {};      ///< SGDArguments::momentum
+  std::optional<double> dampening = {};     ///< SGDArguments::dampening
+  std::optional<double> weight_decay = {};  ///< SGDArguments::weight_decay
+  std::optional<bool> nesterov = {};        ///< SGDArguments::nesterov
+  std::optional<bool> maximize = {};        ///< SGDArguments::maximize
+};
+
 /// The members of FusedAdam, FusedAdamW and FusedSGD. Arguments are given as options, or by name as in Python:
 ///
 ///     optim::AdamW optimizer(net->parameters(), {.lr = 3e-4, .weight_decay = 0.1});
+///     optim::AdamW grouped({{.params = decay, .weight_decay = 0.1}, {.params = others}}, {.lr = 3e-4, .weight_decay = 0});
 template <typename Options>
 class FusedOptimizerOf : public FusedOptimizer {
  public:
   /// The arguments by name.
   using Arguments = typename Options::Arguments;
+  /// A group of parameters by name.
+  using Group = typename Options::Group;
   explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                             const Options& defaults = {});
   explicit FusedOptimizerOf(std::vector<at::Tensor> params, const Options& defaults = {})
@@ -273,6 +315,12 @@ class FusedOptimizerOf : public FusedOptimizer {
   template <typename = void>
   FusedOptimizerOf(std::vector<at::Tensor> params, const Arguments& arguments)
       : FusedOptimizerOf(std::move(params), Options(arguments)) {}
+  /// Groups by name. A group takes from `arguments` the values that it leaves out. Throws ArgumentError as add_param_group() does.
+  template <typename = void>
+  explicit FusedOptimizerOf(const std::vector<Group>& groups, const Arguments& arguments = {})
+      : FusedOptimizerOf(std::vector<torch::optim::OptimizerParamGroup>{}, Options(arguments)) {
+    for (const auto& group : groups) add_group(group);
+  }
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -284,6 +332,9 @@ class FusedOptimizerOf : public FusedOptimizer {
   const char* name() const noexcept override;
   std::function<void()> prepare_group(const torch::optim::OptimizerParamGroup& group,
                                       std::size_t index) override;
+
+ private:
+  void add_group(const Group& group);
 };
 
 /// The options of FusedAdam and FusedAdamW: those of LibTorch (`Base`) with `maximize` and a tensor as the
@@ -299,6 +350,8 @@ class FusedAdamOptionsOf : public FusedOptionsOf<FusedAdamOptionsOf<Base>, Base>
   /// The arguments by name.
   using Arguments =
       std::conditional_t<std::is_same_v<Base, torch::optim::AdamWOptions>, AdamWArguments, AdamArguments>;
+  /// A group of parameters by name.
+  using Group = AdamGroup;
 
   FusedAdamOptionsOf(double lr = 1e-3) : Parent(lr) {}  // NOLINT: implicit as in LibTorch
   explicit FusedAdamOptionsOf(const Arguments& arguments) : Parent(arguments.lr) {
@@ -318,6 +371,15 @@ class FusedAdamOptionsOf : public FusedOptionsOf<FusedAdamOptionsOf<Base>, Base>
   const bool& amsgrad() const noexcept { return Base::amsgrad(); }
   bool& amsgrad() noexcept { return Base::amsgrad(); }
   FusedAdamOptionsOf& amsgrad(bool value) { return Base::amsgrad(value), *this; }
+  /// Sets what the group has.
+  void set(const Group& group) {
+    if (group.lr) this->lr(*group.lr);
+    if (group.betas) betas(*group.betas);
+    if (group.eps) eps(*group.eps);
+    if (group.weight_decay) this->weight_decay(*group.weight_decay);
+    if (group.amsgrad) amsgrad(*group.amsgrad);
+    if (group.maximize) this->maximize(*group.maximize);
+  }
   bool operator==(const FusedAdamOptionsOf& other) const { return this->equals(other); }
 };
 
@@ -357,6 +419,8 @@ struct FusedSGDOptions : FusedOptionsOf<FusedSGDOptions, torch::optim::SGDOption
   using FusedOptionsOf::FusedOptionsOf;
   /// The arguments by name.
   using Arguments = SGDArguments;
+  /// A group of parameters by name.
+  using Group = SGDGroup;
   FusedSGDOptions(double lr = 1e-3) : FusedOptionsOf(lr) {}  // NOLINT: implicit as in LibTorch
   explicit FusedSGDOptions(const Arguments& arguments) : FusedOptionsOf(arguments.lr) {
     momentum(arguments.momentum).dampening(arguments.dampening).nesterov(arguments.nesterov);
@@ -375,6 +439,15 @@ struct FusedSGDOptions : FusedOptionsOf<FusedSGDOptions, torch::optim::SGDOption
   const bool& nesterov() const noexcept { return SGDOptions::nesterov(); }
   bool& nesterov() noexcept { return SGDOptions::nesterov(); }
   FusedSGDOptions& nesterov(bool value) { return SGDOptions::nesterov(value), *this; }
+  /// Sets what the group has.
+  void set(const Group& group) {
+    if (group.lr) lr(*group.lr);
+    if (group.momentum) momentum(*group.momentum);
+    if (group.dampening) dampening(*group.dampening);
+    if (group.weight_decay) weight_decay(*group.weight_decay);
+    if (group.nesterov) nesterov(*group.nesterov);
+    if (group.maximize) maximize(*group.maximize);
+  }
   bool operator==(const FusedSGDOptions& other) const { return equals(other); }
 };
 

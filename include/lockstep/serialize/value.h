@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <iosfwd>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -179,7 +180,7 @@ constexpr std::size_t kIndexIn<T, std::variant<Types...>> = [] {
 template <typename T>
 concept Number = (std::integral<T> && !std::same_as<T, char>) || std::floating_point<T>;
 
-/// The type of the items of a std::vector, else T.
+/// The type of the items of a std::vector, or of the values of a std::map with strings as keys, else T.
 template <typename T>
 struct ItemOf {
   using type = T;  ///< T
@@ -188,8 +189,12 @@ template <typename Item>
 struct ItemOf<std::vector<Item>> {
   using type = Item;  ///< of the items
 };
+template <typename Item>
+struct ItemOf<std::map<std::string, Item>> {
+  using type = Item;  ///< of the values
+};
 
-/// A type that a Value converts to: a number, one of the variant, or a vector of one of them.
+/// A type that a Value converts to: a number, one of the variant, or a vector or a map of one of them.
 template <typename T, typename Variant>
 concept Readable = Number<typename ItemOf<T>::type> ||
                    kIndexIn<typename ItemOf<T>::type, Variant> < std::variant_size_v<Variant>;
@@ -247,6 +252,12 @@ class Value {
   template <typename Item>
     requires std::convertible_to<const Item&, Value>
   Value(const std::vector<Item>& items) : variant_(List(std::vector<Value>(items.begin(), items.end()))) {}
+  /// A dict.
+  template <typename Item>
+    requires std::convertible_to<const Item&, Value>
+  Value(const std::map<std::string, Item>& entries) : variant_(Dict()) {
+    for (const auto& [key, value] : entries) as_dict().set(key, value);
+  }
 
   /// Whether the value has the type T.
   template <typename T>
@@ -285,8 +296,8 @@ class Value {
   Dict as_dict() && { return std::move(as_dict()); }
   std::vector<Value> as_items() && { return std::as_const(*this).as_items(); }
 
-  /// A number, a type of Variant, or a std::vector of one of them. Throws CheckpointError that names the actual type and value, also for an
-  /// int that does not fit into `T`.
+  /// A number, a type of Variant, or a std::vector or std::map<std::string, ...> of one of them. Throws CheckpointError
+  /// that names the actual type and value, also for an int that does not fit into `T`.
   template <typename T>
     requires serialize::Readable<T, Variant>
   operator T() const& {
@@ -311,6 +322,11 @@ class Value {
       return static_cast<T>(as_double());
     } else if constexpr (std::same_as<T, at::Tensor>) {
       return as_tensor();
+    } else if constexpr (requires { typename T::mapped_type; }) {
+      T entries;
+      for (const auto& [key, value] : as_dict())
+        entries.emplace(key.as_string(), value.template to<typename T::mapped_type>());
+      return entries;
     } else if constexpr (!std::same_as<T, typename serialize::ItemOf<T>::type>) {
       T items;
       for (const auto& item : as_items()) items.push_back(item.to<typename serialize::ItemOf<T>::type>());

@@ -175,4 +175,9 @@ Logger tensorboard_logger(std::filesystem::path log_dir, const LoggerOptions& op
 /// add_scalar() of `writer`, which can add histograms and images too.
 Logger tensorboard_logger(SummaryWriter writer, const LoggerOptions& options = {});
 
+/// PyTorch's name: `utils::tensorboard::SummaryWriter`.
+namespace utils::tensorboard {
+using ::lockstep::SummaryWriter;  ///< the class
+}
+
 }  // namespace lockstep

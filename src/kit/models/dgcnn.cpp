@@ -68,13 +68,13 @@ void DGCNNImpl::reset() {
   conv5 = register_module(
       "conv5", Sequential(torch::nn::Conv1d(torch::nn::Conv1dOptions(512, embedding, 1).bias(false)), bn5,
                           torch::nn::LeakyReLU(torch::nn::LeakyReLUOptions().negative_slope(kSlope))));
-  linear1 = register_module("linear1", without_bias(2 * embedding, 512));
+  linear1.begin(*this, "linear1", without_bias(2 * embedding, 512));
   bn6 = register_module("bn6", BatchNorm1d(512));
   dp1 = register_module("dp1", torch::nn::Dropout(options_.dropout));
-  linear2 = register_module("linear2", Linear(512, 256));
+  linear2.begin(*this, "linear2", Linear(512, 256));
   bn7 = register_module("bn7", BatchNorm1d(256));
   dp2 = register_module("dp2", torch::nn::Dropout(options_.dropout));
-  linear3 = register_module("linear3", Linear(256, options_.output_channels));
+  linear3.begin(*this, "linear3", Linear(256, options_.output_channels));
 }
 
 std::shared_ptr<torch::nn::Module> DGCNNImpl::clone(const std::optional<torch::Device>& device) const {

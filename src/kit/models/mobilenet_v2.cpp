@@ -130,8 +130,8 @@ MobileNetV2Impl::MobileNetV2Impl(const MobileNetV2Options& options)
 void MobileNetV2Impl::reset() {
   const auto channels = [&](double count) { return divisible(count, options_.round_nearest); };
   auto in = channels(32 * options_.width_mult);
-  features = register_module(
-      "features",
+  features.begin(
+      *this, "features",
       torch::nn::Sequential(Conv2dNormActivation(ConvNormOptions{.in = 3, .out = in, .stride = 2})));
   for (const auto& [t, c, n, s] : options_.inverted_residual_setting) {
     const auto out = channels(static_cast<double>(c) * options_.width_mult);
@@ -143,9 +143,9 @@ void MobileNetV2Impl::reset() {
   }
   const auto last = channels(1280 * std::max(1.0, options_.width_mult));
   features->push_back(Conv2dNormActivation(ConvNormOptions{.in = in, .out = last, .kernel_size = 1}));
-  classifier =
-      register_module("classifier", torch::nn::Sequential(torch::nn::Dropout(options_.dropout),
-                                                          torch::nn::Linear(last, options_.num_classes)));
+  classifier.begin(*this, "classifier",
+                   torch::nn::Sequential(torch::nn::Dropout(options_.dropout),
+                                         torch::nn::Linear(last, options_.num_classes)));
   initialize_mobilenet(*this);
 }
 

@@ -81,9 +81,9 @@ void PointNetImpl::reset() {
   bn3 = register_module("bn3", BatchNorm1d(64));
   bn4 = register_module("bn4", BatchNorm1d(128));
   bn5 = register_module("bn5", BatchNorm1d(1024));
-  fc1 = register_module("fc1", Linear(1024, 512));
-  fc2 = register_module("fc2", Linear(512, 256));
-  fc3 = register_module("fc3", Linear(256, options_.num_classes));
+  fc1.begin(*this, "fc1", Linear(1024, 512));
+  fc2.begin(*this, "fc2", Linear(512, 256));
+  fc3.begin(*this, "fc3", Linear(256, options_.num_classes));
   bn6 = register_module("bn6", BatchNorm1d(512));
   bn7 = register_module("bn7", BatchNorm1d(256));
   dropout = register_module("dropout", torch::nn::Dropout(options_.dropout));

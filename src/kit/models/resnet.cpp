@@ -179,22 +179,21 @@ ResNetImpl::ResNetImpl(ResNetBlock block, const std::array<std::int64_t, 4>& lay
 
 void ResNetImpl::reset() {
   using torch::nn::Conv2dOptions;
-  conv1 = register_module("conv1", Conv2d(Conv2dOptions(3, 64, 7).stride(2).padding(3).bias(false)));
-  bn1 = register_module("bn1", BatchNorm2d(64));
-  relu = register_module("relu", relu_in_place());
-  maxpool =
-      register_module("maxpool", torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).padding(1)));
+  conv1.begin(*this, "conv1", Conv2d(Conv2dOptions(3, 64, 7).stride(2).padding(3).bias(false)));
+  bn1.begin(*this, "bn1", BatchNorm2d(64));
+  relu.begin(*this, "relu", relu_in_place());
+  maxpool.begin(*this, "maxpool", torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).padding(1)));
   BlockOptions next;
   next.groups = options_.groups;
   next.base_width = options_.width_per_group;
   const auto& dilate = options_.replace_stride_with_dilation;
   const auto make = block_ == ResNetBlock::basic ? &make_layer<BasicBlock> : &make_layer<Bottleneck>;
-  layer1 = register_module("layer1", make(next, 64, layers_[0], 1, false));
-  layer2 = register_module("layer2", make(next, 128, layers_[1], 2, dilate[0]));
-  layer3 = register_module("layer3", make(next, 256, layers_[2], 2, dilate[1]));
-  layer4 = register_module("layer4", make(next, 512, layers_[3], 2, dilate[2]));
-  avgpool = register_module("avgpool", torch::nn::AdaptiveAvgPool2d(1));
-  fc = register_module("fc", torch::nn::Linear(next.inplanes, options_.num_classes));
+  layer1.begin(*this, "layer1", make(next, 64, layers_[0], 1, false));
+  layer2.begin(*this, "layer2", make(next, 128, layers_[1], 2, dilate[0]));
+  layer3.begin(*this, "layer3", make(next, 256, layers_[2], 2, dilate[1]));
+  layer4.begin(*this, "layer4", make(next, 512, layers_[3], 2, dilate[2]));
+  avgpool.begin(*this, "avgpool", torch::nn::AdaptiveAvgPool2d(1));
+  fc.begin(*this, "fc", torch::nn::Linear(next.inplanes, options_.num_classes));
   initialize_convolutions(*this);
   if (options_.zero_init_residual) zero_last_norms(*this);
 }

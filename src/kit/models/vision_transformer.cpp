@@ -188,7 +188,7 @@ void VisionTransformerHeadsImpl::reset() {
     pre_logits = register_module("pre_logits", Linear(options_.hidden_dim, width));
     act = register_module("act", torch::nn::Tanh());
   }
-  head = register_module("head", Linear(width, options_.num_classes));
+  head.begin(*this, "head", Linear(width, options_.num_classes));
 }
 
 at::Tensor VisionTransformerHeadsImpl::forward(const at::Tensor& class_token) {
@@ -204,11 +204,11 @@ VisionTransformerImpl::VisionTransformerImpl(const VisionTransformerOptions& opt
 void VisionTransformerImpl::reset() {
   const auto& [weights, image_size, patch_size, num_layers, num_heads, hidden_dim, mlp_dim, dropout,
                attention_dropout, num_classes, representation_size] = options_;
-  conv_proj = register_module(
-      "conv_proj", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, hidden_dim, patch_size).stride(patch_size)));
+  conv_proj.begin(*this, "conv_proj",
+                  torch::nn::Conv2d(torch::nn::Conv2dOptions(3, hidden_dim, patch_size).stride(patch_size)));
   class_token = register_parameter("class_token", torch::zeros({1, 1, hidden_dim}));
   encoder = register_module("encoder", std::make_shared<VisionTransformerEncoderImpl>(options_));
-  heads = register_module("heads", VisionTransformerHeads(options_));
+  heads.begin(*this, "heads", VisionTransformerHeads(options_));
   truncated_normal(conv_proj->weight, std::sqrt(1.0 / static_cast<double>(3 * patch_size * patch_size)));
   init::zeros_(conv_proj->bias);
   if (heads->pre_logits) initialize_from_inputs(heads->pre_logits);

@@ -92,6 +92,15 @@ FusedOptimizerOf<Options>::FusedOptimizerOf(
   begin(param_groups);
 }
 
+// Not with the values as options of the group: LibTorch replaces those that equal its own defaults.
+template <typename Options>
+void FusedOptimizerOf<Options>::add_group(const Group& group) {
+  add_param_group(torch::optim::OptimizerParamGroup(group.params));
+  auto& options = dynamic_cast<Options&>(param_groups().back().options());
+  options.set(group);
+  check_values(options);
+}
+
 template <typename Options>
 void FusedOptimizerOf<Options>::save(torch::serialize::OutputArchive& archive) const {
   check_groups();

@@ -118,6 +118,57 @@ TEST(Guesses, OptimizersTakeArgumentsByName) {
   const optim::RMSprop rmsprop(parameters, 0.01);
 }
 
+// As Python's lists of dicts. A value of a group counts even if it is the default of the class.
+TEST(Guesses, GroupsOfParametersByName) {
+  const torch::nn::Linear net(2, 2);
+  const std::vector<at::Tensor> decay{net->weight};
+  const std::vector<at::Tensor> others{net->bias};
+  optim::AdamW adamw(
+      {{.params = decay, .betas = {0.5, 0.75}, .weight_decay = 1e-2}, {.params = others, .weight_decay = 0}},
+      {.lr = 0.25, .weight_decay = 0.5});
+  const auto of_group = [](const torch::optim::Optimizer& optimizer, std::size_t group) {
+    return optimizer.param_groups()[group];
+  };
+  using AdamW = optim::FusedAdamWOptions;
+  EXPECT_EQ(dynamic_cast<const AdamW&>(of_group(adamw, 0).options()),
+            AdamW(0.25).betas({0.5, 0.75}).weight_decay(1e-2));
+  EXPECT_EQ(dynamic_cast<const AdamW&>(of_group(adamw, 1).options()), AdamW(0.25).weight_decay(0));
+  EXPECT_EQ(of_group(adamw, 1).params().size(), 1U);
+
+  const optim::SGD sgd({{.params = decay}, {.params = others, .lr = 1e-2, .nesterov = true}},
+                       {.lr = 0.5, .momentum = 0.75});
+  using SGD = optim::FusedSGDOptions;
+  EXPECT_EQ(dynamic_cast<const SGD&>(of_group(sgd, 0).options()), SGD(0.5).momentum(0.75));
+  EXPECT_EQ(dynamic_cast<const SGD&>(of_group(sgd, 1).options()), SGD(1e-2).momentum(0.75).nesterov(true));
+  EXPECT_EQ(optim::Adam({{.params = decay}, {.params = others}}).param_groups().size(), 2U);
+  EXPECT_EQ(optim::Adam({decay, others}, {.lr = 0.5}).param_groups().size(), 2U) << "groups without values";
+  EXPECT_THAT(error_of([&] { optim::SGD({{.params = decay, .lr = -1}}, {.lr = 1}); }), HasSubstr("lr"));
+  EXPECT_THAT(error_of([&] {
+                optim::SGD({{.params = decay}, {.params = decay}}, {.lr = 1});
+              }),
+              HasSubstr("group"));
+}
+
+// Without the rule which classes have members and which take functions.
+TEST(Guesses, StateDictsOfSchedulersAndScalersByFunctions) {
+  torch::optim::SGD optimizer(weights(), 1.0);
+  optim::lr_scheduler::LinearLR warmup(optimizer, {.start_factor = 0.5, .total_iters = 2});
+  optim::lr_scheduler::CosineAnnealingLR cosine(optimizer, {.T_max = 8});
+  optim::lr_scheduler::SequentialLR scheduler(optimizer, {warmup, cosine}, {2});
+  const Value saved{{"scheduler", state_dict(scheduler)},
+                    {"scaler", state_dict(amp::GradScaler("cpu", {.init_scale = 4}))}};
+  scheduler.step();
+  EXPECT_FALSE(equal(state_dict(scheduler), saved["scheduler"]));
+  load_state_dict(scheduler, saved["scheduler"]);
+  EXPECT_TRUE(equal(scheduler.state_dict(), saved["scheduler"]));
+  amp::GradScaler scaler("cpu");
+  load_state_dict(scaler, saved["scaler"]);
+  EXPECT_EQ(scaler.get_scale(), 4);
+  torch::nn::Linear net(1, 1);
+  optim::swa_utils::AveragedModel ema(net);
+  EXPECT_TRUE(state_dict(ema).contains("n_averaged"));
+}
+
 template <typename Options>
 const Options& options_of(const torch::optim::Optimizer& optimizer) {
   return dynamic_cast<const Options&>(optimizer.param_groups()[0].options());
