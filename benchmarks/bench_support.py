@@ -30,6 +30,12 @@ def program(name):
     return str(path)
 
 
+def benchmark(name):
+    """The command of a benchmark. In builds of older commits each is a program."""
+    is_old = not (BUILD / "bin" / "benchmark").exists() and (BUILD / "bin" / name).exists()
+    return [program(name)] if is_old else [program("benchmark"), name]
+
+
 def cores(count):
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < count:

@@ -18,6 +18,7 @@
 #include "checkpoint/commit_memory.h"
 #include "checkpoint/training_state_access.h"
 
+namespace lockstep::bench::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -139,4 +140,7 @@ int main(int argc, char** argv) {
   }
   times["sum"] = sum;
   std::cout << times.dump() << std::endl;
+  return 0;
 }
+
+}  // namespace lockstep::bench::checkpoint

@@ -11,9 +11,8 @@
 
 #include "training_step.h"
 
+namespace lockstep::bench::data_parallel_step {
 namespace {
-
-using namespace lockstep::bench;
 
 constexpr int kReplicas = 2;
 
@@ -84,3 +83,5 @@ int main(int argc, char** argv) {
             << std::endl;
   return 0;
 }
+
+}  // namespace lockstep::bench::data_parallel_step

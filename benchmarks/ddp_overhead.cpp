@@ -18,6 +18,8 @@
 #include "modules/module_watch.h"
 #include "parity/models/mnist_nets.h"
 
+namespace lockstep::bench::ddp_overhead {
+
 using Clock = std::chrono::steady_clock;
 
 struct Flags {
@@ -134,11 +136,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--watch", flags.watch, "Measures the comparison of the module instead");
   CLI11_PARSE(app, argc, argv);
-  try {
-    std::cout << run(flags) << std::endl;
-  } catch (const std::exception& error) {
-    std::cerr << "ddp_overhead: " << error.what() << std::endl;
-    return 1;
-  }
+  std::cout << run(flags) << std::endl;
   return 0;
 }
+
+}  // namespace lockstep::bench::ddp_overhead

@@ -17,9 +17,8 @@
 
 #include "training_step.h"
 
+namespace lockstep::bench::ddp_step {
 namespace {
-
-using namespace lockstep::bench;
 
 struct Flags {
   std::string net = "resnet18";
@@ -165,12 +164,9 @@ int main(int argc, char** argv) {
   app.add_flag("--verify-all-ranks", flags.verify_all_ranks,
                "with --mode verify: each verified step verifies all ranks");
   CLI11_PARSE(app, argc, argv);
-  try {
-    const auto result = measure(flags);
-    if (result["rank"] == 0) std::cout << result << std::endl;
-  } catch (const std::exception& error) {
-    std::cerr << "ddp_step: " << error.what() << std::endl;
-    return 1;
-  }
+  const auto result = measure(flags);
+  if (result["rank"] == 0) std::cout << result << std::endl;
   return 0;
 }
+
+}  // namespace lockstep::bench::ddp_step

@@ -16,6 +16,8 @@
 #include <lockstep/data/vision.h>
 #include <lockstep/transforms/transforms.h>
 
+namespace lockstep::bench::images {
+
 using namespace lockstep::transforms;
 using Clock = std::chrono::steady_clock;
 
@@ -77,4 +79,7 @@ int main(int argc, char** argv) {
   app.add_option("--index", flags.index, "The folder's index cache");
   CLI11_PARSE(app, argc, argv);
   std::cout << run(flags) << std::endl;
+  return 0;
 }
+
+}  // namespace lockstep::bench::images

@@ -14,6 +14,8 @@
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/vision.h>
 
+namespace lockstep::bench::loader {
+
 using Clock = std::chrono::steady_clock;
 using at::indexing::Slice;
 
@@ -93,4 +95,7 @@ int main(int argc, char** argv) {
   app.add_option("--passes", flags.passes);
   CLI11_PARSE(app, argc, argv);
   std::cout << run(flags) << std::endl;
+  return 0;
 }
+
+}  // namespace lockstep::bench::loader

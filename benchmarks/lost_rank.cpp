@@ -10,6 +10,7 @@
 
 #include <lockstep/lockstep.h>
 
+namespace lockstep::bench::lost_rank {
 namespace {
 
 struct Flags {
@@ -84,3 +85,5 @@ int main(int argc, char** argv) {
   }
   return 0;
 }
+
+}  // namespace lockstep::bench::lost_rank

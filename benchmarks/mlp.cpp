@@ -14,6 +14,8 @@
 
 #include <lockstep/lockstep.h>
 
+namespace lockstep::bench::mlp {
+
 using Clock = std::chrono::steady_clock;
 
 struct Flags {
@@ -86,12 +88,9 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  try {
-    const auto result = measure(flags);
-    if (result["rank"] == 0) std::cout << result << std::endl;
-  } catch (const std::exception& error) {
-    std::cerr << "mlp: " << error.what() << std::endl;
-    return 1;
-  }
+  const auto result = measure(flags);
+  if (result["rank"] == 0) std::cout << result << std::endl;
   return 0;
 }
+
+}  // namespace lockstep::bench::mlp

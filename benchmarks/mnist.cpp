@@ -16,6 +16,8 @@
 
 #include "parity/models/mnist_nets.h"
 
+namespace lockstep::bench::mnist {
+
 namespace F = torch::nn::functional;
 using Clock = std::chrono::steady_clock;
 using lockstep::testing::MnistNet;
@@ -174,11 +176,8 @@ int main(int argc, char** argv) {
   Flags flags;
   add_flags(app, flags);
   CLI11_PARSE(app, argc, argv);
-  try {
-    run(flags);
-  } catch (const std::exception& error) {
-    std::cerr << "mnist: " << error.what() << std::endl;
-    return 1;
-  }
+  run(flags);
   return 0;
 }
+
+}  // namespace lockstep::bench::mnist

@@ -14,7 +14,7 @@ def add_options(parser, steps):
 def download(flags):
     if not flags.data_dir.exists():
         bench.progress("downloading MNIST")
-        bench.finished([bench.program("mnist"), "--epochs", "1", "--max-steps", "1", "--data-dir", str(flags.data_dir)],
+        bench.finished([*bench.benchmark("mnist"), "--epochs", "1", "--max-steps", "1", "--data-dir", str(flags.data_dir)],
                        flags.timeout)
 
 
@@ -24,5 +24,5 @@ def train(flags, backend, world_size, epochs, arguments):
                str(flags.batch_size), *arguments]
     if backend is None:
         return bench.launch("torchrun", [*bench.twin("mnist"), "--json", *options], world_size, flags.timeout)
-    command = [bench.program("mnist"), "--backend", backend, *options]
+    command = [*bench.benchmark("mnist"), "--backend", backend, *options]
     return bench.launch("lockstep run", command, world_size, flags.timeout)

@@ -14,6 +14,7 @@
 
 #include <lockstep/lockstep.h>
 
+namespace lockstep::bench::optim_step {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -97,3 +98,5 @@ int main(int argc, char** argv) {
   std::cout << measure(flags).dump() << '\n';
   return 0;
 }
+
+}  // namespace lockstep::bench::optim_step

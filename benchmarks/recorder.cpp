@@ -22,6 +22,7 @@
 #include "node/flight_recorder.h"
 #include "training_step.h"
 
+namespace lockstep::bench::recorder {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -173,12 +174,9 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  try {
-    const auto measured = measure(flags);
-    if (!measured.empty()) std::cout << measured << std::endl;
-  } catch (const std::exception& error) {
-    std::cerr << "recorder: " << error.what() << std::endl;
-    return 1;
-  }
+  const auto measured = measure(flags);
+  if (!measured.empty()) std::cout << measured << std::endl;
   return 0;
 }
+
+}  // namespace lockstep::bench::recorder

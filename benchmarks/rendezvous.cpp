@@ -3,7 +3,7 @@
 // thread with a connection of its own, do what init() does until all know that all are there and where.
 // "each" is how it was done before: every rank asks for every other one.
 //
-//   build/release/bin/rendezvous --sizes 10 30 100 300 1000 4000
+//   build/release/bin/benchmark rendezvous --sizes 10 30 100 300 1000 4000
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -25,6 +25,7 @@
 #include "rendezvous/store_barrier.h"
 #include "rendezvous/tcp.h"
 
+namespace lockstep::bench::rendezvous {
 namespace {
 
 using namespace std::chrono_literals;
@@ -190,10 +191,8 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", flags.rounds, "meetings of each kind, of which the quickest counts")
       ->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
-  try {
-    measure(flags);
-  } catch (const std::exception& error) {
-    std::cerr << "rendezvous: " << error.what() << '\n';
-    return 1;
-  }
+  measure(flags);
+  return 0;
 }
+
+}  // namespace lockstep::bench::rendezvous

@@ -27,15 +27,15 @@ def collectives(flags, sizes):
 def ddp(flags):
     seconds = {}
     for net, steps in STEPS.items():
-        command = [bench.program("ddp_step"), "--net", net, "--mode", "ddp", "--steps", str(steps)]
+        command = [*bench.benchmark("ddp_step"), "--net", net, "--mode", "ddp", "--steps", str(steps)]
         for ranks in (1, 2):
             seconds[f"ddp {net}, ranks: {ranks}"] = bench.launch("lockstep run", command, ranks, flags.timeout)[-1]["ddp_seconds"]
     return seconds
 
 
 def mnist(flags):
-    has_own_program = (bench.BUILD / "bin" / "mnist").exists()
-    command = [bench.program("mnist" if has_own_program else OLDER_NAMES["mnist"]), *([] if has_own_program else ["--json"]),
+    is_example = not any((bench.BUILD / "bin" / name).exists() for name in ("benchmark", "mnist"))
+    command = [*([bench.program(OLDER_NAMES["mnist"]), "--json"] if is_example else bench.benchmark("mnist")),
                "--data-dir", str(flags.data_dir), "--epochs", "2", "--max-steps", str(flags.steps), "--batch-size",
                str(flags.batch_size)]
     epochs = [each for each in bench.launch("lockstep run", command, 2, flags.timeout) if "samples_per_second" in each]

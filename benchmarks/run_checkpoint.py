@@ -33,7 +33,7 @@ def main():
     parser.add_argument("--megabytes", type=int, default=1024)
     parser.add_argument("--folder", help="folder for the files (default: the temporary folder)")
     flags = parser.parse_args()
-    programs = {f"{kind}, Lockstep": [bench.program("checkpoint"), kind] for kind in ("pt", "safetensors", "async", "commit")}
+    programs = {f"{kind}, Lockstep": [*bench.benchmark("checkpoint"), kind] for kind in ("pt", "safetensors", "async", "commit")}
     programs |= {f"{kind}, Python": [*bench.twin("checkpoint"), kind] for kind in ("pt", "safetensors")}
     runs = bench.interleave({name: lambda command=programs[name]: run(command, flags) for name in sorted(programs)},
                             flags.rounds)

@@ -10,10 +10,10 @@ STEPS = {"resnet18": 15, "gpt": 30, "chain": 200, "mlp": 6}
 
 def measure(flags, net):
     arguments = ["--net", net, "--steps", str(STEPS[net])]
-    processes = [bench.program("ddp_step"), "--mode", "ddp", *arguments]
+    processes = [*bench.benchmark("ddp_step"), "--mode", "ddp", *arguments]
     bench.progress(f"net {net}")
     runs = bench.interleave(
-        {"Lockstep": lambda: bench.run_pinned([bench.program("data_parallel_step"), *arguments], 2, flags.timeout)[-1],
+        {"Lockstep": lambda: bench.run_pinned([*bench.benchmark("data_parallel_step"), *arguments], 2, flags.timeout)[-1],
          "Python": lambda: bench.run_pinned([*bench.twin("data_parallel_step"), *arguments], 2, flags.timeout)[-1],
          "process ranks": lambda: bench.launch("lockstep run", processes, 2, flags.timeout)[-1]}, flags.rounds)
     columns = {"module": ("Lockstep", "module_seconds"), "replicas": ("Lockstep", "replicas_seconds"),

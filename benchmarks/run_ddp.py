@@ -9,7 +9,7 @@ STEPS = {"resnet18": 20, "gpt": 40, "chain": 300, "mlp": 8}
 
 
 def run(flags, ranks, net, *arguments, steps=None):
-    command = [bench.program("ddp_step"), "--net", net, "--steps", str(steps or STEPS[net]), *arguments]
+    command = [*bench.benchmark("ddp_step"), "--net", net, "--steps", str(steps or STEPS[net]), *arguments]
     return bench.launch("lockstep run", command, ranks, flags.timeout)[-1]
 
 
@@ -44,7 +44,7 @@ def main():
     parser.add_argument("--nets", nargs="+", choices=STEPS, default=list(STEPS))
     flags = parser.parse_args()
     results = {net: measure(flags, net) for net in flags.nets}
-    watch = bench.launch("lockstep run", [bench.program("ddp_overhead"), "--watch"], 1, flags.timeout)[-1]
+    watch = bench.launch("lockstep run", [*bench.benchmark("ddp_overhead"), "--watch"], 1, flags.timeout)[-1]
     rows = [[net, each["ms"]["pytorch"], each["ms"]["ours"], bench.ratio(each["ms"]["pytorch"], each["ms"]["ours"]), each["ms"]["gloo"],
              each["exposed_ms"], each["overhead"]] for net, each in results.items()]
     steps = bench.table("Milliseconds per step of two ranks", ["net", "PyTorch's DDP over Gloo", "Lockstep", "times as fast", "Lockstep over Gloo",

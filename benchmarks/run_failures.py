@@ -45,7 +45,7 @@ def busy(count):
 
 
 def start(flags, meeting, ranks, formings=0):
-    return [subprocess.Popen([bench.program("lost_rank"), "--meeting", meeting, "--backend", flags.backend,
+    return [subprocess.Popen([*bench.benchmark("lost_rank"), "--meeting", meeting, "--backend", flags.backend,
                               "--rank", str(rank), "--ranks", str(ranks), "--formings", str(formings)],
                              text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              env=os.environ | {"LOCKSTEP_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1"})

@@ -37,8 +37,8 @@ def main():
         bench.progress(f"making {flags.files} files")
         make_files(root, flags.files)
         time.sleep(SECONDS_UNTIL_CACHED)
-        commands = {"torchvision": bench.twin("images"), "no index": [bench.program("images")],
-                    "index": [bench.program("images"), "--index", index]}
+        commands = {"torchvision": bench.twin("images"), "no index": bench.benchmark("images"),
+                    "index": [*bench.benchmark("images"), "--index", index]}
         first = opening(commands["index"], root, flags)
         sides = {side: lambda command=command: opening(command, root, flags) for side, command in commands.items()}
         runs = bench.interleave(sides, flags.rounds)

@@ -98,7 +98,7 @@ def traffic(backend, size, timeout):
 def ddp_steps(flags):
     """{side: seconds of a step}"""
     steps = ["--net", "mlp", "--mode", "ddp", "--steps", str(flags.steps)]
-    ours = [bench.program("ddp_step"), *steps]
+    ours = [*bench.benchmark("ddp_step"), *steps]
     sides = {"PyTorch, gloo": [*bench.twin("ddp_step"), *steps], "gloo": [*ours, "--backend", "gloo"], "hierarchical": ours}
     for hook in flags.hooks.split(","):
         sides[f"{hook} between hosts"] = [*ours, "--between-hosts", hook]

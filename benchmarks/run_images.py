@@ -44,7 +44,7 @@ def measure(command, cores, timeout):
 
 def growth(folder, flags):
     """Resident MiB of Lockstep after the fifth and after the last of 50 passes."""
-    command = [bench.program("images"), "--folder", folder, "--workers", "2", "--passes", str(GROWTH_PASSES)]
+    command = [*bench.benchmark("images"), "--folder", folder, "--workers", "2", "--passes", str(GROWTH_PASSES)]
     resident = finished(command, bench.cores(2), flags.timeout)[0]["resident_mib"]
     return resident[4], resident[-1]
 
@@ -67,7 +67,7 @@ def both(command, timeout):
 def sides_of(folder, batch, flags):
     """{(side, workers): function}"""
     passes = ["--passes", str(flags.passes), "--batch-size", str(batch)]
-    lockstep = [bench.program("images"), "--folder", folder, *passes]
+    lockstep = [*bench.benchmark("images"), "--folder", folder, *passes]
     python = [*bench.twin("images"), "--folder", folder, *passes]
     commands = {"PIL": [*python, "--kind", "pil"], "torchvision.io": [*python, "--kind", "tensor"], "Lockstep": lockstep,
                 "Lockstep, scaled": [*lockstep, "--scaled"]}

@@ -22,7 +22,7 @@ def main():
     parser = bench.parser(__doc__, rounds=3, timeout=300)
     parser.add_argument("--samples", type=int, default=0, help="per pass; 0: 60000 images, 5000 augmented ones")
     flags = parser.parse_args()
-    programs = {"PyTorch": bench.twin("loader"), "Lockstep": [bench.program("loader")]}
+    programs = {"PyTorch": bench.twin("loader"), "Lockstep": bench.benchmark("loader")}
     settings = [(dataset, workers) for dataset in DATASETS for workers in WORKERS]
     runs = bench.interleave(
         {(setting, side): lambda setting=setting, side=side: rate(programs[side], *setting, flags)

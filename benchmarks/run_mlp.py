@@ -13,7 +13,7 @@ def main():
     flags = bench.recording_parser(__doc__, rounds=3).parse_args()
     sides = {"PyTorch": lambda: bench.launch("torchrun", bench.twin("mlp"), 2, flags.timeout)[-1]}
     for side, backend in BACKENDS.items():
-        command = [bench.program("mlp"), "--backend", backend]
+        command = [*bench.benchmark("mlp"), "--backend", backend]
         sides[side] = lambda command=command: bench.launch("lockstep run", command, 2, flags.timeout)[-1]
     results = bench.interleave(sides, flags.rounds)
     steps = {side: bench.of_rounds(runs, "step_seconds", 1e3) for side, runs in results.items()}

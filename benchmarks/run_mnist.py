@@ -41,7 +41,7 @@ def main():
                              for setting in SETTINGS for side in SIDES}, flags.rounds)
     epochs = {side: {setting: runs[f"{setting}, {side}"] for setting in SETTINGS} for side in SIDES}
     bench.progress("overhead of DDP on one rank")
-    one_rank = bench.launch("lockstep run", [bench.program("ddp_overhead")], 1, flags.timeout)[-1]
+    one_rank = bench.launch("lockstep run", bench.benchmark("ddp_overhead"), 1, flags.timeout)[-1]
     seconds = {side: {name: bench.of_rounds(each, "seconds") for name, each in settings.items()} for side, settings in epochs.items()}
     medians = {side: {name: statistics.median(each) for name, each in settings.items()} for side, settings in seconds.items()}
     same_losses = all(len({run["loss"] for side in SIDES for run in epochs[side][name]}) == 1 for name in SETTINGS)

@@ -17,9 +17,9 @@ def parse_flags():
     return options.parse_args()
 
 
-def mpirun(timeout, name, *arguments):
+def mpirun(timeout, program, *arguments):
     """What a program prints under mpirun. It binds its ranks itself, or needs no binding."""
-    command = ["mpirun", "--allow-run-as-root", "-n", "2", "--bind-to", "none", bench.program(name), *arguments]
+    command = ["mpirun", "--allow-run-as-root", "-n", "2", "--bind-to", "none", *program, *arguments]
     env = {"LOCKSTEP_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1"}
     return bench.finished(command, timeout, os.environ | env, stderr=None)
 
@@ -27,12 +27,13 @@ def mpirun(timeout, name, *arguments):
 def all_reduces(timeout):
     """{(form, bytes): {side: microseconds}}"""
     return {(row["form"], row["bytes"]): {side: row[f"{side}_microseconds"] for side in ("mpi", "lockstep")}
-            for row in bench.objects(mpirun(timeout, "mpi_all_reduce"))}
+            for row in bench.objects(mpirun(timeout, [bench.program("mpi_all_reduce")]))}
 
 
 def steps(flags, backend, net):
     """The slower rank's seconds of a step, and the share of it in which the rank waits for communication."""
-    output = mpirun(flags.timeout, "ddp_step", "--net", net, "--backend", backend, "--mode", "ddp", "--steps", str(flags.steps))
+    output = mpirun(flags.timeout, bench.benchmark("ddp_step"), "--net", net, "--backend", backend, "--mode", "ddp", "--steps",
+                    str(flags.steps))
     slowest = max(bench.objects(output), key=lambda rank: rank["ddp_seconds"])
     return {"seconds": slowest["ddp_seconds"], "exposed": slowest["exposed_ms"] / 1000 / slowest["ddp_seconds"]}
 

@@ -105,7 +105,7 @@ def milliseconds_of_top(rounds, timeout):
 def main():
     flags = bench.recording_parser(__doc__, rounds=10).parse_args()
     bench.progress("recorder")
-    recorder = bench.launch("lockstep run", [bench.program("recorder"), "--rounds", str(flags.rounds)], 2, flags.timeout)[-1]
+    recorder = bench.launch("lockstep run", [*bench.benchmark("recorder"), "--rounds", str(flags.rounds)], 2, flags.timeout)[-1]
     of_top, writable = milliseconds_of_top(flags.rounds, flags.timeout)
     published = (recorder["nanoseconds_of_phases"] + recorder["buckets"] * recorder["nanoseconds_of_call"]) / 1e3
     with_it, without = recorder["microseconds_with"], recorder["microseconds_without"]

@@ -15,7 +15,7 @@ COLUMNS = {"C++ fused": ("C++", " fused"), "C++": ("C++", ""), "Python fused": (
 
 def medians(net, flags):
     arguments = ["--net", net, "--steps", str(flags.steps)]
-    programs = {"C++": [bench.program("optim_step")], "Python": bench.twin("optim_step")}
+    programs = {"C++": bench.benchmark("optim_step"), "Python": bench.twin("optim_step")}
     bench.progress(f"net {net}")
     runs = bench.interleave({name: lambda command=command: bench.run_pinned([*command, *arguments], 1, flags.timeout)[-1]
                              for name, command in programs.items()}, flags.rounds)

@@ -18,7 +18,7 @@ def measure(flags, net):
     sides = {}
     for schedule, stages in SCHEDULES:
         options = arguments(flags, net, schedule, stages)
-        ours = [bench.program("pipeline_step"), *options]
+        ours = [*bench.benchmark("pipeline_step"), *options]
         for backend in ("shm", "gloo"):
             sides[schedule, backend] = lambda command=[*ours, "--backend", backend]: bench.launch(
                 "lockstep run", command, 2, flags.timeout)[-1]

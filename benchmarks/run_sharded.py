@@ -25,7 +25,7 @@ MOST_GROWTH = 1.25  # of shared memory from 2 ranks to 4
 
 
 def sharded_step(net, mode, *arguments):
-    return [bench.program("sharded_step"), "--net", net, "--mode", mode, *arguments]
+    return [*bench.benchmark("sharded_step"), "--net", net, "--mode", mode, *arguments]
 
 
 def run(flags, net, mode, *arguments, ranks=2):

@@ -15,7 +15,7 @@ CASES = {"4 images of 32 x 32": ["--batch", "4"],
 def main():
     flags = bench.recording_parser(__doc__, rounds=3).parse_args()
     results = bench.interleave(
-        {name: lambda arguments=arguments: bench.launch("lockstep run", [bench.program("sync_batch_norm"), *arguments], 2,
+        {name: lambda arguments=arguments: bench.launch("lockstep run", [*bench.benchmark("sync_batch_norm"), *arguments], 2,
                                                         flags.timeout)[-1]
          for name, arguments in CASES.items()}, flags.rounds)
     rows = {name: {"batch_norm_ms": 1e3 * statistics.median(run["plain_seconds"] for run in runs),

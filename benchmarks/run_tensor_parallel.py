@@ -11,7 +11,7 @@ PLANS = {"whole activations": [], "sequence parallel": ["--sequence"]}
 
 def measure(flags, options):
     arguments = [*options, "--steps", str(flags.steps)]
-    ours = [bench.program("tensor_parallel_step"), *arguments]
+    ours = [*bench.benchmark("tensor_parallel_step"), *arguments]
     sides = {backend: lambda command=[*ours, "--backend", backend]: bench.launch("lockstep run", command, 2, flags.timeout)[-1]
              for backend in ("shm", "gloo")}
     sides["PyTorch"] = lambda: bench.launch("torchrun", [*bench.twin("tensor_parallel_step"), *arguments], 2, flags.timeout)[-1]

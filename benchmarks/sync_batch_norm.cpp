@@ -10,9 +10,8 @@
 
 #include "training_step.h"
 
+namespace lockstep::bench::sync_batch_norm {
 namespace {
-
-using namespace lockstep::bench;
 
 struct Flags {
   std::string backend = "auto";
@@ -63,12 +62,9 @@ int main(int argc, char** argv) {
   app.add_option("--size", flags.size, "height and width")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_flag("--channels-last", flags.channels_last);
   CLI11_PARSE(app, argc, argv);
-  try {
-    const auto result = measure(flags);
-    if (result["rank"] == 0) std::cout << result << std::endl;
-  } catch (const std::exception& error) {
-    std::cerr << "sync_batch_norm: " << error.what() << std::endl;
-    return 1;
-  }
+  const auto result = measure(flags);
+  if (result["rank"] == 0) std::cout << result << std::endl;
   return 0;
 }
+
+}  // namespace lockstep::bench::sync_batch_norm

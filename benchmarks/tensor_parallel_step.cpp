@@ -13,9 +13,9 @@
 #include "support/parallel_net.h"
 #include "training_step.h"
 
+namespace lockstep::bench::tensor_parallel_step {
 namespace {
 
-using namespace lockstep::bench;
 namespace tp = lockstep::tensor_parallel;
 using Times = std::map<std::string, std::vector<double>>;
 
@@ -134,12 +134,9 @@ int main(int argc, char** argv) {
   app.add_flag("--sequence", flags.sequence, "Parts of the sequence between the layers, and of the logits");
   app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  try {
-    const auto result = measure(flags);
-    if (result["rank"] == 0) std::cout << result << std::endl;
-  } catch (const std::exception& error) {
-    std::cerr << "tensor_parallel_step: " << error.what() << std::endl;
-    return 1;
-  }
+  const auto result = measure(flags);
+  if (result["rank"] == 0) std::cout << result << std::endl;
   return 0;
 }
+
+}  // namespace lockstep::bench::tensor_parallel_step

@@ -34,7 +34,7 @@ tree=build/cuda/$version
 say "Configuring $tree"
 cmake -S . -B "$tree" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLOCKSTEP_UNITY_BUILD=ON -DLOCKSTEP_BUILD_TESTS=ON \
   -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_GPU_CHECKS=ON -DLOCKSTEP_WITH_CUDA=ON "-DTorch_DIR=$prefix/share/cmake/Torch"
-tests=(unit_device unit_comm unit_rendezvous unit_amp unit_optim unit_graphs unit_data unit_data_device)
+tests=(unit_device unit_communication unit_rendezvous unit_amp unit_optim unit_graphs unit_data unit_data_device)
 say "Building $tree"
 cmake --build "$tree" --parallel "$(jobs_that_fit)" \
   --target gpu_checks parallel_checks gpu_training mixed_jobs lockstep_cli examples/all simulated_gpu "${tests[@]}"

@@ -161,7 +161,7 @@ run_sharding() {
 }
 
 run_memory() {
-  bash scripts/build.sh release sharded_step lockstep || return
+  bash scripts/build.sh release benchmark lockstep || return
   .venv/bin/python tests/multiprocess/cgroup_limit.py build/release/bin
 }
 

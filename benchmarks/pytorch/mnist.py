@@ -34,7 +34,7 @@ def read_idx(folder, name):
             dimensions = data[3]
             shape = [int.from_bytes(data[4 + 4 * i:8 + 4 * i], "big") for i in range(dimensions)]
             return torch.frombuffer(data, dtype=torch.uint8, offset=4 + 4 * dimensions).view(shape)
-    raise SystemExit(f"{name} is not in {folder}: run build/release/bin/mnist --data-dir {folder} once")
+    raise SystemExit(f"{name} is not in {folder}: run build/release/bin/benchmark mnist --data-dir {folder} once")
 
 
 class Images(Dataset):

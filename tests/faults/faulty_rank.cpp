@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A rank that trains for some steps and does itself harm: faulty_rank <folder> <rank> <harm> <where> <step>
+// A rank that trains for some steps and does itself harm: training_rank faulty <folder> <rank> <harm> <where> <step>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
@@ -11,6 +11,7 @@
 
 #include <lockstep/lockstep.h>
 
+namespace lockstep::testing::faulty {
 namespace {
 
 constexpr int kSteps = 12;
@@ -90,3 +91,5 @@ int main(int argc, char** argv) {
   train(plan, Victim(plan));
   return 0;
 }
+
+}  // namespace lockstep::testing::faulty

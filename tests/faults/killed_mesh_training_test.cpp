@@ -9,7 +9,7 @@
 #include "faults/killed_training.h"
 #include "support/parallel_net.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::killed_mesh_training_test {
 namespace {
 
 using at::Tensor;
@@ -104,4 +104,4 @@ TEST(KilledMeshTraining, IsNamedAndResumedOnAnyMesh) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::killed_mesh_training_test

@@ -20,7 +20,7 @@
 #include "parity/sharded_tensors.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::killed_sharded_saves_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -151,4 +151,4 @@ TEST(KilledShardedSaves, LeaveTheOldOrTheNewCheckpoint) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::killed_sharded_saves_test

@@ -8,7 +8,7 @@
 #include "faults/killed_training.h"
 #include "support/odd_net.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::killed_sharded_training_test {
 namespace {
 
 struct ShardedRun {
@@ -63,4 +63,4 @@ TEST(KilledShardedTraining, IsNamedAndResumedToTheBit) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::killed_sharded_training_test

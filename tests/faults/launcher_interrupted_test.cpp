@@ -16,7 +16,7 @@
 #include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::launcher_interrupted_test {
 namespace {
 
 using ::testing::AllOf;
@@ -127,4 +127,4 @@ TEST(LauncherInterrupted, NodesEndAlike) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::launcher_interrupted_test

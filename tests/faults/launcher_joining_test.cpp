@@ -21,7 +21,7 @@
 #include "launch/messages.h"
 #include "support/launcher_process.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::launcher_joining_test {
 namespace {
 
 using ::testing::AllOf;
@@ -278,4 +278,4 @@ TEST(LauncherNodes, NameMissingNodes) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::launcher_joining_test

@@ -56,7 +56,7 @@ class Round {
 
   LauncherProcess start(const std::string& harm, const std::string& where, int victim, int step) {
     return LauncherProcess({"run", "--nproc-per-node", "2", "--grace-period", "0.5", "--",
-                            FAULTY_RANK_PROGRAM, (folder_.path() / "checkpoints").string(),
+                            TRAINING_RANK_PROGRAM, "faulty", (folder_.path() / "checkpoints").string(),
                             std::to_string(victim), harm, where, std::to_string(step)},
                            {.env = {{"TMPDIR", temporary_.path().string()}, {"OMP_NUM_THREADS", "1"}}});
   }

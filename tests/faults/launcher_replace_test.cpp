@@ -23,7 +23,7 @@
 #include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::launcher_replace_test {
 namespace {
 
 using ::testing::AllOf;
@@ -323,4 +323,4 @@ TEST(LauncherReplace, GivesNoMemoryOfAnotherRun) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::launcher_replace_test

@@ -15,7 +15,7 @@
 #include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::launcher_restart_test {
 namespace {
 
 using ::testing::AllOf;
@@ -254,4 +254,4 @@ TEST(LauncherNodes, EndWithoutARestartWhenTheCoordinatorIsStopped) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::launcher_restart_test

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A rank of a training that signals interrupt: preempted_rank <loop|elastic|trainer> <steps> <folder>
+// A rank of a training that signals interrupt: training_rank preempted <loop|elastic|trainer> <steps> <folder>
 //
 // Continues from the newest checkpoint of the folder. Writes "pid <pid> of <rank> at step <step>" when it begins to
 // train; at the end "saved <rank>: step <step>" and exits with kExitInterrupted, or "trained <rank>: <digest>". Before its
@@ -17,6 +17,7 @@
 
 #include "faults/small_training.h"
 
+namespace lockstep::testing::preempted {
 namespace {
 
 namespace testing = lockstep::testing;
@@ -125,7 +126,9 @@ int main(int argc, char** argv) {
     if (mode == "trainer") return train_with_trainer(training);
     return train_in_loop(training, mode == "elastic");
   } catch (const std::exception& error) {
-    std::cerr << "preempted_rank: " << error.what() << std::endl;
+    std::cerr << "training_rank preempted: " << error.what() << std::endl;
     return 1;
   }
 }
+
+}  // namespace lockstep::testing::preempted

@@ -42,7 +42,7 @@ class Stage {
       : folder_(folder.path()),
         launcher_({"run", "--nproc-per-node", std::to_string(kTrainingRanks), "--grace-period", "60",
                    "--on-loss", mode == "elastic" ? "replace" : "restart", "--max-restarts", "5", "--",
-                   PREEMPTED_RANK_PROGRAM, mode, "300", folder_.string()},
+                   TRAINING_RANK_PROGRAM, "preempted", mode, "300", folder_.string()},
                   {.env = {{"OMP_NUM_THREADS", "1"}}, .watchdog = 120s}) {}
 
   LauncherProcess& launcher() { return launcher_; }

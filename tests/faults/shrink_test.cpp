@@ -133,7 +133,7 @@ class Shrinking {
   static Words arguments(int ranks, const Words& options, const std::string& folder, const Words& rest) {
     Words words{"run", "--nproc-per-node", std::to_string(ranks)};
     words.insert(words.end(), options.begin(), options.end());
-    words.insert(words.end(), {"--", SHRINKING_RANK_PROGRAM, folder});
+    words.insert(words.end(), {"--", TRAINING_RANK_PROGRAM, "shrinking", folder});
     words.insert(words.end(), rest.begin(), rest.end());
     return words;
   }

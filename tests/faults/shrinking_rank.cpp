@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A rank of a training that continues without the ranks that are lost: shrinking_rank <folder> <mode> [kills]
+// A rank of a training that continues without the ranks that are lost: training_rank shrinking <folder> <mode> [kills]
 //
 // kills: "<rank>@<step>,...": that rank of the launcher kills itself in backward of that step; "<rank>@load": when it
 // restores its state after the loss of another one. Before the end it waits for the file <folder>/enough.
@@ -34,6 +34,7 @@
 
 #include "faults/small_training.h"
 
+namespace lockstep::testing::shrinking {
 namespace {
 
 using namespace std::chrono_literals;
@@ -278,7 +279,10 @@ int main(int argc, char** argv) {
       train(plan, mode, -1, "");
     }
   } catch (const std::exception& error) {
-    std::cerr << "shrinking_rank: " << error.what() << std::endl;
+    std::cerr << "training_rank shrinking: " << error.what() << std::endl;
     return 1;
   }
+  return 0;
 }
+
+}  // namespace lockstep::testing::shrinking

@@ -14,7 +14,7 @@
 
 #include <lockstep/lockstep.h>
 
-// What the programs elastic_rank and preempted_rank train.
+// What the ranks of elastic_rank.cpp and preempted_rank.cpp train.
 namespace lockstep::testing {
 
 class Numbers {

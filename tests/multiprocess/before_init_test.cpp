@@ -14,7 +14,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::before_init_test {
 namespace {
 
 using ::testing::AllOf;
@@ -268,4 +268,4 @@ TEST(BeforeInit, WhatWasMadeAsOneProcessIsRefusedInARun) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::before_init_test

@@ -77,7 +77,7 @@ def train(programs, limit, arguments):
             groups.append(Group(f"lockstep-{os.getpid()}-{rank}", limit))
         enter = f'echo $$ > {groups[0].folder.parent}/lockstep-{os.getpid()}-"$RANK"/cgroup.procs && exec "$@"'
         done = subprocess.run([programs / "lockstep", "run", "--nproc-per-node", str(RANKS), "sh", "-c", enter, "sh",
-                               programs / "sharded_step", "--net", "gpt_large", "--steps", "2", *arguments],
+                               programs / "benchmark", "sharded_step", "--net", "gpt_large", "--steps", "2", *arguments],
                               env=os.environ | ENVIRONMENT, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, timeout=300)
         return done.returncode, done.stdout, max(group.peak() for group in groups), sum(group.kills() for group in groups)

@@ -25,7 +25,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::changed_modules_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -375,4 +375,4 @@ TEST(ChangedModules, OfOneRankInACaptureEndTheStepOfOthers) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::changed_modules_test

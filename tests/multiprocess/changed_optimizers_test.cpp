@@ -18,7 +18,7 @@
 #include "support/error_of.h"
 #include "support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::changed_optimizers_test {
 namespace {
 
 using at::Tensor;
@@ -165,4 +165,4 @@ TEST(ChangedOptimizers, AnOptimizerRefusesAParameterOfAnotherKind) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::changed_optimizers_test

@@ -19,7 +19,7 @@
 #include "support/error_of.h"
 #include "support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::changed_parallel_modules_test {
 namespace {
 
 using at::Tensor;
@@ -281,4 +281,4 @@ TEST(ChangedParallelModules, ConvertedBatchNormsMayExchangeTheirWeights) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::changed_parallel_modules_test

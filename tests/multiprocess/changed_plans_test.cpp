@@ -16,7 +16,7 @@
 #include "support/error_of.h"
 #include "support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::changed_plans_test {
 namespace {
 
 using ::testing::Each;
@@ -168,4 +168,4 @@ TEST(ChangedPlans, AChangeOnOneRankEndsTheOperatorsOfAParallelizedModule) {
 TEST(ChangedPlans, APlanMayBeExtendedByAnotherCall) { expect_all_passed(run_ranks(extended_plan)); }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::changed_plans_test

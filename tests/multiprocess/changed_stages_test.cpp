@@ -17,7 +17,7 @@
 #include "support/error_of.h"
 #include "support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::changed_stages_test {
 namespace {
 
 using at::Tensor;
@@ -153,4 +153,4 @@ TEST(ChangedStages, ReplicasOfAStageFreezeTheSameParameters) {
 TEST(ChangedStages, PipelinesRefuseOtherParameters) { expect_all_passed(run_ranks(changed_stages)); }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::changed_stages_test

@@ -11,7 +11,7 @@
 
 #include "support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::fingerprint_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -128,4 +128,4 @@ TEST(DisagreementOfForm, AllowsShapesThatMayDiffer) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::fingerprint_test

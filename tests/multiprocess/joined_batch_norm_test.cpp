@@ -13,7 +13,7 @@
 #include "multiprocess/backends.h"
 #include "parity/models/resnet.h"
 
-namespace lockstep {
+namespace lockstep::joined_batch_norm_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -359,4 +359,4 @@ TEST(JoinedBatchNorm, ErrorsEndTheOtherRanksWaits) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::joined_batch_norm_test

@@ -17,7 +17,7 @@
 #include "support/error_of.h"
 #include "support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::memory_report_test {
 namespace {
 
 using optim::FusedAdamW;
@@ -218,4 +218,4 @@ TEST(MemoryEstimate, SaysWhatWouldFit) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::memory_report_test

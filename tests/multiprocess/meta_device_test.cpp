@@ -20,7 +20,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::meta_device_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -252,4 +252,4 @@ const Scenario meta_pretrained("meta pretrained", [] {
 TEST(MetaDevice, LoadsFilesOfModelHubs) { expect_all_passed(run_ranks(meta_pretrained, {.world_size = 3})); }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::meta_device_test

@@ -8,7 +8,7 @@
 #include "multiprocess/backends.h"
 #include "support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::objects_test {
 namespace {
 
 using Strings = std::vector<std::string>;
@@ -62,4 +62,4 @@ const testing::Scenario objects("objects between all ranks", [] {
 TEST_P(Objects, EmptyBinaryAndOfDifferentLengths) { run(objects); }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::objects_test

@@ -13,7 +13,7 @@
 #include "support/error_of.h"
 #include "support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::past_the_wrapper_test {
 namespace {
 
 using ::testing::Each;
@@ -178,4 +178,4 @@ TEST(ForwardPastTheWrapper, IsNoticedOnceAndRefusedWhereItDoesHarm) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::past_the_wrapper_test

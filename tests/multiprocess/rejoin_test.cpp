@@ -28,7 +28,7 @@
 #include "multiprocess/reconfigure.h"
 #include "support/error_of.h"
 
-namespace lockstep {
+namespace lockstep::rejoin_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -289,4 +289,4 @@ TEST(RejoinErrors, SayWhatCannotRejoin) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::rejoin_test

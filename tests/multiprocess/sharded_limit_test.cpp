@@ -17,7 +17,7 @@
 #include "support/private_memory.h"
 #include "support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::sharded_limit_test {
 namespace {
 
 // While it lives, this process gets so much more private memory. It stands for the limit of a cgroup, which a
@@ -94,4 +94,4 @@ TEST(ShardedMemory, AGptThatDoesNotFitUnderDdpTrains) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::sharded_limit_test

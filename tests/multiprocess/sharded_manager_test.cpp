@@ -18,7 +18,7 @@
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::sharded_manager_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -282,4 +282,4 @@ TEST(ShardedManager, AnotherNumberOfRanksReadsItsOwnParts) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::sharded_manager_test

@@ -18,7 +18,7 @@
 #include "multiprocess/backends.h"
 #include "support/private_memory.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::sharded_memory_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -151,4 +151,4 @@ TEST(GatheredMemory, IsSharedByTheRanksOfAHost) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::sharded_memory_test

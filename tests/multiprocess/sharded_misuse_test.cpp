@@ -19,7 +19,7 @@
 #include "support/error_of.h"
 #include "support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::sharded_misuse_test {
 namespace {
 
 using at::Tensor;
@@ -368,4 +368,4 @@ const Scenario outliving("fsdp outliving", [] {
 TEST(ShardedModules, CanOutliveTheGroup) { expect_all_passed(run_ranks(outliving)); }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::sharded_misuse_test

@@ -13,7 +13,7 @@
 #include "multiprocess/backends.h"
 #include "support/error_of.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::sharded_placement_test {
 namespace {
 
 using at::Tensor;
@@ -170,4 +170,4 @@ const Scenario other_modules("fsdp other modules", [] {
 TEST(ShardedModules, AreComparedBetweenRanks) { expect_all_passed(run_ranks(other_modules)); }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::sharded_placement_test

@@ -13,7 +13,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::sharded_trainer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -130,4 +130,4 @@ const Scenario asked_early("fsdp asked early", [] {
 TEST(ShardedTrainingState, HasStatesBeforeTheFirstStep) { expect_all_passed(run_ranks(asked_early)); }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::sharded_trainer_test

@@ -9,7 +9,7 @@
 
 #include "support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::short_message_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -118,4 +118,4 @@ const testing::Scenario wrong("short: wrong", [] {
 TEST(ShortMessages, ToInvalidRanksAreRejected) { testing::expect_all_passed(testing::run_ranks(wrong)); }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::short_message_test

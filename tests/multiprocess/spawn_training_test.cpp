@@ -15,7 +15,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 
-namespace lockstep {
+namespace lockstep::spawn_training_test {
 namespace {
 
 constexpr int kRanks = 2;
@@ -134,4 +134,4 @@ TEST(SpawnTraining, HasTheBitsOfLaunchedRanks) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::spawn_training_test

@@ -14,7 +14,7 @@
 #include "multiprocess/backends.h"
 #include "support/error_of.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::special_values_test {
 namespace {
 
 using at::Tensor;
@@ -191,4 +191,4 @@ INSTANTIATE_TEST_SUITE_P(TwoHosts, SpecialValues, two_hosts(1, 1), name_of_case)
 INSTANTIATE_TEST_SUITE_P(ThreeRanks, SpecialValues, two_hosts(2, 1), name_of_case);
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::special_values_test

@@ -12,7 +12,7 @@
 
 #include "support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::sync_batch_norm_test {
 namespace {
 
 using ::testing::AllOf;
@@ -275,4 +275,4 @@ TEST(SyncBatchNorm, NormalizesWithinItsGroup) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::sync_batch_norm_test

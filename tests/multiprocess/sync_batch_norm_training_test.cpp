@@ -12,7 +12,7 @@
 #include "parity/models/resnet.h"
 #include "support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::sync_batch_norm_training_test {
 namespace {
 
 constexpr int kSteps = 6;
@@ -182,4 +182,4 @@ TEST(SyncBatchNorm, ThreadsMatchTheWholeBatch) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::sync_batch_norm_training_test

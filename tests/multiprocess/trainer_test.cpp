@@ -13,7 +13,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::trainer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -290,4 +290,4 @@ TEST_F(TrainerRuns, ValidateOneModel) { expect_all_passed(run(validates)); }
 TEST_F(TrainerRuns, ReportAndKeepTheBest) { expect_all_passed(run(reports)); }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::trainer_test

@@ -18,7 +18,7 @@
 #include "parity/ddp_record.h"
 #include "support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::clip_grad_norm_test {
 namespace {
 
 using at::Tensor;
@@ -276,4 +276,4 @@ TEST_P(ClipGradNormParity, NormsAndGradientsOfEveryStrategy) {
 INSTANTIATE_TEST_SUITE_P(Ranks, ClipGradNormParity, ::testing::Values(2, 3));
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::clip_grad_norm_test

@@ -10,7 +10,7 @@
 #include "support/python.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::epoch_checkpoint_test {
 namespace {
 
 constexpr std::int64_t kHalf = 3;
@@ -83,4 +83,4 @@ TEST_F(EpochCheckpoints, OfABareModuleLoadIntoAWrappedModule) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::epoch_checkpoint_test

@@ -13,7 +13,7 @@
 #include "parity/feature_case.h"
 #include "parity/feature_training.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::feature_parity_test {
 namespace {
 
 const Scenario kTrainAllCases("feature_parity", [] {
@@ -70,4 +70,4 @@ INSTANTIATE_TEST_SUITE_P(WorldSize, FeatureParity,
                          });
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::feature_parity_test

@@ -15,7 +15,7 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr std::uint64_t kSeed = 23;
+constexpr std::uint64_t kFeatureSeed = 23;
 constexpr int kBatch = 8;
 constexpr double kRate = 0.05;
 constexpr double kMomentum = 0.9;
@@ -28,7 +28,7 @@ std::vector<T> numbers_in(const std::string& text) {
   return numbers;
 }
 
-std::vector<float> values_of(const at::Tensor& tensor) {
+std::vector<float> dense_values_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   auto plain = tensor.detach();
   if (plain.is_sparse()) plain = plain.to_dense();
@@ -107,9 +107,9 @@ DistributedDataParallelOptions options_of(const FeatureCase& each) {
 }
 
 template <typename Net>
-class Training {
+class FeatureTraining {
  public:
-  Training(const FeatureCase& each, Net& net)
+  FeatureTraining(const FeatureCase& each, Net& net)
       : case_(each),
         net_(net),
         ddp_(net, options_of(each)),
@@ -128,10 +128,11 @@ class Training {
     }
     std::vector<Record> records{losses_};
     for (const auto& item : ddp_->named_parameters()) {
-      records.push_back({item.key(), values_of(item.value())});
-      records.push_back({"grad:" + item.key(), values_of(item.value().grad())});
+      records.push_back({item.key(), dense_values_of(item.value())});
+      records.push_back({"grad:" + item.key(), dense_values_of(item.value().grad())});
     }
-    for (const auto& item : ddp_->named_buffers()) records.push_back({item.key(), values_of(item.value())});
+    for (const auto& item : ddp_->named_buffers())
+      records.push_back({item.key(), dense_values_of(item.value())});
     records.push_back({.name = "bucket_sizes"});
     if (get_world_size() == 1 || !case_.batches.empty()) return records;
     for (const auto& bucket : ddp_->buckets()) {
@@ -201,13 +202,13 @@ class Training {
 
 template <typename Net>
 std::vector<Record> train(const FeatureCase& each, Net net) {
-  return Training<Net>(each, net).run();
+  return FeatureTraining<Net>(each, net).run();
 }
 
 }  // namespace
 
 std::vector<Record> train_with_features(const FeatureCase& each) {
-  manual_seed(kSeed);
+  manual_seed(kFeatureSeed);
   if (each.net == "experts" || each.net == "one_expert") return train(each, Experts(each.net == "experts"));
   if (each.net == "sparse") return train(each, SparseNet());
   if (each.net == "kinds") return train(each, Kinds());

@@ -18,7 +18,7 @@
 #include "support/odd_net.h"
 #include "support/python.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::fully_shard_checkpoint_test {
 namespace {
 
 using std::filesystem::path;
@@ -192,4 +192,4 @@ INSTANTIATE_TEST_SUITE_P(Placement, FullyShardCheckpoint, ::testing::Values("row
                          [](const auto& each) { return each.param; });
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::fully_shard_checkpoint_test

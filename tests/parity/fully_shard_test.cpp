@@ -17,7 +17,7 @@
 #include "parity/ddp_record.h"
 #include "support/odd_net.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::fully_shard_test {
 namespace {
 
 using at::Tensor;
@@ -290,4 +290,4 @@ INSTANTIATE_TEST_SUITE_P(WorldSize, FullyShardParity,
                          });
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::fully_shard_test

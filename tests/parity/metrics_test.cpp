@@ -16,7 +16,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::metrics_test {
 namespace {
 
 using namespace metrics;
@@ -371,4 +371,4 @@ TEST(AverageMeters, KeepTheirValuesInCopiesAndStates) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::metrics_test

@@ -16,7 +16,7 @@
 #include "support/python.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::odd_files_test {
 namespace {
 
 using ::testing::AllOf;
@@ -100,4 +100,4 @@ TEST_F(OddFiles, TensorsOfAGpuLoadToTheMapLocation) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::odd_files_test

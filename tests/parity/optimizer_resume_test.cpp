@@ -9,7 +9,7 @@
 #include "support/python.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::optimizer_resume_test {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
@@ -133,4 +133,4 @@ TEST_F(OptimizerResume, ContinuesInTheOtherLanguageBitForBit) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::optimizer_resume_test

@@ -13,7 +13,7 @@
 #include "parity/tensor_record.h"
 #include "support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::pipelining_training_test {
 namespace {
 
 using namespace pipelining;
@@ -202,4 +202,4 @@ INSTANTIATE_TEST_SUITE_P(WorldSize, PipeliningParity,
                          });
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::pipelining_training_test

@@ -10,7 +10,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::resume_test {
 namespace {
 
 constexpr std::int64_t kHalf = 50;
@@ -109,4 +109,4 @@ TEST(Resume, WithAnotherNumberOfRanksDoesNotDependOnLoaderThreads) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::resume_test

@@ -170,7 +170,7 @@ class Requeue(SlurmTest):
     REQUEUE = 'if [ $code -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi\nexit $code\n'
 
     def script(self, launch, folder):
-        return f"{launch} {RANK.replace('slurm_rank', 'preempted_rank')} loop 60 {folder}"
+        return f"{launch} {RANK.replace('slurm_rank', 'training_rank')} preempted loop 60 {folder}"
 
     def new_folder(self, name):
         folder = cluster.folder / name

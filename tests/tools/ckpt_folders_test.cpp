@@ -15,7 +15,7 @@
 #include "support/ranks.h"
 #include "tools/tool_program.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::ckpt_folders_test {
 namespace {
 
 namespace dcp = distributed_checkpoint;
@@ -236,4 +236,4 @@ TEST_F(CkptFolders, ReadFoldersOfAManager) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::ckpt_folders_test

@@ -11,7 +11,7 @@
 
 #include "support/error_of.h"
 
-namespace lockstep {
+namespace lockstep::module_state_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -203,4 +203,4 @@ TEST(ModuleState, WithoutPrefixRenamesMetadata) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::module_state_test

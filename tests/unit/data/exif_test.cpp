@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::testing {
+namespace lockstep::testing::exif_test {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
@@ -93,4 +93,4 @@ TEST(Exif, AStructureThatIsCutShortHasNoOrientation) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::exif_test

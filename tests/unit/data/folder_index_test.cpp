@@ -16,7 +16,7 @@
 #include "support/ranks.h"
 #include "unit/data/fixtures.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::folder_index_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -269,4 +269,4 @@ TEST_F(IndexCache, ADamagedIndexCacheIsWrittenAnew) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::folder_index_test

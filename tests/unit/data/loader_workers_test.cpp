@@ -16,7 +16,7 @@
 #include "base/process_state.h"
 #include "unit/data/made_dataset.h"
 
-namespace lockstep::data {
+namespace lockstep::data::loader_workers_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -287,4 +287,4 @@ TEST(LoaderWorkers, RejectAMissingDevice) {
 }
 
 }  // namespace
-}  // namespace lockstep::data
+}  // namespace lockstep::data::loader_workers_test

@@ -13,7 +13,7 @@
 
 #include "unit/data/made_dataset.h"
 
-namespace lockstep::data {
+namespace lockstep::data::worker_failures_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -135,4 +135,4 @@ TEST(LoaderWorkers, ReplacePersistentWorkersWhenOneHangs) {
 }
 
 }  // namespace
-}  // namespace lockstep::data
+}  // namespace lockstep::data::worker_failures_test

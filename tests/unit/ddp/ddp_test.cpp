@@ -7,7 +7,7 @@
 
 #include "unit/ddp/fake_group.h"
 
-namespace lockstep {
+namespace lockstep::ddp_test {
 namespace {
 
 using ::testing::AllOf;
@@ -212,4 +212,4 @@ TEST(DistributedDataParallel, CallRecordsShowWhereItWasConstructed) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::ddp_test

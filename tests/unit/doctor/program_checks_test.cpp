@@ -5,7 +5,7 @@
 #include "doctor/checks.h"
 #include "unit/doctor/findings.h"
 
-namespace lockstep::doctor {
+namespace lockstep::doctor::program_checks_test {
 namespace {
 
 using ::testing::AllOf;
@@ -69,4 +69,4 @@ TEST(CheckEnvironment, NeedsAFreeMasterPort) {
 }
 
 }  // namespace
-}  // namespace lockstep::doctor
+}  // namespace lockstep::doctor::program_checks_test

@@ -9,7 +9,7 @@
 
 #include <lockstep/distributed.h>
 
-namespace lockstep {
+namespace lockstep::sync_batch_norm_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -113,4 +113,4 @@ TEST(SyncBatchNormAlone, PrintsItsOptions) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::sync_batch_norm_test

@@ -12,7 +12,7 @@
 
 #include "support/error_of.h"
 
-namespace lockstep {
+namespace lockstep::hostile_files_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -277,4 +277,4 @@ TEST(HostileFiles, UnsupportedValuesAreNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::hostile_files_test

@@ -7,7 +7,7 @@
 #include "unit/shm/random_calls.h"
 #include "unit/shm/thread_communicator.h"
 
-namespace lockstep::shm {
+namespace lockstep::shm::eager_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -136,4 +136,4 @@ TEST(EagerCallsThatDiffer, AreFoundFromTheExpectedSizes) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm
+}  // namespace lockstep::shm::eager_test

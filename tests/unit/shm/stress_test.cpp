@@ -9,7 +9,7 @@
 #include "unit/shm/random_calls.h"
 #include "unit/shm/thread_communicator.h"
 
-namespace lockstep::shm {
+namespace lockstep::shm::stress_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -235,4 +235,4 @@ TEST_P(Unwanted, MessagesAreParked) {
 INSTANTIATE_TEST_SUITE_P(Lengths, Unwanted, ::testing::Values(0, 10, 8192, 4 * 8192, 300'000));
 
 }  // namespace
-}  // namespace lockstep::shm
+}  // namespace lockstep::shm::stress_test
