@@ -168,8 +168,8 @@ const std::vector<torch::optim::Optimizer*>& TrainingStateAccess::optimizers(con
   return state.optimizers_;
 }
 
-// Parts that can say whether they shrink are modules, optimizers and loaders, in the order in which they were added. Of these
-// only the state of an optimizer has a list of groups.
+// Parts that can say whether they shrink are modules, optimizers and loaders, in the order in which they were added. Only
+// the state of an optimizer has a list of groups.
 std::map<std::string, const torch::optim::Optimizer*> TrainingStateAccess::optimizers_by_part(
     const TrainingState& state, const Dict& own_states) {
   std::map<std::string, const torch::optim::Optimizer*> all;
