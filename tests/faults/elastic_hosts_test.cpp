@@ -3,12 +3,9 @@
 // kills. LOCKSTEP_HOST_ID makes two hosts of one. LOCKSTEP_FAULT_ROUNDS=50 for as many kills, LOCKSTEP_FAULT_SEED to see
 // the same order of kills again.
 #include <csignal>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <map>
 #include <random>
-#include <set>
 #include <thread>
 
 #include <fmt/format.h>
@@ -16,8 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "base/env.h"
-#include "support/launcher_process.h"
-#include "support/temp_folder.h"
+#include "faults/training_on_two_hosts.h"
 
 namespace lockstep::testing {
 namespace {
@@ -26,115 +22,6 @@ using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
-
-constexpr int kHosts = 2;
-constexpr const char* kSteps = "300";
-
-LauncherProcess::Options on_host(int host, std::chrono::seconds watchdog) {
-  return {.env = {{"LOCKSTEP_HOST_ID", std::to_string(host)},
-                  {"GLOO_SOCKET_IFNAME", "lo"},
-                  {"LOCKSTEP_SECRET", "the secret of a test"},
-                  {"OMP_NUM_THREADS", "1"}},
-          .watchdog = watchdog};
-}
-
-// What ranks say of their weights.
-std::set<std::string> weights_in(const LauncherProcess& launcher) {
-  std::set<std::string> digests;
-  for (const auto& line : lines_of(launcher.out())) {
-    const auto at = line.find("trained ");
-    if (at != std::string::npos) digests.insert(line.substr(at));
-  }
-  return digests;
-}
-
-class TrainingOnTwoHosts {
- public:
-  explicit TrainingOnTwoHosts(const std::vector<std::string>& options, int ranks_of_host = 2,
-                              const std::string& mode = "", std::chrono::seconds watchdog = 120s)
-      : ranks_of_host_(ranks_of_host),
-        first_(words(0, options, mode), on_host(0, watchdog)),
-        second_(words(1, options, mode), on_host(1, watchdog)) {}
-
-  LauncherProcess& launcher(int host) { return host == 0 ? first_ : second_; }
-  std::string err() const { return "node 0:\n" + first_.err() + "node 1:\n" + second_.err(); }
-
-  // Until all ranks train.
-  void wait() {
-    for (int host = 0; host < kHosts; ++host) launcher(host).wait_for("pid ", ranks_of_host_);
-  }
-  // Until all ranks have made every step but the last one.
-  void wait_for_last_step() {
-    wait();
-    first_.wait_for("waits");
-  }
-
-  pid_t rank(int number) {
-    const int host = number / ranks_of_host_;
-    return launcher(host).rank_pid(number);
-  }
-
-  // Ranks, and what begins to be one.
-  std::vector<pid_t> processes() {
-    std::vector<pid_t> found;
-    for (int host = 0; host < kHosts; ++host) {
-      for (const pid_t pid : launcher(host).family()) {
-        std::string name;
-        std::getline(std::ifstream(fmt::format("/proc/{}/comm", pid)), name);
-        if (name == "elastic_rank") found.push_back(pid);
-      }
-    }
-    return found;
-  }
-
-  std::set<std::string> finish() {
-    std::ofstream(folder_.path() / "enough").flush();
-    std::set<std::string> digests;
-    for (int host = 0; host < kHosts; ++host) {
-      EXPECT_EQ(launcher(host).finish(), 0) << err();
-      digests.merge(weights_in(launcher(host)));
-      launcher(host).wait_for_no_family();
-    }
-    return digests;
-  }
-
- private:
-  std::vector<std::string> words(int host, const std::vector<std::string>& options,
-                                 const std::string& mode) const {
-    std::vector<std::string> all{"run",
-                                 "--nnodes",
-                                 "2",
-                                 "--node-rank",
-                                 fmt::format("{}", host),
-                                 "--master-port",
-                                 port_,
-                                 "--nproc-per-node",
-                                 fmt::format("{}", ranks_of_host_)};
-    all.insert(all.end(), options.begin(), options.end());
-    for (const auto& word : {std::string("--"), std::string(ELASTIC_RANK_PROGRAM), std::string(kSteps),
-                             folder_.path().string(), mode})
-      all.push_back(word);
-    return all;
-  }
-
-  TempFolder folder_;
-  std::string port_ = free_port();
-  int ranks_of_host_;
-  LauncherProcess first_;
-  LauncherProcess second_;
-};
-
-std::vector<std::string> with_replacements(int max_restarts, std::vector<std::string> more = {}) {
-  more.insert(more.end(), {"--on-loss", "replace", "--max-restarts", std::to_string(max_restarts)});
-  return more;
-}
-
-const std::set<std::string>& calm_on_two_hosts(const std::string& mode = "") {
-  static std::map<std::string, std::set<std::string>> weights;
-  auto& found = weights[mode];
-  if (found.empty()) found = TrainingOnTwoHosts({}, 2, mode).finish();
-  return found;
-}
 
 void expect_all_continued(TrainingOnTwoHosts& training) {
   EXPECT_THAT(training.err(), HasSubstr("its replacement runs"));

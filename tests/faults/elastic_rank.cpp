@@ -29,6 +29,9 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <unistd.h>
 
@@ -55,6 +58,18 @@ std::string digest(const lockstep::FSDPModule& sharded) {
 bool is_first_start() {
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return restarts != nullptr && std::string(restarts) == "0";
+}
+
+// With ELASTIC_RANK_FORGETS a replacement is as one whose launcher has lost its memory: without the commits of this rank,
+// and without the copies that it has kept.
+void forget_commits() {
+  const char* memory = std::getenv("LOCKSTEP_RUN_MEMORY");
+  const char* local_rank = std::getenv("LOCAL_RANK");
+  if (std::getenv("ELASTIC_RANK_FORGETS") == nullptr || memory == nullptr || is_first_start()) return;
+  std::stringstream descriptors(memory);
+  std::string word;
+  for (int i = 0; i <= std::stoi(local_rank) + 1; ++i) std::getline(descriptors, word, ',');
+  if (::ftruncate(std::stoi(word), 0) != 0) throw std::runtime_error("the commits cannot be emptied");
 }
 
 // Losses of validations, which decide on the learning rate.
@@ -192,6 +207,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<at::Te
 }
 
 void train(std::int64_t steps, const std::filesystem::path& folder, const std::string& mode) {
+  forget_commits();
   const auto context = lockstep::init({.backend = mode == "gloo" ? "gloo" : "auto", .timeout = 60s});
   const bool is_first = is_first_start();
   const auto exit_if = [&](const char* wanted) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <map>
 #include <optional>
 #include <set>
 #include <source_location>
@@ -46,7 +47,14 @@ struct TrainingStateAccess {
 
   // The modules among the parts, as they were added: of a DistributedDataParallel itself.
   static std::vector<torch::nn::Module*> modules(const TrainingState& state);
-  static const std::vector<torch::optim::Optimizer*>& optimizers(const TrainingState& state);
+  static std::vector<torch::optim::Optimizer*> optimizers(const TrainingState& state);
+  // What a part is the state of, if it is a module or an optimizer.
+  struct Origin {
+    const torch::nn::Module* module = nullptr;
+    const torch::optim::Optimizer* optimizer = nullptr;
+  };
+  // By name.
+  static std::map<std::string, Origin> origins(const TrainingState& state);
   // The group whose states are saved together; nullopt: this process alone.
   static const std::optional<ProcessGroup>& group(const TrainingState& state);
   // nullptr: commit() does nothing. The committer is not owned.

@@ -5,9 +5,9 @@
 #include <thread>
 #include <unordered_set>
 
-#include <ATen/ops/full.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <lockstep/base/log.h>
 #include <lockstep/ddp/step_verifier.h>
@@ -20,7 +20,6 @@
 #include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"
-#include "checkpoint/commit_memory.h"
 #include "checkpoint/training_state_access.h"
 #include "comm/call_site.h"
 #include "comm/group_state.h"
@@ -29,6 +28,7 @@
 #include "optim/optimizer_states.h"
 #include "runtime/elastic_run.h"
 #include "runtime/run.h"
+#include "training/commits.h"
 
 namespace lockstep::elastic {
 namespace {
@@ -50,13 +50,11 @@ constexpr auto kPauseForNews = 5ms;
 //     end          every rank has done its body: RunPhase::finished
 //     or           all ranks have found one that computes wrongly, and none is replaced: RunPhase::stopped
 //
-// A rank keeps its last two commits in memory of the launcher, which its replacement inherits. A rank overwrites
-// commit k-1 by k+1 only when all ranks have commit k: commit k ends with a barrier that commit k+1 waits for. So
-// the last commits of two ranks differ by 1 at most, and every rank has the older one.
+// Note [Commits and their copies] in training/commits.h says what a replacement returns to.
 class Execution final : public checkpointing::Committer {
  public:
   Execution(TrainingState& state, runtime::Run& run, runtime::ElasticRun& elastic)
-      : state_(state), run_(run), elastic_(elastic), commits_(elastic.memory().commits(run.world().rank)) {}
+      : state_(state), run_(run), elastic_(elastic), commits_(state, run, elastic) {}
 
   void work(const std::function<void(const Context&)>& body) {
     auto begin = elastic_.is_replacement() ? &Execution::recover : &Execution::start;
@@ -69,12 +67,10 @@ class Execution final : public checkpointing::Committer {
   void commit(const TrainingState& state, std::source_location where) override {
     const CallerPlace place(where);
     const comm::CallSite site("commits of an elastic run");
-    all_have_last_.wait();
+    commits_.wait();
     const auto own = Access::own_state_dict(state);
     if (can_shrink()) require_no_gradients(state);
-    commits_.write(last_ + 1, own);
-    ++last_;
-    all_have_last_ = group().barrier_async();
+    commits_.add(own);
   }
 
  private:
@@ -84,8 +80,7 @@ class Execution final : public checkpointing::Committer {
 
   void start() {
     const comm::CallSite site("start of an elastic run");
-    commits_.write(0, Access::own_state_dict(state_));
-    group().barrier();
+    commits_.begin();
     elastic_.begin_running();
   }
 
@@ -102,7 +97,7 @@ class Execution final : public checkpointing::Committer {
           "elastic::run: `body` has left the run; call destroy_process_group() after elastic::run()");
     has_done_its_work_ = true;
     const comm::CallSite site("end of an elastic run");
-    all_have_last_.wait();
+    commits_.wait();
     group().barrier();
     elastic_.set_phase(RunPhase::finished);
   }
@@ -119,7 +114,6 @@ class Execution final : public checkpointing::Committer {
         throw;
       }
       lost_at_ = Clock::now();
-      all_have_last_ = {};
       log(LogLevel::debug, fmt::format("elastic::run: {}", first_line_of(error.what())));
       return false;
     }
@@ -214,17 +208,16 @@ class Execution final : public checkpointing::Committer {
       owner->rejoin();  // of modules outside of the state, too
     for (auto* optimizer : Access::optimizers(state_))
       if (auto* const rejoining = dynamic_cast<ddp::RejoiningOptimizer*>(optimizer)) rejoining->rejoin();
-    last_ = agree_on_commit();
-    commits_.forget_after(last_);
-    Access::load_own_state_dict(state_, commits_.read(last_).as_dict());
+    const auto fetched = commits_.restore();
     if (group().rank() == 0) {
       const auto in_ms = [&](Clock::time_point since) {
         return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
       };
       log(LogLevel::info,
           fmt::format("{} continued from commit {}: {} ms after this rank noticed the loss of "
-                      "another, {} ms of them to restore the state",
-                      members_text(), last_, in_ms(lost_at_), in_ms(formed)));
+                      "another, {} ms of them to restore the state{}",
+                      members_text(), commits_.last(), in_ms(lost_at_), in_ms(formed),
+                      fetched_text(fetched)));
     }
   }
 
@@ -234,26 +227,16 @@ class Execution final : public checkpointing::Committer {
     return before == 1 ? "the rank" : fmt::format("all {} ranks", before);
   }
 
-  std::int64_t agree_on_commit() const {
-    const comm::CallSite site("the last commit of all ranks");
-    const auto own = commits_.numbers();
-    const auto oldest = at::full({1}, own.empty() ? -1 : std::ranges::max(own), at::kLong);
-    group().all_reduce(oldest, ReduceOp::MIN);
-    const auto common = oldest.item<std::int64_t>();
-    if (std::ranges::find(own, common) != own.end()) return common;
-    throw_error<Error>(
-        comm::reporter_of(group()), comm::about(group()),
-        "elastic::run: the last commit of all ranks is {}, and this rank has [{}]; do all ranks call "
-        "commit() equally often?",
-        common, fmt::join(own, ", "));
+  static std::string fetched_text(const std::vector<int>& ranks) {
+    if (ranks.empty()) return "";
+    return fmt::format("; rank{} {} had no commits and got {} from copies", ranks.size() == 1 ? "" : "s",
+                       fmt::join(ranks, ", "), ranks.size() == 1 ? "its state" : "their states");
   }
 
   TrainingState& state_;
   runtime::Run& run_;
   runtime::ElasticRun& elastic_;
-  checkpointing::CommitMemory commits_;
-  std::int64_t last_ = 0;  // commit of this rank
-  Work all_have_last_;
+  training::Commits commits_;
   bool has_done_its_work_ = false;
   Clock::time_point lost_at_ = Clock::now();
 };

@@ -52,22 +52,28 @@ Value state_of(std::int64_t number) {
               {"names", List{"a", std::string(static_cast<std::size_t>(number % 1000), 'b')}}};
 }
 
+void write_commit(CommitMemory& memory, std::int64_t number, const Value& state) {
+  memory.write(number, {{.key = 0, .state = state}});
+}
+
+Value read_commit(const CommitMemory& memory, std::int64_t number) { return memory.read(number, 0); }
+
 TEST(CommitMemory, HasTheTwoNewestCommits) {
   const auto file = new_file();
   CommitMemory memory(file.get());
   EXPECT_THAT(memory.numbers(), IsEmpty());
-  for (std::int64_t number = 0; number < 20; ++number) memory.write(number, state_of(number));
+  for (std::int64_t number = 0; number < 20; ++number) write_commit(memory, number, state_of(number));
   EXPECT_THAT(memory.numbers(), ElementsAre(18, 19));
-  EXPECT_TRUE(equal(memory.read(18), state_of(18)));
-  EXPECT_TRUE(equal(memory.read(19), state_of(19)));
-  EXPECT_THAT(error_of([&] { memory.read(17); }), HasSubstr("no commit 17"));
+  EXPECT_TRUE(equal(read_commit(memory, 18), state_of(18)));
+  EXPECT_TRUE(equal(read_commit(memory, 19), state_of(19)));
+  EXPECT_THAT(error_of([&] { read_commit(memory, 17); }), HasSubstr("no commit 17"));
   const CommitMemory other(file.get());
   EXPECT_THAT(other.numbers(), ElementsAre(18, 19));
-  EXPECT_TRUE(equal(other.read(18), state_of(18)));
+  EXPECT_TRUE(equal(read_commit(other, 18), state_of(18)));
   memory.forget_after(18);
   EXPECT_THAT(other.numbers(), ElementsAre(18));
-  memory.write(19, state_of(7));
-  EXPECT_TRUE(equal(other.read(19), state_of(7)));
+  write_commit(memory, 19, state_of(7));
+  EXPECT_TRUE(equal(read_commit(other, 19), state_of(7)));
   memory.forget_after(-1);
   EXPECT_THAT(other.numbers(), IsEmpty());
 }
@@ -84,14 +90,14 @@ TEST(CommitMemory, KeepsKindsStridesAndAliasesOfTensors) {
                           {"rest", Tuple{None{}, true, 1, -0.0, "text", at::Device(at::kCPU), at::kHalf}}};
   const auto file = new_file();
   CommitMemory memory(file.get());
-  memory.write(0, state);
-  const auto read = memory.read(0);
+  write_commit(memory, 0, state);
+  const auto read = read_commit(memory, 0);
   EXPECT_TRUE(equal(read, state));
   for (const auto* name : {"base", "view", "expanded"})
     EXPECT_EQ(read[name].as_tensor().strides(), state.at(name).as_tensor().strides()) << name;
   EXPECT_TRUE(read["view"].as_tensor().is_alias_of(read["base"].as_tensor()));
   base.zero_();
-  memory.write(2, state);
+  write_commit(memory, 2, state);
   EXPECT_EQ(read["base"].as_tensor().sum().item<double>(), 276) << "what was read is a copy";
 }
 
@@ -101,7 +107,7 @@ TEST(CommitMemory, AllocatesNothingForACommitOfTheSameSize) {
   const auto weights = torch::zeros({1 << 20});
   const auto write = [&](std::int64_t number) {
     weights.fill_(number);
-    memory.write(number, Dict{{"weights", weights}, {"step", number}});
+    write_commit(memory, number, Dict{{"weights", weights}, {"step", number}});
   };
   write(0);
   write(1);
@@ -118,9 +124,9 @@ TEST(CommitMemory, SlotsGrowWithoutTheOther) {
   CommitMemory memory(file.get());
   for (std::int64_t number = 0; number < 12; ++number) {
     const auto count = (number + 1) * 20'000;
-    memory.write(number, Dict{{"weights", torch::full({count}, number)}});
+    write_commit(memory, number, Dict{{"weights", torch::full({count}, number)}});
     for (const auto there : memory.numbers()) {
-      const auto weights = memory.read(there)["weights"].as_tensor();
+      const auto weights = read_commit(memory, there)["weights"].as_tensor();
       EXPECT_EQ(weights.numel(), (there + 1) * 20'000);
       EXPECT_TRUE(weights.eq(there).all().item<bool>());
     }
@@ -132,13 +138,13 @@ TEST(CommitMemory, SlotsGrowWithoutTheOther) {
 TEST(CommitMemory, ShortagesAreErrorsAndLeaveTheOtherSlot) {
   const auto file = new_file();
   CommitMemory memory(file.get());
-  memory.write(0, state_of(0));
-  memory.write(1, state_of(1));
+  write_commit(memory, 0, state_of(0));
+  write_commit(memory, 1, state_of(1));
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit low{.rlim_cur = 1 << 20, .rlim_max = before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &low), 0);
-  const auto limited = error_of([&] { memory.write(2, Dict{{"weights", torch::zeros({1 << 20})}}); });
+  const auto limited = error_of([&] { write_commit(memory, 2, Dict{{"weights", torch::zeros({1 << 20})}}); });
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   EXPECT_THAT(limited, HasSubstr("`ulimit -f` allows files of 1.0 MiB; raise it"));
   EXPECT_THAT(memory.numbers(), ElementsAre(1));
@@ -149,26 +155,91 @@ TEST(CommitMemory, ShortagesAreErrorsAndLeaveTheOtherSlot) {
       ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(reserved, MAP_FAILED);
   const auto huge = torch::from_blob(reserved, {static_cast<std::int64_t>(bytes)}, torch::kByte);
-  EXPECT_THAT(error_of([&] { memory.write(2, Dict{{"weights", huge}}); }), HasSubstr("memory is short"));
+  EXPECT_THAT(error_of([&] {
+                write_commit(memory, 2, Dict{{"weights", huge}});
+              }),
+              HasSubstr("memory is short"));
   ::munmap(reserved, bytes);
   EXPECT_THAT(memory.numbers(), ElementsAre(1));
-  EXPECT_TRUE(equal(memory.read(1), state_of(1)));
-  memory.write(2, state_of(2));
-  EXPECT_TRUE(equal(memory.read(2), state_of(2)));
+  EXPECT_TRUE(equal(read_commit(memory, 1), state_of(1)));
+  write_commit(memory, 2, state_of(2));
+  EXPECT_TRUE(equal(read_commit(memory, 2), state_of(2)));
   EXPECT_THAT(memory.numbers(), ElementsAre(1, 2));
 
-  EXPECT_THAT(error_of([&] { memory.write(3, Dict{{"weights", at::Tensor()}}); }), HasSubstr("undefined"));
+  EXPECT_THAT(error_of([&] {
+                write_commit(memory, 3, Dict{{"weights", at::Tensor()}});
+              }),
+              HasSubstr("undefined"));
   EXPECT_THAT(memory.numbers(), ElementsAre(1, 2)) << "a value that cannot be saved changes nothing";
 }
 
 TEST(CommitMemory, OfAnotherVersionIsRefused) {
   const auto file = new_file();
-  CommitMemory(file.get()).write(0, state_of(0));
+  CommitMemory(file.get()).write(0, {{.key = 0, .state = state_of(0)}});
   const std::uint32_t format = 77;
   ASSERT_EQ(::pwrite(file.get(), &format, sizeof(format), sizeof(std::uint32_t)),
             static_cast<ssize_t>(sizeof(format)));
   EXPECT_THAT(error_of([&] { CommitMemory{file.get()}; }),
-              HasSubstr("of format 77, and this program reads format 1"));
+              HasSubstr("of format 77, and this program reads format 2"));
+}
+
+std::vector<CommitMemory::Part> two_parts(std::int64_t number) {
+  return {{.key = 7, .state = state_of(number)}, {.key = 8, .state = state_of(number + 1)}};
+}
+
+// As a rank gets a copy from another, and keeps it beside its own commits.
+TEST(CommitMemory, PartsMoveToAnother) {
+  const auto first = new_file();
+  const auto second = new_file();
+  CommitMemory own(first.get());
+  CommitMemory others(second.get());
+  CommitMemory copies(second.get(), CommitMemory::Use::copies);
+  for (std::int64_t number = 0; number < 20; ++number) {
+    own.write(number, two_parts(number));
+    others.write(number, {{.key = 9, .state = state_of(number + 2)}});
+    const auto bytes = own.bytes(number, 8);
+    const auto size = bytes.nbytes() + 640;
+    const auto room = copies.begin(number, size + bytes.nbytes());
+    EXPECT_FALSE(copies.has(number));
+    room.narrow(0, 0, static_cast<std::int64_t>(size)).copy_(own.bytes(number, 8, size));
+    room.narrow(0, static_cast<std::int64_t>(size), bytes.numel())
+        .copy_(own.bytes(number, 7, bytes.nbytes()));
+    copies.complete(number);
+    EXPECT_THAT(copies.keys(number), ElementsAre(8, 7));
+    for (const auto there : copies.numbers()) {
+      EXPECT_TRUE(equal(copies.read(there, 7), state_of(there)));
+      EXPECT_TRUE(equal(copies.read(there, 8), state_of(there + 1)));
+      EXPECT_TRUE(equal(others.read(there, 9), state_of(there + 2)));
+    }
+  }
+  EXPECT_THAT(copies.numbers(), ElementsAre(18, 19));
+}
+
+TEST(CommitMemory, EqualStatesAreEqualBytes) {
+  const auto first = new_file();
+  const auto second = new_file();
+  CommitMemory one(first.get());
+  CommitMemory other(second.get());
+  for (std::int64_t number = 0; number < 12; ++number) other.write(number, two_parts(12 - number));
+  one.write(12, two_parts(5));
+  other.write(12, two_parts(5));
+  for (const auto key : {7, 8}) EXPECT_TRUE(one.bytes(12, key).equal(other.bytes(12, key)));
+}
+
+TEST(CommitMemory, RefusesWhatIsNoPartOfTheCommit) {
+  const auto file = new_file();
+  CommitMemory own(file.get());
+  CommitMemory copies(file.get(), CommitMemory::Use::copies);
+  own.write(4, two_parts(4));
+  const auto bytes = own.bytes(4, 7);
+  copies.begin(6, bytes.nbytes()).copy_(bytes);
+  EXPECT_THAT(error_of([&] { copies.complete(6); }), HasSubstr("has no commit 6 where it should be"));
+  copies.begin(4, bytes.nbytes()).zero_();
+  EXPECT_THAT(error_of([&] { copies.complete(4); }), HasSubstr("has no commit 4 where it should be"));
+  copies.begin(4, bytes.nbytes() - 64).copy_(bytes.narrow(0, 0, bytes.numel() - 64));
+  EXPECT_THAT(error_of([&] { copies.complete(4); }), HasSubstr("has no commit 4 where it should be"));
+  EXPECT_THAT(copies.numbers(), IsEmpty());
+  EXPECT_THAT(error_of([&] { own.read(4, 9); }), HasSubstr("commit 4 has no part 9"));
 }
 
 // What a process that writes commits tells its parent.
@@ -180,7 +251,7 @@ struct Progress {
   at::set_num_threads(1);  // a fork does not copy the threads of a pool
   CommitMemory memory(file);
   for (std::int64_t number = first;; ++number) {
-    memory.write(number, state_of(number));
+    write_commit(memory, number, state_of(number));
     progress.complete = number;
   }
 }
@@ -210,7 +281,7 @@ TEST(CommitMemory, IsCompleteAfterAKillAtAnyMoment) {
     ASSERT_THAT(numbers, ::testing::Contains(complete)) << "seed " << seed;
     ASSERT_LE(numbers.back(), complete + 1) << "seed " << seed;
     for (const auto number : numbers)
-      ASSERT_TRUE(equal(memory.read(number), state_of(number))) << "seed " << seed;
+      ASSERT_TRUE(equal(read_commit(memory, number), state_of(number))) << "seed " << seed;
     first = numbers.back() + 1;
   }
 }

@@ -33,8 +33,8 @@ using ::testing::HasSubstr;
 // As a replacement gets it: through the memory of a run.
 Dict committed(const TrainingState& state) {
   const UniqueFd file(::memfd_create("commits", 0));
-  CommitMemory(file.get()).write(0, Access::own_state_dict(state));
-  return CommitMemory(file.get()).read(0).as_dict();
+  CommitMemory(file.get()).write(0, {{.key = 0, .state = Access::own_state_dict(state)}});
+  return CommitMemory(file.get()).read(0, 0).as_dict();
 }
 
 data::TensorDataset samples() {

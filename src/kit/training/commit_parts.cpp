@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "training/commit_parts.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/ddp/distributed_data_parallel.h>
+
+#include "checkpoint/training_state_access.h"
+
+namespace lockstep::training {
+namespace {
+
+using Access = checkpointing::TrainingStateAccess;
+
+// The parameters that all ranks have alike.
+class AveragedParameters {
+ public:
+  explicit AveragedParameters(const TrainingState& state) {
+    for (const auto* const module : Access::modules(state)) {
+      const auto* const ddp = dynamic_cast<const DistributedDataParallelModule*>(module);
+      if (ddp == nullptr) continue;
+      for (const auto& parameter : ddp->averaged_parameters()) {
+        tensors_.insert(parameter.unsafeGetTensorImpl());
+        bytes_at_.emplace(parameter.const_data_ptr(), parameter.nbytes());
+      }
+    }
+  }
+
+  // A state dict has other tensors on the memory of the parameters, tied ones under several names.
+  bool have(const Value& value) const {
+    const auto* const tensor = value.get_if<at::Tensor>();
+    if (tensor == nullptr || tensor->numel() == 0) return false;
+    const auto found = bytes_at_.find(tensor->const_data_ptr());
+    return found != bytes_at_.end() && found->second == tensor->nbytes();
+  }
+
+  bool have_all_of(const torch::optim::Optimizer& optimizer) const {
+    if (dynamic_cast<const optim::DistributedStates*>(&optimizer) != nullptr) return false;
+    return std::ranges::all_of(optimizer.param_groups(), [&](const auto& group) {
+      return std::ranges::all_of(group.params(), [&](const auto& parameter) {
+        return tensors_.contains(parameter.unsafeGetTensorImpl());
+      });
+    });
+  }
+
+ private:
+  std::unordered_set<const void*> tensors_;
+  std::unordered_map<const void*, std::size_t> bytes_at_;
+};
+
+}  // namespace
+
+CommitParts divided(const TrainingState& state, const Dict& complete) {
+  const AveragedParameters averaged(state);
+  const auto origins = Access::origins(state);
+  CommitParts parts;
+  for (const auto& [name, value] : complete) {
+    const auto& origin = origins.at(name.as_string());
+    if (origin.optimizer != nullptr && averaged.have_all_of(*origin.optimizer)) {
+      parts.common.set(name, value);
+    } else if (origin.module != nullptr) {
+      const auto& tensors = value.as_dict();
+      Dict own(tensors.kind()), common(tensors.kind());
+      own.set_attributes(tensors.attributes());
+      for (const auto& [key, tensor] : tensors) (averaged.have(tensor) ? common : own).set(key, tensor);
+      parts.own.set(name, std::move(own));
+      parts.common.set(name, std::move(common));
+    } else {
+      parts.own.set(name, value);
+    }
+  }
+  return parts;
+}
+
+Dict joined(CommitParts parts) {
+  for (const auto& [name, value] : parts.common) {
+    if (auto* const own = parts.own.find(name)) {
+      for (const auto& [key, tensor] : value.as_dict()) own->as_dict().set(key, tensor);
+    } else {
+      parts.own.set(name, value);
+    }
+  }
+  return std::move(parts.own);
+}
+
+}  // namespace lockstep::training
