@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "base/time_limits.h"
-
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -13,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/time_limits.h"
 #include "launch/environment.h"
 #include "launch/launch_limits.h"
 #include "support/error_of.h"
@@ -46,7 +45,7 @@ TEST(TimeLimits, ArePrintedAsThePageHasThem) {
   options.on_loss = OnLoss::replace;
   auto limits = launch_limits(options);
   std::ranges::copy(rank_limits(30min), std::back_inserter(limits));
-  ASSERT_EQ(limits.size(), 17U);
+  ASSERT_EQ(limits.size(), 18U);
   for (const auto& limit : limits)
     EXPECT_THAT(rows, Contains(StartsWith("| " + limit.wait + " | " + limit.limit + " | "))) << limit.wait;
 }
