@@ -14,7 +14,6 @@
 
 #include <lockstep/data/loader.h>
 #include <lockstep/data/vision.h>
-#include <lockstep/transforms/geometry.h>
 #include <lockstep/transforms/transforms.h>
 
 using namespace lockstep::transforms;

@@ -11,6 +11,7 @@
 #include <lockstep/base/world.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/collectives.h>
+#include <lockstep/runtime/collectives_by_name.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/runtime/typed_objects.h>

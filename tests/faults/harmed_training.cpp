@@ -144,8 +144,8 @@ class Trainee {
   std::shared_ptr<const SharedOrders> orders_;
   Net net_;
   DistributedDataParallel<Net> ddp_;
-  std::optional<ProcessGroup> first_ = context_.new_group({0, 1, 2, 3}, {.group_name = "first"});
-  std::optional<ProcessGroup> second_ = context_.new_group({0, 1, 2, 3}, {.group_name = "second"});
+  std::optional<ProcessGroup> first_ = context_.new_group({0, 1, 2, 3}, {.group_desc = "first"});
+  std::optional<ProcessGroup> second_ = context_.new_group({0, 1, 2, 3}, {.group_desc = "second"});
   std::uint64_t step_ = 0;
   bool is_paced_ = false;
   std::jthread leaks_;

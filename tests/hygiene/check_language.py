@@ -73,7 +73,7 @@ RANK = re.compile(r"rank \{\} of \{\}")
 
 # Names of PyTorch, torchvision and of networks that have an acronym in capitals; and enums that PyTorch has.
 ACRONYMS = set("""
-    FSDPModule CPUOffloadPolicy P2POp PowerSGD PostLocalSGD FusedSGD SGD ASGD NAdam RAdam LBFGS RMSprop LRScheduler LambdaLR MultiplicativeLR StepLR MultiStepLR
+    FSDPModule CPUOffloadPolicy P2POp PowerSGD PowerSGDState PostLocalSGD FusedSGD SGD ASGD NAdam RAdam LBFGS RMSprop LRScheduler LambdaLR MultiplicativeLR StepLR MultiStepLR
     ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR SequentialLR CyclicLR OneCycleLR SWALR ReduceLROnPlateau
     ScheduleGPipe ScheduleLoopedBFS ScheduleZBVZeroBubble MNIST FashionMNIST KMNIST CIFAR CIFAR10 CIFAR100 DGCNN DTensor GPT2 GPT2Config GPT2Model LMHead
 """.split())

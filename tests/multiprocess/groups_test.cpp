@@ -47,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MainProcessFirst, testing::backends_and_ranks({3
 const testing::Scenario two_groups("groups two", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const auto evens = context.new_group({0, 2});
-  const auto odds = context.new_group({3, 1}, {.group_name = "odds"});
+  const auto odds = context.new_group({3, 1}, {.group_desc = "odds"});
   const bool even = context.rank() % 2 == 0;
   EXPECT_EQ(static_cast<bool>(evens), even);
   EXPECT_EQ(static_cast<bool>(odds), !even);
@@ -85,7 +85,7 @@ const testing::Scenario split("groups split", [] {
   EXPECT_EQ(halves.name(), "default:split:1");
   EXPECT_EQ(halves.timeout(), std::chrono::seconds(50));
   // Only the ranks of the parent take part; the parts hold ranks within it.
-  const auto parent = context.new_group({3, 1, 0}, {.backend = "gloo", .group_name = "three"});
+  const auto parent = context.new_group({3, 1, 0}, {.backend = "gloo", .group_desc = "three"});
   if (parent) {
     const auto outer = split_group(parent, {{0, 2}});
     EXPECT_EQ(static_cast<bool>(outer), rank != 1);
@@ -103,7 +103,7 @@ const testing::Scenario split("groups split", [] {
     }
     EXPECT_EQ(sum_over(split_group(parent, {{0}, {2, 1}})), rank == 3 ? 3 : 1);
   }
-  const auto again = split_group(context.group(), {{0, 3}, {1, 2}}, {.group_name = "again"});
+  const auto again = split_group(context.group(), {{0, 3}, {1, 2}}, {.group_desc = "again"});
   EXPECT_EQ(again.name(), "again");
   EXPECT_EQ(sum_over(again), 3);
   for (const std::vector<std::vector<int>>& wrong :

@@ -165,8 +165,6 @@ TEST(Guesses, ObjectsOfOneType) {
   testing::expect_all_passed(testing::run_ranks(objects_of_one_type, {.world_size = 3}));
 }
 
-static_assert(!std::is_constructible_v<ProcessGroup, std::nullptr_t>);
-
 // As in Python, src and dst are global ranks.
 const testing::Scenario groups_of_guesses("guesses: groups", [] {
   init_process_group("shm");

@@ -65,6 +65,60 @@ TEST(Guesses, AGroupMayBeMissing) {
   testing::expect_all_passed(testing::run_ranks(missing_groups, {.world_size = 3}));
 }
 
+// Over three ranks, with the arguments that Python has behind the tensor by name.
+const testing::Scenario keywords("guesses: keywords", [] {
+  init_process_group("shm");
+  const int rank = get_rank();
+  const auto filled = [](double value) { return torch::full({1}, value); };
+  auto t = filled(rank + 1);
+  reduce(t, {.dst = 1, .op = ReduceOp::MAX});
+  if (rank == 1) {
+    EXPECT_EQ(t.item<double>(), 3);
+  }
+  reduce_async(t, {.dst = 1}).wait();
+  const auto list = rank == 2 ? std::vector{filled(0), filled(0), filled(0)} : std::vector<at::Tensor>();
+  const auto gathered = [&] { return list.empty() ? 0 : torch::cat(list).sum().item<double>(); };
+  gather(filled(rank), list, {.dst = 2});
+  EXPECT_EQ(gathered(), rank == 2 ? 3 : 0);
+  gather(filled(rank + 1), {.gather_list = list, .dst = 2});
+  EXPECT_EQ(gathered(), rank == 2 ? 6 : 0);
+  gather_async(filled(1), list, {.dst = 2, .async_op = false}).wait();
+  EXPECT_EQ(gathered(), rank == 2 ? 3 : 0);
+  const auto parts = rank == 1 ? std::vector{filled(5), filled(6), filled(7)} : std::vector<at::Tensor>();
+  scatter(t, parts, {.src = 1});
+  EXPECT_EQ(t.item<double>(), 5 + rank);
+  t.zero_();
+  rank == 1 ? scatter(t, {.scatter_list = parts, .src = 1}) : scatter(t, {.src = 1});
+  EXPECT_EQ(t.item<double>(), 5 + rank);
+  if (rank == 0) {
+    send(t, {.dst = 1, .tag = 2});
+    isend(t, {.dst = 1}).wait();
+  }
+  if (rank == 1) {
+    EXPECT_EQ(recv(t, {.src = 0, .tag = 2}), 0);
+    irecv(t, {.src = 0}).wait();
+    EXPECT_EQ(t.item<double>(), 5);
+  }
+  std::vector<std::string> names{rank == 2 ? "x" : ""};
+  broadcast_object_list(names, {.src = 2});
+  EXPECT_THAT(names, ElementsAre("x"));
+  std::vector<Value> values;
+  gather_object(rank, values, {.dst = 1});
+  EXPECT_EQ(values.size(), rank == 1 ? 3U : 0U);
+  scatter_object_list(values, rank == 1 ? std::vector<Value>{4, 5, 6} : std::vector<Value>(), {.src = 1});
+  EXPECT_EQ(static_cast<int>(values.at(0)), 4 + rank);
+  const auto pair = new_group({0, 1}, {.timeout = 30, .backend = "gloo", .group_desc = "pair"});
+  if (pair) {
+    EXPECT_EQ(pair.name(), "pair");
+  }
+  EXPECT_EQ(split_group({}, {{0, 1}, {2}}).size(), rank == 2 ? 1 : 2);
+  EXPECT_EQ(split_group(GroupMember::WORLD, {{0}, {1, 2}}, {.group_desc = "part"}).name(), "part");
+  destroy_process_group();
+});
+TEST(Guesses, KeywordArgumentsOfCollectives) {
+  testing::expect_all_passed(testing::run_ranks(keywords, {.world_size = 3}));
+}
+
 const testing::Scenario value_objects("guesses: values as objects", [] {
   init_process_group("shm");
   const int rank = get_rank();
@@ -186,6 +240,17 @@ const testing::Scenario named_schedules("guesses: pipelines", [] {
     EXPECT_EQ(losses.size(), 4);
   }
   EXPECT_GT(part->parameters()[0].grad().abs().sum().item<double>(), 0);
+
+  const auto loss_of = [&](const pipelining::LossFunction& loss_fn) {
+    pipelining::ScheduleGPipe gpipe(stage, 2, {.loss_fn = loss_fn});
+    losses.clear();
+    gpipe.step(stage.is_first() ? torch::ones({8, 4}) : at::Tensor(), torch::zeros({8, 4}), losses);
+    return losses.empty() ? 0 : losses[0].item<double>();
+  };
+  const double expected = loss_of(loss);
+  EXPECT_EQ(loss_of(torch::mse_loss), expected);
+  EXPECT_EQ(loss_of(nn::functional::mse_loss), expected);
+  EXPECT_EQ(loss_of(torch::nn::MSELoss()), expected);
 });
 TEST(Guesses, SchedulesTakeArgumentsByName) {
   testing::expect_all_passed(testing::run_ranks(named_schedules));
@@ -202,7 +267,12 @@ const testing::Scenario without_arrows("guesses: wrappers without arrows", [] {
   ddp(torch::ones({1, 4})).sum().backward();
   EXPECT_EQ(buckets, 1);
   DistributedDataParallel halved(torch::nn::Linear(4, 1));
-  halved.register_comm_hook(nullptr, bf16_compress_hook);
+  halved.register_comm_hook(nullptr, default_hooks::bf16_compress_hook);
+  DistributedDataParallel low_rank(torch::nn::Linear(4, 1));
+  powerSGD::PowerSGDState state({.matrix_approximation_rank = 1, .start_powerSGD_iter = 2});
+  low_rank.register_comm_hook(state, powerSGD_hook);
+  for (int step = 0; step < 3; ++step) low_rank(torch::ones({1, 4})).sum().backward();
+  EXPECT_EQ(state.compression_stats().numel_before, 5);
   DistributedDataParallel plain(torch::nn::Linear(4, 1));
   plain.register_comm_hook(allreduce_hook);
   DistributedDataParallel uneven(torch::nn::Linear(4, 1));
@@ -210,6 +280,28 @@ const testing::Scenario without_arrows("guesses: wrappers without arrows", [] {
   for (int step = 0; step <= context.rank(); ++step) uneven(torch::ones({1, 4})).sum().backward();
 });
 TEST(Guesses, WrappersWithoutArrows) { testing::expect_all_passed(testing::run_ranks(without_arrows)); }
+
+const testing::Scenario without_namespaces("guesses: names of torch.distributed.tensor", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh("cpu", {2}, {"tp"});
+  std::optional<DeviceContext> meta("meta");
+  torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
+  meta.reset();
+  const auto sharded = fully_shard(net);
+  to_empty(net, torch::kCPU);
+  to_empty(net, {.device = "cpu"});
+  to_empty(net, "cpu", std::source_location::current());
+  EXPECT_TRUE(sharded.parameters()[0].is_cpu());
+
+  auto cut = equal_net();
+  parallelize_module(cut, mesh,
+                     {{"0", ColwiseParallel({.input_layouts = Replicate(), .output_layouts = Shard(-1)})},
+                      {"2", RowwiseParallel({.output_layouts = Replicate()})}});
+  EXPECT_TRUE(torch::allclose(cut->forward(torch::ones({2, 4})), equal_net()->forward(torch::ones({2, 4}))));
+});
+TEST(Guesses, NamesOfTensorParallelNeedNoNamespace) {
+  testing::expect_all_passed(testing::run_ranks(without_namespaces));
+}
 
 }  // namespace
 }  // namespace lockstep

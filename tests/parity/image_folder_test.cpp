@@ -7,7 +7,6 @@
 #include <lockstep/data/loader.h>
 #include <lockstep/data/vision.h>
 #include <lockstep/serialize/torch_file.h>
-#include <lockstep/transforms/geometry.h>
 #include <lockstep/transforms/transforms.h>
 
 #include "support/error_of.h"

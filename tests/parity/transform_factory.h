@@ -4,8 +4,6 @@
 #include <string>
 
 #include <lockstep/serialize/value.h>
-#include <lockstep/transforms/augment.h>
-#include <lockstep/transforms/geometry.h>
 #include <lockstep/transforms/transforms.h>
 
 namespace lockstep::testing {

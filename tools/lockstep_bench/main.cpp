@@ -79,7 +79,7 @@ Bench::Bench(const Options& options, const Context& context, int cores)
       memory_limit_ = memory_limit(sync_.group, std::ranges::max(options.sizes));
       continue;
     }
-    groups_.emplace(name, context.new_group(ranks, {.backend = name, .group_name = name}));
+    groups_.emplace(name, context.new_group(ranks, {.backend = name, .group_desc = name}));
     const bool asked = options.memory_given && std::ranges::count(options.memories, "zero-copy") > 0;
     if (asked && !supports_memory(name, "zero-copy")) {
       log_on_main(fmt::format("{} has no zero-copy tensors: no rows for --memory zero-copy", name));

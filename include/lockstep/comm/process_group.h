@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -202,6 +203,11 @@ class ProcessGroup {
   /// Wraps any c10d backend, including third-party ones. `info.traits` describes what it supports; with empty
   /// `dtypes`, element types are not checked.
   ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info);
+  /// Does not compile: PyTorch's `group=None`.
+  template <std::same_as<decltype(nullptr)> None>
+  ProcessGroup(None /*none*/) {  // NOLINT: implicit
+    static_assert(sizeof(None) == 0, "for the default group leave the group out, or write {}");
+  }
 
   /// Whether this rank is in the group; false, too, after the group has been moved from. PyTorch:
   /// `group != GroupMember.NON_GROUP_MEMBER`.

@@ -12,7 +12,7 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/subset.h>
 #include <lockstep/device/pytree.h>
-#include <lockstep/transforms/transforms.h>
+#include <lockstep/transforms/geometry.h>
 
 namespace lockstep::data {
 

@@ -130,6 +130,8 @@ class GradBucket {
 /// ranks must make the same calls. PyTorch: `register_comm_hook(state, hook)`.
 using CommHook = std::function<BucketWork(GradBucket&)>;
 
+class PowerSGD;
+
 namespace ddp::detail {
 // Whether copies of a state refer to the same one.
 template <typename State>
@@ -138,6 +140,8 @@ template <typename State>
 inline constexpr bool kRefers<std::shared_ptr<State>> = true;
 template <typename State>
 inline constexpr bool kRefers<std::reference_wrapper<State>> = true;
+template <>
+inline constexpr bool kRefers<PowerSGD> = true;
 template <typename State>
 inline constexpr bool kIsShared = kRefers<std::remove_cvref_t<State>>;
 
@@ -214,6 +218,11 @@ class PowerSGD {
   struct State;
   std::shared_ptr<State> state_;
 };
+
+/// PyTorch's name of PowerSGD where it is given to powerSGD_hook.
+using PowerSGDState = PowerSGD;
+/// Calls `state`, with PyTorch's arguments of a hook: `register_comm_hook(state, powerSGD_hook)`.
+inline BucketWork powerSGD_hook(PowerSGDState& state, GradBucket& bucket) { return state(bucket); }
 
 /// Options of OneBit.
 struct OneBitOptions {
@@ -312,7 +321,9 @@ using lockstep::allreduce_hook, lockstep::fp16_compress_hook, lockstep::bf16_com
 using lockstep::bf16_compress_wrapper, lockstep::fp16_compress_wrapper;
 }  // namespace algorithms::ddp_comm_hooks::default_hooks
 namespace algorithms::ddp_comm_hooks::powerSGD_hook {
-using lockstep::PowerSGD, lockstep::PowerSGDOptions;
+using lockstep::PowerSGD, lockstep::PowerSGDOptions, lockstep::PowerSGDState, lockstep::powerSGD_hook;
 }  // namespace algorithms::ddp_comm_hooks::powerSGD_hook
+namespace default_hooks = algorithms::ddp_comm_hooks::default_hooks;
+namespace powerSGD = algorithms::ddp_comm_hooks::powerSGD_hook;  // as PyTorch's tutorials import it
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -114,9 +115,22 @@ class ZeroShards {
 /// The type of braces as the options of ZeroRedundancyOptimizer: the arguments of `Base` by name, if it has them.
 template <typename Base>
 struct ArgumentsByName {
-  /// Braces make none.
+  /// The learning rate by name. Does not compile.
+  struct Rate {
+    template <typename Number>
+    Rate(const Number& /*rate*/) {  // NOLINT: implicit by design
+      static_assert(sizeof(Number) == 0,
+                    "write torch::optim::AdamOptions(1e-3), or the class of lockstep: "
+                    "ZeroRedundancyOptimizer<optim::Adam>(params, {.lr = 1e-3})");
+    }
+  };
+  /// Python's arguments by name, which LibTorch's classes do not take.
   struct WriteTheOptionsOfBase {
-    WriteTheOptionsOfBase() = delete;
+    Rate lr;                                ///< does not compile
+    double momentum = 0;                    ///< of SGD
+    std::tuple<double, double> betas = {};  ///< of Adam and AdamW
+    double eps = 0;                         ///< of Adam and AdamW
+    double weight_decay = 0;                ///< of all
   };
   using type = WriteTheOptionsOfBase;  ///< does not compile
 };

@@ -64,15 +64,15 @@ void set_device(const c10::Device& device);
 void synchronize(const c10::Device& device);
 
 /// While it lives, functions of this thread that create tensors and are given no device create them on
-/// `device`, but torch::tensor() of a list. With at::kMeta, a module of any size is constructed without
+/// `device`, but torch::tensor() of a list. With "meta", a module of any size is constructed without
 /// memory. PyTorch: `with torch.device("meta")`.
 ///
-///     std::optional<lockstep::DeviceContext> meta(at::kMeta);
+///     std::optional<lockstep::DeviceContext> meta("meta");
 ///     Net net;
 ///     meta.reset();
 class DeviceContext {
  public:
-  explicit DeviceContext(c10::Device device);
+  explicit DeviceContext(DeviceId device);
   ~DeviceContext();
   DeviceContext(const DeviceContext&) = delete;
   DeviceContext& operator=(const DeviceContext&) = delete;

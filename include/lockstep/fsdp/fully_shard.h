@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -15,6 +16,7 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/device/device.h>
 #include <lockstep/device/module_ref.h>
 #include <lockstep/device/pytree.h>
 #include <lockstep/nn/wrapped_module.h>
@@ -317,7 +319,7 @@ inline void trace(const FSDPModule& module, const std::string& path, int steps =
 
 /// Options of to_empty().
 struct ToEmptyOptions {
-  c10::Device device = c10::kCPU;  ///< where the memory is allocated
+  DeviceId device = c10::kCPU;  ///< where the memory is allocated
   /// Initializes the parameters and buffers that a module registers itself, which are whole and ordinary
   /// tensors during the call. Called on all ranks for each module that has such tensors on device meta,
   /// children first. All ranks set the same values; of a parameter each keeps its rows. Default: the values
@@ -329,7 +331,7 @@ struct ToEmptyOptions {
 /// sharded parameter this rank's rows only. Optimizers of the rows stay valid. After an error, every use of the
 /// module's parameters throws. Collective. PyTorch: `torch.nn.Module.to_empty`.
 ///
-///     std::optional<DeviceContext> meta(at::kMeta);
+///     std::optional<DeviceContext> meta("meta");
 ///     Net net;
 ///     meta.reset();
 ///     for (auto& layer : *net->layers) fully_shard(layer);
@@ -339,6 +341,12 @@ struct ToEmptyOptions {
 ///     distributed_checkpoint::load(weights, folder);
 void to_empty(ModuleRef module, const ToEmptyOptions& options = {},
               std::source_location where = std::source_location::current());
+/// Takes the device alone: `to_empty(net, "cuda")`.
+template <std::convertible_to<DeviceId> Device>
+void to_empty(ModuleRef module, const Device& device,
+              std::source_location where = std::source_location::current()) {
+  to_empty(module, ToEmptyOptions{.device = device}, where);
+}
 
 /// Scales the gradients of all shards of the module so that their norm over all ranks is at most `max_norm`.
 /// Returns the norm before, computed in float64, with the same bits on all ranks. Collective. Ignored

@@ -317,7 +317,7 @@ class FusedOptimizerOf : public FusedOptimizer {
       : FusedOptimizerOf(std::move(params), Options(arguments)) {}
   /// Groups by name. A group takes from `arguments` the values that it leaves out. Throws ArgumentError as add_param_group() does.
   template <typename = void>
-  FusedOptimizerOf(const std::vector<Group>& groups, const Arguments& arguments = {})
+  explicit FusedOptimizerOf(const std::vector<Group>& groups, const Arguments& arguments = {})
       : FusedOptimizerOf(std::vector<torch::optim::OptimizerParamGroup>{}, Options(arguments)) {
     for (const auto& group : groups) add_group(group);
   }

@@ -24,13 +24,11 @@
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/pipelining/schedule.h>
+#include <lockstep/pipelining/schedule_arguments.h>
 
 /// Pipeline parallelism: each rank has some layers of a model, and micro-batches pass from rank to rank.
 /// PyTorch: `torch.distributed.pipelining`.
 namespace lockstep::pipelining {
-
-/// A list of tensors: inputs, outputs, targets or losses.
-using Tensors = std::vector<at::Tensor>;
 
 /// Options of PipelineStage.
 struct PipelineStageOptions {
@@ -164,57 +162,6 @@ class PipelineStage {
   PipelineStageOptions options_;
 };
 
-/// Options of all schedules.
-struct PipelineScheduleOptions {
-  /// Whether gradients are divided by the number of micro-batches, which is right for a loss that averages
-  /// over a batch.
-  bool scale_grads = true;
-  /// The dimension in which the tensors of arguments, target and outputs are split. PyTorch:
-  /// `args_chunk_spec`, `output_merge_spec`.
-  std::int64_t chunk_dim = 0;
-  /// Whether step() and eval() return the outputs. PyTorch: an argument of `step()`.
-  bool return_outputs = true;
-};
-
-/// The loss of a micro-batch from the output of the last stage and the target: a tensor with one element.
-/// AnyPyTree converts, so `[](const at::Tensor& output, const at::Tensor& target) { ... }` is one as well.
-using LossFunction = std::function<at::Tensor(const AnyPyTree& output, const AnyPyTree& target)>;
-
-/// The arguments of a schedule's class by name: `Schedule1F1B(stage, {.n_microbatches = 4, .loss_fn = loss})`. The
-/// last three are those of PipelineScheduleOptions.
-struct PipelineScheduleArguments {
-  int n_microbatches = 0;      ///< 1 or more
-  LossFunction loss_fn = {};   ///< on the rank of the last stage
-  bool scale_grads = true;     ///< whether gradients are divided by n_microbatches
-  std::int64_t chunk_dim = 0;  ///< the dimension in which tensors are split
-  bool return_outputs = true;  ///< whether step() and eval() return the outputs
-};
-
-/// The list that gets the loss of each micro-batch: a vector, or a pointer to one; nullptr: none.
-class LossList {
- public:
-  LossList() = default;
-  LossList(std::nullptr_t) {}                    // NOLINT: implicit by design
-  LossList(Tensors* losses) : list_(losses) {}   // NOLINT: implicit by design
-  LossList(Tensors& losses) : list_(&losses) {}  // NOLINT: implicit by design
-  operator Tensors*() const { return list_; }    // NOLINT: implicit by design
-
- private:
-  Tensors* list_ = nullptr;
-};
-
-/// The arguments of PipelineSchedule::step() and eval() by their names, e.g. `{.target = y, .losses = losses}`.
-struct StepArguments {
-  /// Makes an initializer without names invalid, which would be the args of step() alone.
-  struct Named {
-    Named() = default;
-  };
-  Named named = {};           ///< leave it out
-  AnyPyTree args = {};        ///< the inputs of stage 0
-  AnyPyTree target = {};      ///< what the loss compares the outputs with
-  LossList losses = nullptr;  ///< gets the loss of each micro-batch
-};
-
 /// Runs a plan. PyTorch: `PipelineScheduleMulti`, and `_PipelineScheduleRuntime` for a plan of your own.
 ///
 /// All ranks of the group make schedules with the same plan and call step() and eval() the same number of
@@ -321,6 +268,16 @@ class PipelineScheduleMulti : public PipelineSchedule {
                         std::source_location where = std::source_location::current())
       : PipelineSchedule(stages, detail::named_plan(name.text, stages, n_microbatches, where),
                          std::move(loss_fn), options, where) {}
+  /// With the loss and what follows by name: `Schedule1F1B(stage, 4, {.loss_fn = loss})`.
+  template <typename = void>
+  PipelineScheduleMulti(const std::vector<PipelineStage>& stages, int n_microbatches,
+                        const PipelineLossArguments& arguments,
+                        std::source_location where = std::source_location::current())
+      : PipelineScheduleMulti(stages, n_microbatches, arguments.loss_fn,
+                              {.scale_grads = arguments.scale_grads,
+                               .chunk_dim = arguments.chunk_dim,
+                               .return_outputs = arguments.return_outputs},
+                              where) {}
   /// With arguments by name.
   PipelineScheduleMulti(const std::vector<PipelineStage>& stages, const PipelineScheduleArguments& arguments,
                         std::source_location where = std::source_location::current())
@@ -338,6 +295,16 @@ class PipelineScheduleSingle : public PipelineScheduleMulti<name> {
                          const PipelineScheduleOptions& options = {},
                          std::source_location where = std::source_location::current())
       : PipelineScheduleMulti<name>({stage}, n_microbatches, std::move(loss_fn), options, where) {}
+  /// With the loss and what follows by name: `Schedule1F1B(stage, 4, {.loss_fn = loss})`.
+  template <typename = void>
+  PipelineScheduleSingle(const PipelineStage& stage, int n_microbatches,
+                         const PipelineLossArguments& arguments,
+                         std::source_location where = std::source_location::current())
+      : PipelineScheduleSingle(stage, n_microbatches, arguments.loss_fn,
+                               {.scale_grads = arguments.scale_grads,
+                                .chunk_dim = arguments.chunk_dim,
+                                .return_outputs = arguments.return_outputs},
+                               where) {}
   /// With arguments by name.
   PipelineScheduleSingle(const PipelineStage& stage, const PipelineScheduleArguments& arguments,
                          std::source_location where = std::source_location::current())

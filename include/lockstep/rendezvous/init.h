@@ -224,13 +224,13 @@ inline ProcessGroup new_group(const std::vector<int>& ranks, Timeout timeout, co
   return new_group(ranks, GroupOptions{.timeout = timeout, .backend = backend}, where);
 }
 
-/// Splits a group of this run: returns the new group of the part of `split_ranks` that this rank is in. On a
-/// rank in no part the result converts to false. Parts hold ranks within `parent_pg`; a rank's position in its part is its rank in the new group,
+/// Splits a group of this run, with `{}` the default group: returns the new group of the part of `split_ranks` that this
+/// rank is in. On a rank in no part the result converts to false. Parts hold ranks within `parent_pg`; a rank's position in its part is its rank in the new group,
 /// and no rank is in two. Only the ranks of `parent_pg` call it, all with the same arguments. Backend,
 /// timeout and NCCL options are by default the parent's. Any backend. PyTorch:
 /// `torch.distributed.split_group` (which sorts the ranks of a part before 2.14).
-ProcessGroup split_group(const ProcessGroup& parent_pg, const std::vector<std::vector<int>>& split_ranks,
-                         const GroupOptions& options = {},
+ProcessGroup split_group(const std::optional<ProcessGroup>& parent_pg,
+                         const std::vector<std::vector<int>>& split_ranks, const GroupOptions& options = {},
                          std::source_location where = std::source_location::current());
 
 /// The group of this rank, which converts to false on a rank in none, and all groups in their order:

@@ -23,8 +23,8 @@
 // - `src` and `dst` are global ranks, as in Python; ProcessGroup takes ranks within the group. A rank outside of
 //   the group is an ArgumentError.
 //
-// The functions that reduce also take the operation by name: `all_reduce(tensor, {.op = ReduceOp::AVG})`; messages
-// take the tag: `send(tensor, 1, {.tag = 3})`.
+// They also take PyTorch's keyword arguments by name: `all_reduce(tensor, {.op = ReduceOp::AVG})`,
+// `gather(tensor, list, {.dst = 1})`, `send(tensor, {.dst = 1, .tag = 3})`: runtime/collectives_by_name.h.
 // PyTorch's `async_op=True` is the function with the suffix `_async`, or isend() and irecv().
 namespace lockstep {
 
@@ -115,21 +115,21 @@ Work all_gather_into_tensor_async(const at::Tensor& output_tensor, const at::Ten
 
 /// ProcessGroup::gather(): on global rank `dst`, gather_list[i] becomes `tensor` of rank i of the group; on
 /// other ranks the list is empty. PyTorch: `torch.distributed.gather`.
-void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {}, int dst = 0,
+void gather(const at::Tensor& tensor, at::TensorList gather_list = {}, int dst = 0,
             const CollectiveOptions& options = {}, AsyncOp async_op = false,
             std::source_location where = std::source_location::current());
 /// ProcessGroup::gather_async(): gather() without waiting. PyTorch: `gather(async_op=True)`.
-Work gather_async(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {}, int dst = 0,
+Work gather_async(const at::Tensor& tensor, at::TensorList gather_list = {}, int dst = 0,
                   const CollectiveOptions& options = {},
                   std::source_location where = std::source_location::current());
 
 /// ProcessGroup::scatter(): `tensor` becomes the tensor that scatter_list of global rank `src` has for this
 /// rank; on other ranks the list is empty. PyTorch: `torch.distributed.scatter`.
-void scatter(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list = {}, int src = 0,
+void scatter(const at::Tensor& tensor, at::TensorList scatter_list = {}, int src = 0,
              const CollectiveOptions& options = {}, AsyncOp async_op = false,
              std::source_location where = std::source_location::current());
 /// ProcessGroup::scatter_async(): scatter() without waiting. PyTorch: `scatter(async_op=True)`.
-Work scatter_async(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list = {}, int src = 0,
+Work scatter_async(const at::Tensor& tensor, at::TensorList scatter_list = {}, int src = 0,
                    const CollectiveOptions& options = {},
                    std::source_location where = std::source_location::current());
 
@@ -283,109 +283,5 @@ void scatter_object_list(std::vector<Value>& scatter_object_output_list,
                          const std::vector<Value>& scatter_object_input_list = {}, int src = 0,
                          const CollectiveOptions& options = {},
                          std::source_location where = std::source_location::current());
-
-// Functions of these are templates, so that `{}` and a list without names are the arguments above.
-
-/// Arguments of the functions that reduce, by name: `all_reduce(tensor, {.op = ReduceOp::AVG, .group = group})`.
-struct ReduceOptions {
-  ReduceOp op = ReduceOp::SUM;             ///< how the tensors of all ranks become one
-  std::optional<ProcessGroup> group = {};  ///< default: the default group
-  AsyncOp async_op = false;  ///< true does not compile: call the function with the suffix _async
-};
-/// Arguments of broadcast(), by name: `broadcast(tensor, {.src = 0, .group = group})`.
-struct BroadcastOptions {
-  RequiredRank src;                        ///< global rank
-  std::optional<ProcessGroup> group = {};  ///< default: the default group
-  AsyncOp async_op = false;  ///< true does not compile: call the function with the suffix _async
-};
-/// The last arguments of send(), isend(), recv() and irecv(), by name: `send(tensor, 1, {.tag = 3})`.
-struct MessageOptions {
-  std::optional<ProcessGroup> group = {};  ///< default: the default group
-  int tag = 0;                             ///< of the call on the other rank
-};
-/// Arguments of monitored_barrier(), by name: `monitored_barrier({.timeout = 30})`.
-struct MonitoredBarrierOptions {
-  std::optional<ProcessGroup> group = {};  ///< default: the default group
-  std::optional<Timeout> timeout = {};     ///< default: that of the group
-  bool wait_all_ranks = false;             ///< names all missing ranks instead of the first
-};
-template <typename = void>
-void broadcast(const at::Tensor& tensor, const BroadcastOptions& options,
-               std::source_location where = std::source_location::current()) {
-  broadcast(tensor, options.src, {options.group}, false, where);
-}
-template <typename = void>
-Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options,
-                     std::source_location where = std::source_location::current()) {
-  return broadcast_async(tensor, options.src, {options.group}, where);
-}
-template <typename = void>
-void send(const at::Tensor& tensor, int dst, const MessageOptions& options,
-          std::source_location where = std::source_location::current()) {
-  send(tensor, dst, {options.group}, options.tag, where);
-}
-template <typename = void>
-Work isend(const at::Tensor& tensor, int dst, const MessageOptions& options,
-           std::source_location where = std::source_location::current()) {
-  return isend(tensor, dst, {options.group}, options.tag, where);
-}
-template <typename = void>
-int recv(const at::Tensor& tensor, std::optional<int> src, const MessageOptions& options,
-         std::source_location where = std::source_location::current()) {
-  return recv(tensor, src, {options.group}, options.tag, where);
-}
-template <typename = void>
-Work irecv(const at::Tensor& tensor, std::optional<int> src, const MessageOptions& options,
-           std::source_location where = std::source_location::current()) {
-  return irecv(tensor, src, {options.group}, options.tag, where);
-}
-template <typename = void>
-void monitored_barrier(const MonitoredBarrierOptions& options,
-                       std::source_location where = std::source_location::current()) {
-  monitored_barrier(options.group, options.timeout, options.wait_all_ranks, where);
-}
-template <typename = void>
-void all_reduce(const at::Tensor& tensor, const ReduceOptions& options,
-                std::source_location where = std::source_location::current()) {
-  all_reduce(tensor, options.op, {options.group}, false, where);
-}
-template <typename = void>
-Work all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options,
-                      std::source_location where = std::source_location::current()) {
-  return all_reduce_async(tensor, options.op, {options.group}, where);
-}
-template <typename = void>
-void reduce(const at::Tensor& tensor, int dst, const ReduceOptions& options,
-            std::source_location where = std::source_location::current()) {
-  reduce(tensor, dst, options.op, {options.group}, false, where);
-}
-template <typename = void>
-Work reduce_async(const at::Tensor& tensor, int dst, const ReduceOptions& options,
-                  std::source_location where = std::source_location::current()) {
-  return reduce_async(tensor, dst, options.op, {options.group}, where);
-}
-template <typename = void>
-void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
-                    const ReduceOptions& options,
-                    std::source_location where = std::source_location::current()) {
-  reduce_scatter(output, input_list, options.op, {options.group}, false, where);
-}
-template <typename = void>
-Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& input_list,
-                          const ReduceOptions& options,
-                          std::source_location where = std::source_location::current()) {
-  return reduce_scatter_async(output, input_list, options.op, {options.group}, where);
-}
-template <typename = void>
-void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceOptions& options,
-                           std::source_location where = std::source_location::current()) {
-  reduce_scatter_tensor(output, input, options.op, {options.group}, false, where);
-}
-template <typename = void>
-Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                 const ReduceOptions& options,
-                                 std::source_location where = std::source_location::current()) {
-  return reduce_scatter_tensor_async(output, input, options.op, {options.group}, where);
-}
 
 }  // namespace lockstep

@@ -79,7 +79,7 @@ struct GroupOptions {
   std::optional<Timeout> timeout = std::nullopt;   ///< for each call; default: that of the default group
   std::string backend = {};                        ///< as InitOptions::backend; empty: that of init()
   std::optional<NcclOptions> nccl = std::nullopt;  ///< default: those of the default group
-  std::string group_name = {};                     ///< for messages; default "group 1", ...
+  std::string group_desc = {};                     ///< name in messages; default "group 1", ...
 };
 
 }  // namespace lockstep

@@ -254,14 +254,23 @@ struct DTensor {
         "there is no DTensor: full_tensor(net, name) is a whole parameter, ShardedTensor a part in a "
         "state dict");
   }
+  /// The last argument of from_local().
+  struct FromLocalOptions {
+    bool run_check = false;  ///< whether ranks compare what they pass
+  };
   /// Does not compile.
-  template <typename... Arguments>
-  static DTensor from_local(const Arguments&... arguments) {
-    return DTensor(arguments...);
+  template <typename Tensor>
+  static DTensor from_local(const Tensor& tensor, const DeviceMesh& mesh,
+                            const std::vector<Placement>& /*placements*/ = {},
+                            const FromLocalOptions& /*options*/ = {}) {
+    return DTensor(tensor, mesh);
   }
 };
 }  // namespace lockstep::tensor
 
+// Without a namespace, as Python imports them. The functions and layers that PyTorch does not have are in tensor_parallel.
 namespace lockstep {
-using tensor::DTensor;
+using tensor::DTensor, tensor::distribute_tensor, tensor::Partial, tensor::Replicate, tensor::Shard;
+using tensor_parallel::ColwiseParallel, tensor_parallel::PrepareModuleInput, tensor_parallel::RowwiseParallel;
+using tensor_parallel::parallelize_module, tensor_parallel::SequenceParallel;
 }  // namespace lockstep

@@ -11,7 +11,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/transforms/geometry.h>
-#include <lockstep/transforms/transforms.h>
 
 // Policies of operations on colours and geometry, for images of 1 or 3 channels.
 // Transforms of a batch: each sample is mixed with the one before it.

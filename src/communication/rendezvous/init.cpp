@@ -210,10 +210,12 @@ ProcessGroup new_group(const std::vector<int>& ranks, const GroupOptions& option
   return runtime::require_run("lockstep::new_group").new_group(ranks, options);
 }
 
-ProcessGroup split_group(const ProcessGroup& parent_pg, const std::vector<std::vector<int>>& split_ranks,
-                         const GroupOptions& options, std::source_location where) {
+ProcessGroup split_group(const std::optional<ProcessGroup>& parent_pg,
+                         const std::vector<std::vector<int>>& split_ranks, const GroupOptions& options,
+                         std::source_location where) {
   const CallerPlace place(where);
-  return runtime::require_run("lockstep::split_group").split_group(parent_pg, split_ranks, options);
+  auto& run = runtime::require_run("lockstep::split_group");
+  return run.split_group(parent_pg ? *parent_pg : run.group(), split_ranks, options);
 }
 
 Subgroups new_subgroups(int group_size, const GroupOptions& options, std::source_location where) {

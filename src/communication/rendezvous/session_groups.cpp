@@ -59,7 +59,7 @@ ProcessGroup Session::new_group(std::vector<int> ranks, const GroupOptions& opti
       "new_group",
       {.key = fmt::format("{}", number), .backend = wanted, .nccl = options.nccl.value_or(config_.nccl)},
       ranks,
-      {.name = options.group_name.empty() ? fmt::format("group {}", number) : options.group_name,
+      {.name = options.group_desc.empty() ? fmt::format("group {}", number) : options.group_desc,
        .timeout = options.timeout.value_or(group_->timeout())});
 }
 
@@ -78,8 +78,8 @@ ProcessGroup Session::split_group(const ProcessGroup& parent,
   const auto number = comm::state_of(parent).next_scope();
   if (!options.backend.empty()) recipe.backend = backends::BackendSpec::parse(options.backend);
   if (options.nccl) recipe.nccl = *options.nccl;
-  ProcessGroupInfo info{.name = options.group_name.empty() ? fmt::format("{}:split:{}", parent.name(), number)
-                                                           : options.group_name,
+  ProcessGroupInfo info{.name = options.group_desc.empty() ? fmt::format("{}:split:{}", parent.name(), number)
+                                                           : options.group_desc,
                         .timeout = options.timeout.value_or(parent.timeout())};
   const auto own = std::ranges::find_if(
       split_ranks, [&](const auto& part) { return std::ranges::find(part, parent.rank()) != part.end(); });

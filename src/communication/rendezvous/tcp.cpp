@@ -142,7 +142,7 @@ struct Greeting {
 // number, which say that it is a client, the number 13, and a number that the store sends back.
 constexpr std::string_view kGreeting("\x00\xce\xf7\x85\x3c\x0dLOCK", 10);
 constexpr std::string_view kEcho = "LOCK";
-constexpr std::chrono::milliseconds kAnswerLimit{500};
+constexpr std::chrono::milliseconds kGreetingLimit{500};
 // Most servers answer to it or have sent a greeting before.
 constexpr std::string_view kRequest = "GET / HTTP/1.0\r\n\r\n";
 
@@ -294,7 +294,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int
 }
 
 std::string answer_of_foreign_server(const Endpoint& server) {
-  const Deadline deadline(kAnswerLimit);
+  const Deadline deadline(kGreetingLimit);
   for (const auto& address : resolve_now(server.host, server.port).addresses) {
     const auto socket = connect_to(address, deadline);
     if (!socket) continue;

@@ -115,30 +115,30 @@ Work all_gather_into_tensor_async(const at::Tensor& output_tensor, const at::Ten
   return on->all_gather_into_tensor_async(output_tensor, input_tensor, where);
 }
 
-void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list, int dst,
-            const CollectiveOptions& options, AsyncOp /*async_op*/, std::source_location where) {
+void gather(const at::Tensor& tensor, at::TensorList gather_list, int dst, const CollectiveOptions& options,
+            AsyncOp /*async_op*/, std::source_location where) {
   const Target on("gather", options.group, where);
   if (on.skips()) return;
-  on->gather(tensor, gather_list, on.rank_of(dst), where);
+  on->gather(tensor, gather_list.vec(), on.rank_of(dst), where);
 }
-Work gather_async(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list, int dst,
+Work gather_async(const at::Tensor& tensor, at::TensorList gather_list, int dst,
                   const CollectiveOptions& options, std::source_location where) {
   const Target on("gather_async", options.group, where);
   if (on.skips()) return {};
-  return on->gather_async(tensor, gather_list, on.rank_of(dst), where);
+  return on->gather_async(tensor, gather_list.vec(), on.rank_of(dst), where);
 }
 
-void scatter(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list, int src,
-             const CollectiveOptions& options, AsyncOp /*async_op*/, std::source_location where) {
+void scatter(const at::Tensor& tensor, at::TensorList scatter_list, int src, const CollectiveOptions& options,
+             AsyncOp /*async_op*/, std::source_location where) {
   const Target on("scatter", options.group, where);
   if (on.skips()) return;
-  on->scatter(tensor, scatter_list, on.rank_of(src), where);
+  on->scatter(tensor, scatter_list.vec(), on.rank_of(src), where);
 }
-Work scatter_async(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list, int src,
+Work scatter_async(const at::Tensor& tensor, at::TensorList scatter_list, int src,
                    const CollectiveOptions& options, std::source_location where) {
   const Target on("scatter_async", options.group, where);
   if (on.skips()) return {};
-  return on->scatter_async(tensor, scatter_list, on.rank_of(src), where);
+  return on->scatter_async(tensor, scatter_list.vec(), on.rank_of(src), where);
 }
 
 void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& input_list, ReduceOp op,

@@ -111,7 +111,7 @@ std::optional<ProcessGroup> make_group(const at::Tensor& ranks, const MeshRanks:
   for (std::int64_t i = 0; i < rows.size(0); ++i) {
     auto members = to_vector(rows[i]);
     std::ranges::sort(members);
-    if (auto group = run.new_group(members, {.backend = backend, .group_name = "mesh_" + label}))
+    if (auto group = run.new_group(members, {.backend = backend, .group_desc = "mesh_" + label}))
       own = std::move(group);
   }
   return own;

@@ -9,7 +9,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/transforms/geometry.h>
-#include <lockstep/transforms/transforms.h>
 
 // The edge of the layer: each check throws ArgumentError that names the transform and the value.
 namespace lockstep::transforms {

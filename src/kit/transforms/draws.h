@@ -9,7 +9,7 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/scalar_tensor.h>
 
-#include <lockstep/transforms/transforms.h>
+#include <lockstep/transforms/geometry.h>
 
 // The random numbers of torchvision, from the same calls of LibTorch.
 namespace lockstep::transforms {

@@ -11,7 +11,6 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/transforms/geometry.h>
-#include <lockstep/transforms/transforms.h>
 
 namespace lockstep::transforms {
 

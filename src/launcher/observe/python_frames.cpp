@@ -32,7 +32,7 @@ bool runs_python(int pid) {
   return false;
 }
 
-std::string text_of(const json& frame) {
+std::string frame_text(const json& frame) {
   const auto file = frame.at("filename").get<std::string>();
   return fmt::format("Python: {} at {}:{}", frame.at("name").get<std::string>(),
                      std::filesystem::path(file).filename().string(), frame.at("line").get<int>());
@@ -46,7 +46,7 @@ PythonFrames python_frames_from(const std::string& text) {
     for (const auto& thread : json::parse(text)) {
       if (thread.at("os_thread_id").is_null()) continue;  // py-spy does not know it
       auto& frames = found.threads[thread["os_thread_id"].get<int>()];
-      for (const auto& frame : thread.at("frames")) frames.push_back(text_of(frame));
+      for (const auto& frame : thread.at("frames")) frames.push_back(frame_text(frame));
     }
   } catch (const json::exception& error) {
     throw Error(fmt::format("py-spy has printed a text that is not a list of threads: {}", error.what()));

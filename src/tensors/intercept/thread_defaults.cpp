@@ -129,9 +129,9 @@ std::optional<at::Generator> ThreadGenerator::current() { return call_defaults()
 
 namespace lockstep {
 
-DeviceContext::DeviceContext(c10::Device device)
+DeviceContext::DeviceContext(DeviceId device)
     : key_((intercept::register_factory_kernels(), c10::DispatchKeySet(intercept::kModeKey))),
-      outer_(std::exchange(intercept::call_defaults().device, device)) {}
+      outer_(std::exchange(intercept::call_defaults().device, c10::Device(device))) {}
 
 DeviceContext::~DeviceContext() { intercept::call_defaults().device = outer_; }
 

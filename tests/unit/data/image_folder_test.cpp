@@ -11,7 +11,6 @@
 #include <lockstep/data/loader.h>
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/vision.h>
-#include <lockstep/transforms/geometry.h>
 #include <lockstep/transforms/transforms.h>
 
 #include "support/error_of.h"

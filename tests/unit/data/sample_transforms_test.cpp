@@ -8,7 +8,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/files.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/transforms/geometry.h>
 #include <lockstep/transforms/transforms.h>
 
 #include "support/temp_folder.h"

@@ -5,8 +5,6 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/transforms/augment.h>
-#include <lockstep/transforms/geometry.h>
 #include <lockstep/transforms/transforms.h>
 
 namespace lockstep::transforms {

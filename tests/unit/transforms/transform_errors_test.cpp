@@ -8,8 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/transforms/augment.h>
-#include <lockstep/transforms/geometry.h>
 #include <lockstep/transforms/transforms.h>
 
 #include "support/error_of.h"
