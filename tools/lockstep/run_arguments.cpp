@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "run_arguments.h"
+
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -13,7 +15,6 @@
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "machine/command.h"
-#include "run_arguments.h"
 
 namespace lockstep::cli {
 namespace {

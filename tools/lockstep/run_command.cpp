@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "run_command.h"
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>

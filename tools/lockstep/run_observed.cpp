@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "run_observed.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -15,7 +17,6 @@
 #include "observe/metrics.h"
 #include "rank_watch.h"
 #include "run_command.h"
-#include "run_observed.h"
 #include "run_report.h"
 
 namespace lockstep::cli {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/generations.h"
+
 #include <algorithm>
 
 #include <c10/util/Exception.h>
@@ -11,7 +13,6 @@
 #include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"
-#include "rendezvous/generations.h"
 
 namespace lockstep::rendezvous {
 namespace {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/host_loss_watch.h"
+
 #include <utility>
 
 #include "base/limits.h"
-#include "rendezvous/host_loss_watch.h"
 
 namespace lockstep::rendezvous {
 namespace {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/session.h"
+
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -19,7 +21,6 @@
 #include "comm/group_state.h"
 #include "comm/membership.h"
 #include "rendezvous/python_group.h"
-#include "rendezvous/session.h"
 
 namespace lockstep::rendezvous {
 namespace {

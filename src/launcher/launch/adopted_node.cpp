@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/adopted_node.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "base/text.h"
 #include "base/throw_error.h"
-#include "launch/adopted_node.h"
 
 namespace lockstep::launch {
 namespace {

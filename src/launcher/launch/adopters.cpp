@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/adopters.h"
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -16,7 +18,6 @@
 #include "base/limits.h"
 #include "base/sockets.h"
 #include "base/throw_error.h"
-#include "launch/adopters.h"
 #include "launch/guard.h"
 #include "launch/launch_limits.h"
 #include "launch/process_tree.h"

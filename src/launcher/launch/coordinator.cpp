@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/coordinator.h"
+
 #include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launch/coordinator.h"
 
 namespace lockstep::launch {
 namespace {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/coordinator_client.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -8,7 +10,6 @@
 #include "base/host.h"
 #include "base/sockets.h"
 #include "base/throw_error.h"
-#include "launch/coordinator_client.h"
 #include "launch/coordinator_server.h"
 #include "launch/worker_group.h"
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/launch.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
@@ -19,7 +21,6 @@
 #include "launch/adopters.h"
 #include "launch/coordinator_server.h"
 #include "launch/environment.h"
-#include "launch/launch.h"
 #include "launch/launch_limits.h"
 #include "launch/launch_view.h"
 #include "launch/metrics_server.h"

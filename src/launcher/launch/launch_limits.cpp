@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/launch_limits.h"
+
 #include <algorithm>
 
 #include <fmt/format.h>
 
 #include "launch/coordinator.h"
-#include "launch/launch_limits.h"
 #include "launch/process_tree.h"
 
 namespace lockstep::launch {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/messages.h"
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -11,7 +13,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/throw_error.h"
-#include "launch/messages.h"
 
 template <typename Value>
 struct nlohmann::adl_serializer<std::optional<Value>> {

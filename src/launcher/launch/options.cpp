@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/options.h"
+
 #include <algorithm>
 #include <sstream>
 #include <string.h>
@@ -10,7 +12,6 @@
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "launch/environment.h"
-#include "launch/options.h"
 #include "machine/gpu.h"
 
 namespace lockstep::launch {

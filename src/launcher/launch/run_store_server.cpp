@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/run_store_server.h"
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -12,7 +14,6 @@
 #include "base/sockets.h"
 #include "base/text.h"
 #include "base/throw_error.h"
-#include "launch/run_store_server.h"
 
 namespace lockstep::launch {
 namespace {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/supervisor.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -15,7 +17,6 @@
 #include "launch/launch.h"
 #include "launch/launch_limits.h"
 #include "launch/process_tree.h"
-#include "launch/supervisor.h"
 
 namespace lockstep::launch {
 namespace {

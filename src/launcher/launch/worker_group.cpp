@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/worker_group.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -17,7 +19,6 @@
 #include "launch/launch.h"
 #include "launch/launch_limits.h"
 #include "launch/run_store_server.h"
-#include "launch/worker_group.h"
 
 namespace lockstep::launch {
 namespace {

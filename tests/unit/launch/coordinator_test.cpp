@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/coordinator.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launch/coordinator.h"
 #include "unit/launch/fake_run.h"
 
 namespace lockstep::launch {

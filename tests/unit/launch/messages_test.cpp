@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/messages.h"
+
 #include <csignal>
 
 #include <gmock/gmock.h>
@@ -8,7 +10,6 @@
 #include <lockstep/version.h>
 
 #include "launch/account.h"
-#include "launch/messages.h"
 #include "launch/options.h"
 
 namespace lockstep::launch {

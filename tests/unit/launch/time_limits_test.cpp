@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/time_limits.h"
+
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -11,7 +13,6 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/time_limits.h"
 #include "launch/environment.h"
 #include "launch/launch_limits.h"
 #include "support/error_of.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/run_store.h"
+
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -19,7 +21,6 @@
 #include "launch/run_store_server.h"
 #include "rendezvous/generations.h"
 #include "rendezvous/remote_store.h"
-#include "rendezvous/run_store.h"
 #include "support/error_of.h"
 
 namespace lockstep::testing {
