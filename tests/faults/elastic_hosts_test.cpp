@@ -153,8 +153,8 @@ TEST_P(LostLauncher, EndsTheRun) {
   training.launcher(lost).send(SIGKILL);
   auto& other = training.launcher(1 - lost);
   EXPECT_GT(other.finish(), 0) << training.err();
-  EXPECT_THAT(other.err(),
-              HasSubstr(lost == 0 ? "; stopping this node's ranks" : "was lost: its connection closed"));
+  EXPECT_THAT(other.err(), HasSubstr(lost == 0 ? ", so the run ends; stopping this node's ranks"
+                                               : "was lost: its connection closed"));
   for (int host = 0; host < kHosts; ++host) training.launcher(host).wait_for_no_family();
 }
 INSTANTIATE_TEST_SUITE_P(OfNode, LostLauncher, ::testing::Values(0, 1));

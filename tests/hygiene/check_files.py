@@ -13,7 +13,7 @@ import sources
 
 FRAGMENT = 30  # lines of code
 FRAGMENTS = 30  # files
-LISTED_FILES = 40
+LISTED_FILES = 41
 # Reason: files.
 WITHOUT_HEADER = {
     "backends, which backends/factories.h declares": """src/communication/backends/device_dispatch/device_dispatch_backend.cpp
@@ -32,7 +32,8 @@ WITHOUT_HEADER = {
     "second files of a header, without which the first would have more than 400 lines": """
         src/communication/comm/object_collectives.cpp src/communication/rendezvous/session_groups.cpp
         src/communication/runtime/value_objects.cpp src/kit/data/image_folder.cpp src/kit/data/modelnet.cpp
-        src/kit/metrics/class_metrics.cpp src/parallel/fsdp/fsdp_module.cpp src/parallel/fsdp/tree_checks.cpp
+        src/kit/metrics/class_metrics.cpp src/launcher/launch/changing_nodes.cpp src/launcher/launch/lost_ranks.cpp
+        src/parallel/fsdp/fsdp_module.cpp src/parallel/fsdp/tree_checks.cpp
         src/parallel/pipelining/lowering.cpp src/parallel/tensor_parallel/loss_parallel.cpp
         src/tensors/device/caching_cpu_allocator.cpp src/tensors/serialize/dict.cpp""",
 }

@@ -231,7 +231,7 @@ void set_node_of_hosts(const RunArguments& arguments, const Env& env, launch::La
   if (options.on_loss != launch::OnLoss::restart) {
     throw_error<ArgumentError>(
         "--on-loss {} does not support --hosts; leave one of them out{}", launch::text_of(options.on_loss),
-        options.on_loss == launch::OnLoss::replace ? ", or start a launcher on each host with --nnodes" : "");
+        launch::replaces_ranks(options.on_loss) ? ", or start a launcher on each host with --nnodes" : "");
   }
   if (!has_no_node_options(arguments)) {
     throw ArgumentError(
@@ -254,9 +254,7 @@ void set_node_of_hosts(const RunArguments& arguments, const Env& env, launch::La
   options.master_addr = options.nodes->endpoint.host;
 }
 
-}  // namespace
-
-void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
+void set_nodes(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   check_backend(arguments.rdzv_backend);
   if (!arguments.hosts.empty()) return set_node_of_hosts(arguments, env, options);
   if (const auto step = has_no_node_options(arguments) ? slurm_nodes(env) : std::nullopt) {
@@ -283,6 +281,27 @@ void set_rendezvous(const RunArguments& arguments, const Env& env, launch::Launc
     options.nodes->secret = launch::read_secret(arguments.secret_file, env);
     options.master_addr = options.nodes->endpoint.host;
   }
+}
+
+// What is this launcher's own is that of the one that has started it.
+void set_adopted(const std::string& text, launch::LaunchOptions& options) {
+  auto node = launch::parse_adopted(text);
+  if (!options.nodes) throw ArgumentError("--adopt: the run has one node; no other node can take its place");
+  if (options.nodes->node_rank) options.nodes->node_rank = node.node_rank;
+  options.nodes->is_host = false;
+  options.nproc_per_node = static_cast<int>(node.threads.size());
+  options.role = node.role;
+  options.bind = machine::Binding::none;
+  options.metrics.reset();
+  options.output.error_file.clear();
+  options.adopted = std::move(node);
+}
+
+}  // namespace
+
+void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
+  set_nodes(arguments, env, options);
+  if (!arguments.adopt.empty()) set_adopted(arguments.adopt, options);
 }
 
 namespace {

@@ -31,6 +31,7 @@ struct RunArguments {
   std::string lockstep{};
   std::vector<std::string> exported{};
   std::optional<int> host_index{};  // in `hosts`: this launcher was started on that host
+  std::string adopt{};              // this launcher takes the place of a lost node, see launch/adopted_node.h
   bool standalone = false;
   int max_restarts = 0;
   std::string on_loss = "restart";

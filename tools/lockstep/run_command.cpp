@@ -135,7 +135,8 @@ machine::Binding parse_binding(const std::string& text) {
 }
 
 launch::OnLoss parse_on_loss(const std::string& text) {
-  check_choice("--on-loss", text, Words{"restart", "replace", "shrink"});
+  check_choice("--on-loss", text, Words{"restart", "replace", "oversubscribe", "shrink"});
+  if (text == "oversubscribe") return launch::OnLoss::oversubscribe;
   if (text == "shrink") return launch::OnLoss::shrink;
   return text == "replace" ? launch::OnLoss::replace : launch::OnLoss::restart;
 }
@@ -231,9 +232,9 @@ void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
       "that LOCKSTEP_SECRET_FILE names, or the text of LOCKSTEP_SECRET)");
   add(run, "max-restarts", parsed.max_restarts, "N", "Number of restarts after failures");
   add(run, "on-loss", parsed.on_loss, "WHAT",
-      "While restarts are left, a failure starts again all ranks (restart), or only the rank that failed (replace); or the "
-      "other ranks go on without it (shrink). replace and shrink: for programs that use "
-      "lockstep::elastic::run(); shrink: one host");
+      "While restarts are left, a failure starts again all ranks (restart), or only the rank that failed (replace; "
+      "oversubscribe: the ranks of a lost host start again on another host); or the other ranks go on without it (shrink). "
+      "All but restart: for programs that use lockstep::elastic::run(); oversubscribe: several hosts; shrink: one host");
   add(run, "min-ranks", parsed.min_ranks, "N",
       "With --on-loss shrink: fewer ranks than these do not go on, so that the failure starts again all ranks while restarts "
       "are left");
@@ -262,6 +263,7 @@ void add_hosts_options(CLI::App& run, RunArguments& parsed) {
       ->delimiter(',')
       ->default_str("");
   run.add_option("--host-index", parsed.host_index)->group("");
+  run.add_option("--adopt", parsed.adopt)->group("");
   run.add_flag("--plain-lines", parsed.plain_lines)->group("");
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/host.h"
 #include "base/shared_memory.h"
 #include "base/throw_error.h"
 #include "launch/launch.h"
@@ -60,6 +61,8 @@ std::optional<launch::MetricsOptions> metrics_options(const RunArguments& argume
 
 int launch_here(const RunArguments& arguments, const std::vector<std::string>& words) {
   auto options = launch_options(arguments, launch::this_machine());
+  options.words = words;
+  options.words.insert(options.words.begin(), own_program().string());
   options.snapshot = observe::snapshot_parts;
   const auto watched = watch_options(arguments, options);
   SharedMemory shared;  // with the supervisor of the ranks
@@ -80,7 +83,7 @@ int launch_here(const RunArguments& arguments, const std::vector<std::string>& w
     watch.emplace(*watched, options.nproc_per_node, *options.notes);
     beside.push_back({"the watch of the ranks' progress", [&](int stop) { watch->watch(stop); }});
   }
-  if (arguments.report.empty()) return launch::launch(options, std::move(beside));
+  if (arguments.report.empty() || options.adopted) return launch::launch(options, std::move(beside));
   RunReport report(report_file(arguments), words);
   options.account = report.account();
   beside.push_back({"the observer of the ranks", [&](int stop) { report.watch(stop); }});

@@ -47,6 +47,15 @@ bool raise_to(std::atomic<std::uint64_t>& number, std::uint64_t least) {
 
 }  // namespace
 
+Generations::Generations(std::shared_ptr<const RunMemory> memory, c10::intrusive_ptr<c10d::Store> store,
+                         int rank, bool is_replacement)
+    : memory_(std::move(memory)),
+      store_(std::move(store)),
+      rank_(rank),
+      current_(memory_->state().formed.load()) {
+  if (is_replacement && memory_->has_several_hosts()) current_ = proposed();
+}
+
 std::string Generations::key(std::uint64_t generation, int rank) const {
   return fmt::format("generation/{}/{}", generation, rank);
 }

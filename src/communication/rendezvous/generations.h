@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -33,18 +34,17 @@ namespace lockstep::rendezvous {
 //
 // On several hosts the store of the run has the number, and the phase of the run: each rank asks it. A rank that fails
 // leaves the group before it waits for the others, so that the calls of ranks on other hosts fail too. Each
-// launcher replaces the ranks of its host.
+// launcher replaces the ranks of its host. If a host is lost, another launcher starts its ranks; those of the other hosts
+// leave the group when their launcher says so (HostLossWatch).
 //
 // A replacement runs the beginning of the program alone, as the other ranks have done long ago: until
 // elastic::run() its default group is simulated by the backend fake.
 class Generations {
  public:
-  // `store`: of the run. A replacement begins in the generation that its predecessor was lost in.
-  Generations(std::shared_ptr<const RunMemory> memory, c10::intrusive_ptr<c10d::Store> store, int rank)
-      : memory_(std::move(memory)),
-        store_(std::move(store)),
-        rank_(rank),
-        current_(memory_->state().formed) {}
+  // `store`: of the run. A replacement begins in the generation that its predecessor was lost in; on several hosts it asks
+  // the store for the last one that is proposed, since its launcher may be new.
+  Generations(std::shared_ptr<const RunMemory> memory, c10::intrusive_ptr<c10d::Store> store, int rank,
+              bool is_replacement = false);
 
   // The phase on all hosts. These three may ask the store of the run, and throw Error if that is lost.
   RunPhase phase() const;
@@ -52,7 +52,7 @@ class Generations {
   // All ranks are in elastic::run(): changes RunPhase::starting to running.
   void begin_running() const;
 
-  std::uint64_t current() const { return current_; }
+  std::uint64_t current() const { return current_; }  // from any thread, as propose_after()
   bool is_proposed() const { return proposed() > current_; }
   // Proposes the generation after `generation`, unless there is one.
   void propose_after(std::uint64_t generation) const;
@@ -79,7 +79,7 @@ class Generations {
   std::shared_ptr<const RunMemory> memory_;
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
-  std::uint64_t current_;
+  std::atomic<std::uint64_t> current_;
 };
 
 }  // namespace lockstep::rendezvous

@@ -31,7 +31,7 @@ using RequestKind = StoreRequest::Kind;
 using ReplyStatus = StoreReply::Status;
 
 // The launcher answers within milliseconds, or after the wait that a request names. Meanwhile it may replace a rank.
-constexpr milliseconds kAnswerLimit = launch::kStoreAnswerLimit;
+constexpr milliseconds kReplyLimit = launch::kStoreAnswerLimit;
 // Of one request that waits; other threads may use the connection between two.
 constexpr milliseconds kOneWait = 20ms;
 constexpr milliseconds kPauseToConnect = 10ms;
@@ -102,7 +102,7 @@ StoreReply RemoteStore::ask(const StoreRequest& request) {
 }
 
 std::string RemoteStore::exchange(const std::string& line) {
-  const Deadline deadline(kAnswerLimit);
+  const Deadline deadline(kReplyLimit);
   for (std::size_t sent = 0; sent < line.size();) {
     const auto count = ::send(socket_.get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
     if (count > 0) {
@@ -117,7 +117,7 @@ std::string RemoteStore::exchange(const std::string& line) {
 }
 
 std::string RemoteStore::receive_line() {
-  const Deadline deadline(kAnswerLimit);
+  const Deadline deadline(kReplyLimit);
   std::array<char, 4096> bytes;
   while (true) {
     if (const auto end = received_.find('\n'); end != std::string::npos) {
@@ -126,7 +126,7 @@ std::string RemoteStore::receive_line() {
       return line;
     }
     if (!wait_for(socket_.get(), POLLIN, deadline))
-      throw_lost(fmt::format("it has not answered for {} ms", kAnswerLimit.count()));
+      throw_lost(fmt::format("it has not answered for {} ms", kReplyLimit.count()));
     const auto count = ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (count == 0) throw_lost("its connection closed");
     if (count > 0) {

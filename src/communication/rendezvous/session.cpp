@@ -134,7 +134,11 @@ std::unique_ptr<Session> Session::connect(const SessionOptions& options, const b
                    .share_device = selected.shared}));
   session->connect_default_group(options);
   if (options.run_memory) {
-    session->generations_.emplace(options.run_memory, session->config_.store_of_run, world.rank);
+    if (!options.is_replacement) session->remember_backend();
+    session->generations_.emplace(options.run_memory, session->config_.store_of_run, world.rank,
+                                  options.is_replacement);
+    if (options.run_memory->has_several_hosts())
+      session->loss_watch_.emplace(options.run_memory, [&session = *session] { session.on_lost_host(); });
   }
   runtime::enter(*session, session->config_.threads ? runtime::Scope::thread : runtime::Scope::process);
   return session;
@@ -142,6 +146,7 @@ std::unique_ptr<Session> Session::connect(const SessionOptions& options, const b
 
 Session::~Session() {
   leaves_quietly_.emplace();
+  loss_watch_.reset();
   runtime::leave(*this);
   if (group_ && std::uncaught_exceptions() <= uncaught_at_start_) {
     comm::state_of(*group_).announce_end();
@@ -261,8 +266,27 @@ void Session::form(const ReconfigureOptions& options, Formation formation) {
 // Ranks on other hosts that wait for this one do not see that another rank is lost.
 void Session::leave_before_meeting() {
   if (!memory().has_several_hosts()) return;
+  const MutexLock lock(leaving_);
   const auto backend = comm::state_of(*group_).backend();
   if (auto* const former = dynamic_cast<comm::FromC10d*>(backend.get())) former->leave();
+}
+
+// Calls that wait for the lost ranks fail then, on all hosts that are left.
+void Session::on_lost_host() {
+  try {
+    generations_->propose_after(generations_->current());
+    const MutexLock lock(leaving_);
+    const auto backend = backend_to_leave_.lock();
+    if (auto* const former = dynamic_cast<comm::FromC10d*>(backend.get())) former->leave();
+  } catch (const std::exception& error) {
+    log(LogLevel::debug,
+        first_line_of(error.what()));  // the store of the run is lost, which the launcher reports
+  }
+}
+
+void Session::remember_backend() {
+  const MutexLock lock(leaving_);
+  backend_to_leave_ = c10::weak_intrusive_ptr<c10d::Backend>(comm::state_of(*group_).backend());
 }
 
 void Session::form_again() {
@@ -281,7 +305,8 @@ void Session::form_again() {
       continue;
     }
     config_.is_replacement = false;
-    return generations_->enter(members.generation);
+    generations_->enter(members.generation);
+    return remember_backend();
   }
 }
 

@@ -21,6 +21,7 @@
 #include "base/run_memory.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/generations.h"
+#include "rendezvous/host_loss_watch.h"
 #include "rendezvous/process_handlers.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/rank_resources.h"
@@ -157,6 +158,8 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   void set_phase(RunPhase phase) override { generations_->set_phase(phase); }
   void begin_running() override { generations_->begin_running(); }
   void leave_before_meeting();
+  void on_lost_host();
+  void remember_backend();
 
   std::optional<QuietC10d> leaves_quietly_;      // until everything that has sockets is gone
   std::unique_ptr<ProcessScope> process_scope_;  // outlives everything that has sockets
@@ -172,6 +175,10 @@ class Session : public runtime::Run, private runtime::ElasticRun {
   std::map<const comm::GroupState*, GroupRecipe> recipes_;
   const Context* context_ = nullptr;
   std::optional<Generations> generations_;
+  Mutex leaving_;
+  c10::weak_intrusive_ptr<c10d::Backend> backend_to_leave_ LOCKSTEP_GUARDED_BY(leaving_){
+      c10::intrusive_ptr<c10d::Backend>()};
+  std::optional<HostLossWatch> loss_watch_;  // ends before all that it leaves
 };
 
 // Whether the agent of torchrun or `lockstep run` serves the store at the address of rank 0.

@@ -35,11 +35,11 @@ enum class RunPhase : std::uint32_t {
   stopped    // all ranks have left elastic::run() with an error that would come again: no rank starts again
 };
 
-// At the beginning of the first file. Ranks write it; the launcher reads the phase and writes `lost`.
+// At the beginning of the first file. Ranks write it; the launcher reads the phase and writes `lost` and `hosts_lost`.
 struct RunState {
-  static constexpr std::uint32_t kFormat = 4;
+  static constexpr std::uint32_t kFormat = 5;
   static constexpr int kMostRanks = 2048;
-  static constexpr std::size_t kMostOfToken = 64;
+  static constexpr std::size_t kMostOfToken = 96;
 
   std::uint32_t format = kFormat;
   std::int32_t world_size = 0;
@@ -55,6 +55,7 @@ struct RunState {
   pthread_mutex_t store_mutex{};              // robust and shared between processes
   std::atomic<std::uint64_t> store_bytes{0};  // of the store's memory that hold records
   std::uint64_t committed_bytes = 0;          // of the store's memory; guarded by store_mutex
+  std::atomic<std::uint32_t> hosts_lost{0};   // of the launcher: how often other hosts were lost; a futex
   std::array<std::atomic<bool>, kMostRanks> lost{};  // [rank] of the launcher: with can_shrink, it has ended
 
   // After a change of what waits look at.

@@ -18,7 +18,7 @@ struct Format {
 namespace formats {
 
 inline constexpr Format kCheckpoints{"checkpoint", 1};
-inline constexpr Format kLauncherMessages{"message between launchers", 8};
+inline constexpr Format kLauncherMessages{"message between launchers", 9};
 inline constexpr Format kNodeOrders{"order of lockstep run --hosts", 2};
 // What the ranks of one host publish to each other: observe::RankStatus with the entries of the flight recorder,
 // and behind it the layout of the shm backend.

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+
 namespace lockstep::launch {
 namespace {
 
@@ -37,41 +38,11 @@ std::string Coordinator::join(Node node, const NodeInfo& info, Clock::time_point
   nodes_[node] = {.info = info};
   if (state_ == State::gathering) {
     gather(now);
+  } else if (state_ == State::running && take_place(node)) {
+    return "";
   } else if (state_ == State::running && has_room() && !new_node_joined_ && !suspect_) {
     new_node_joined_ = true;
     set_deadline(kJoinPause);
-  }
-  return "";
-}
-
-// A node that has finished must not start again.
-bool Coordinator::has_room() const {
-  return static_cast<int>(members_.size()) < options_.shared.max_nodes && nodes_.size() > members_.size() &&
-         std::ranges::none_of(members_,
-                              [&](Node node) { return nodes_.at(node).state == NodeState::finished; });
-}
-
-std::string Coordinator::reason_to_refuse(const NodeInfo& info) const {
-  if (state_ == State::ended) return "the run has ended";
-  if (auto found = difference({options_.shared, options_.host}, {info.shared, info.host}); !found.empty())
-    return found;
-  if (options_.numbered != info.node_rank.has_value()) {
-    const auto in_words = [](bool numbered) { return numbered ? "a --node-rank" : "no --node-rank"; };
-    return fmt::format(
-        "the node on {} has {}, but the node on {}, which coordinates the run, has {}; set it on all nodes or "
-        "on none",
-        info.host, in_words(info.node_rank.has_value()), options_.host, in_words(options_.numbered));
-  }
-  if (!info.node_rank) return "";
-  if (*info.node_rank >= options_.shared.max_nodes) {
-    return fmt::format("the node on {} has --node-rank {}, but the run has {} nodes", info.host,
-                       *info.node_rank, options_.shared.max_nodes);
-  }
-  for (const auto& [other, member] : nodes_) {
-    if (member.info.node_rank != info.node_rank) continue;
-    return fmt::format(
-        "the node on {} has --node-rank {}, but that of {} has it already; give each node another", info.host,
-        *info.node_rank, member.info.host);
   }
   return "";
 }
@@ -96,7 +67,7 @@ void Coordinator::handle(Node node, const FromNode& message, Clock::time_point n
 void Coordinator::leave(Node node, const std::string& why) {
   const auto found = nodes_.find(node);
   if (found == nodes_.end() || !found->second.info.is_host || ended()) {
-    lose(node, why, now_);
+    remove(node, why);
     return;
   }
   const auto host = found->second.info.host;
@@ -110,13 +81,21 @@ void Coordinator::leave(Node node, const std::string& why) {
 
 void Coordinator::lose(Node node, const std::string& why, Clock::time_point now) {
   now_ = now;
+  if (state_ == State::running && is_member(node) && can_go_on_without(nodes_.at(node))) {
+    go_on_without(node, why);
+  } else {
+    remove(node, why);
+  }
+}
+
+void Coordinator::remove(Node node, const std::string& why) {
   const auto found = nodes_.find(node);
   if (found == nodes_.end() || state_ == State::ended) return;
   const Member lost = found->second;
   const bool was_member = is_member(node);
   nodes_.erase(found);
   if (!was_member) {
-    if (state_ == State::gathering) gather(now);
+    if (state_ == State::gathering) gather(now_);
     return;
   }
   std::erase(members_, node);
@@ -136,6 +115,7 @@ void Coordinator::tick(Clock::time_point now) {
     gather(now);
     return;
   }
+  if (state_ == State::running) end_vain_waits();
   if (!next_tick_ || now < deadline_) return;
   next_tick_.reset();
   if (state_ == State::reserving) {
@@ -226,17 +206,6 @@ void Coordinator::gather(Clock::time_point now) {
   }
 }
 
-std::string Coordinator::missing_nodes() const {
-  std::vector<int> missing;
-  if (options_.numbered) {
-    for (int rank = 0; rank < options_.shared.max_nodes; ++rank) {
-      const auto has_it = [&](const auto& node) { return node.second.info.node_rank == rank; };
-      if (std::ranges::none_of(nodes_, has_it)) missing.push_back(rank);
-    }
-  }
-  return missing.empty() ? "" : fmt::format(": node-rank {} is missing", fmt::join(missing, ", "));
-}
-
 void Coordinator::begin_attempt() {
   ++attempt_;
   choose_members();
@@ -254,6 +223,7 @@ void Coordinator::choose_members() {
   members_.clear();
   for (auto& [node, member] : nodes_) {
     member.state = NodeState::waiting;
+    member.epoch = 0;
     if (static_cast<int>(members_.size()) < options_.shared.max_nodes) members_.push_back(node);
   }
   if (options_.numbered) {
@@ -266,8 +236,10 @@ std::vector<Coordinator::MemberNode> Coordinator::members() const {
   std::vector<MemberNode> found;
   int first_rank = 0;
   for (const Node node : members_) {
-    const auto& info = nodes_.at(node).info;
-    found.push_back({.node = node, .host = info.host, .first_rank = first_rank, .ranks = info.ranks});
+    const auto& member = nodes_.at(node);
+    const auto& info = member.info;
+    if (member.state != NodeState::lost)
+      found.push_back({.node = node, .host = info.host, .first_rank = first_rank, .ranks = info.ranks});
     first_rank += info.ranks;
   }
   return found;
@@ -276,6 +248,7 @@ std::vector<Coordinator::MemberNode> Coordinator::members() const {
 void Coordinator::on(Node node, const Reserved& reserved) {
   if (state_ != State::reserving || node != members_.front()) return;
   state_ = State::running;
+  reserved_ = reserved;
   next_tick_.reset();
   for (std::size_t i = 0; i < members_.size(); ++i) {
     nodes_.at(members_[i]).state = NodeState::running;
@@ -294,7 +267,8 @@ NodeAssignment Coordinator::assignment_of(std::size_t index, const Reserved& res
       .master_addr = options_.master_addr.empty() ? reserved.address : options_.master_addr,
       .master_port = reserved.port,
       .store_port = reserved.store_port,
-      .store_token = reserved.store_token};
+      .store_token = reserved.store_token,
+      .epoch = nodes_.at(members_[index]).epoch};
   const std::string& role = nodes_.at(members_[index]).info.role;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto& info = nodes_.at(members_[i]).info;
@@ -320,12 +294,11 @@ void Coordinator::on(Node /*node*/, const Failed& failed) {
 
 void Coordinator::on(Node /*node*/, const Replaced& replaced) {
   if (state_ != State::running || replaced.attempt != attempt_) return;
-  const bool is_any_gone = std::ranges::any_of(
-      members_, [&](Node member) { return nodes_.at(member).state == NodeState::finished; });
-  if (is_any_gone || restarts_ >= options_.shared.max_restarts)
+  if (any_is(NodeState::finished) || restarts_ >= options_.shared.max_restarts)
     return fail(replaced.report, headline(replaced.report));
   ++restarts_;
-  for (const Node member : members_) send(member, Restarts{.attempt = attempt_, .restarts = restarts_});
+  for (const Node member : members_)
+    send(member, Restarts{.attempt = attempt_, .restarts = restarts_, .rank = replaced.report.first.rank});
 }
 
 // Failures while the members stop are consequences, so only the first failure comes here.
@@ -343,6 +316,7 @@ void Coordinator::fail(const FailureReport& report, const std::string& notice) {
 
 void Coordinator::stop_members(const std::string& notice) {
   state_ = State::stopping;
+  forget_lost_members();
   set_deadline(stop_limit());
   for (const Node node : members_)
     send(node, Stop{.attempt = attempt_, .notice = notice, .signal = stop_signal_});
@@ -370,11 +344,17 @@ void Coordinator::continue_when_all_stopped() {
 void Coordinator::on(Node node, const Finished& finished) {
   if (state_ != State::running || finished.attempt != attempt_) return;
   nodes_.at(node).state = NodeState::finished;
-  if (all_are(NodeState::finished)) end(std::nullopt);
+  if (all_are(NodeState::finished)) return end(std::nullopt);
+  if (const auto* lost = lost_member())
+    fail(lost->loss, headline(lost->loss));  // it would wait for these ranks
 }
 
 bool Coordinator::all_are(NodeState state) const {
   return std::ranges::all_of(members_, [&](Node node) { return nodes_.at(node).state == state; });
+}
+
+bool Coordinator::any_is(NodeState state) const {
+  return std::ranges::any_of(members_, [&](Node node) { return nodes_.at(node).state == state; });
 }
 
 void Coordinator::end(std::optional<FailureReport> failure) {

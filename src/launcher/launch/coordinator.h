@@ -28,7 +28,7 @@ struct CoordinatorOptions {
 //
 //   gathering  waits for min_nodes, then last_call_timeout for more, up to max_nodes
 //   reserving  the first member reserves a port
-//   running    all members run their ranks
+//   running    all members run their ranks, except lost ones whose place is to be taken
 //   stopping   all members stop their ranks
 //   ended      all nodes have got End
 //
@@ -43,10 +43,20 @@ struct CoordinatorOptions {
 // at one moment than restarts are left, the run ends as after a failure without restarts. If a node has finished, as after
 // an interruption, the replacement would wait for its ranks, so the loss is a failure of all.
 //
+// With OnLoss::replace and OnLoss::oversubscribe the other members go on without a lost one, if none has finished and
+// restarts for its ranks are left. Its place stays free for join_timeout, or with oversubscribe for kAdoptLimit, and the
+// member with the fewest ranks gets Adopt (note [Nodes that move]). A node that joins with the same number, or without
+// numbers with as many ranks, takes the place: it gets Start with the next epoch, and its ranks are replacements. The lost
+// launcher cannot come back: its connection is gone, it stops its ranks when it notices that, and the store of the run
+// refuses the epoch of its ranks. If nobody comes in time, the run ends. A member whose ranks cannot go on says so.
+//
 // Invariant: ranks of an attempt start only when no process of the attempt before is left on any node.
 // PyTorch: torch.distributed.elastic.agent with the c10d and static rendezvous.
 class Coordinator {
  public:
+  // For a launcher that another one starts in the place of a lost node.
+  static constexpr std::chrono::seconds kAdoptLimit{60};
+
   using Clock = std::chrono::steady_clock;
   using Node = int;  // unique in the run
   struct Message {
@@ -59,12 +69,12 @@ class Coordinator {
   // Returns why the node was refused; empty if it has joined.
   std::string join(Node node, const NodeInfo& info, Clock::time_point now);
   void handle(Node node, const FromNode& message, Clock::time_point now);
-  // The node is gone. `why`: as in "its connection closed". Ignored after End.
+  // The node is gone, and has not said so before. `why`: as in "its connection closed". Ignored after End.
   void lose(Node node, const std::string& why, Clock::time_point now);
   void tick(Clock::time_point now);
 
   // The latest time for the next tick().
-  std::optional<Clock::time_point> next_tick() const { return next_tick_; }
+  std::optional<Clock::time_point> next_tick() const;
   // Whether the node waits for a message, so that it gives up if it gets none.
   bool is_waiting(Node node) const;
   bool ended() const { return state_ == State::ended; }
@@ -83,14 +93,19 @@ class Coordinator {
 
  private:
   enum class State { gathering, reserving, running, stopping, ended };
-  enum class NodeState { waiting, running, finished, stopped };
+  enum class NodeState { waiting, running, finished, stopped, lost };
   struct Member {
     NodeInfo info{};
     NodeState state = NodeState::waiting;
-    int assignment = -1;  // in this attempt
+    int assignment = -1;             // in this attempt
+    int epoch = 0;                   // in this attempt: how often its place was taken
+    std::optional<Node> host{};      // whose launcher has started this one in the place of a lost node
+    FailureReport loss{};            // of a lost one,
+    Clock::time_point free_until{};  // whose place is free until then
   };
 
   void leave(Node node, const std::string& why);
+  void remove(Node node, const std::string& why);
   void on(Node node, const Reserved& reserved);
   void on(Node node, const Failed& failed);
   void on(Node node, const Replaced& replaced);
@@ -98,9 +113,24 @@ class Coordinator {
   void on(Node node, const Finished& finished);
   void on(Node /*node*/, const Seen& /*seen*/) {}
 
-  std::string reason_to_refuse(const NodeInfo& info) const;
-  void gather(Clock::time_point now);
+  // In changing_nodes.cpp.
+  bool can_go_on_without(const Member& lost) const;
+  void go_on_without(Node node, const std::string& why);
+  std::optional<Node> choose_adopter_of(Node lost) const;
+  int ranks_at(Node node) const;
+  std::string reason_not_to_take_place(const NodeInfo& info, const Member& lost) const;
+  bool take_place(Node node);
+  void end_vain_waits();
+  void forget_lost_members();
+  const Member* lost_member() const;
+
   bool has_room() const;
+  std::string reason_to_refuse(const NodeInfo& info) const;
+  std::string reason_to_refuse_number(const NodeInfo& info) const;
+  std::string reason_to_refuse_memory(const NodeInfo& info) const;
+  std::string missing_nodes() const;
+
+  void gather(Clock::time_point now);
   void set_deadline(Clock::duration limit);
   void lose_silent_first_member();
   void lose_silent_members();
@@ -113,15 +143,16 @@ class Coordinator {
   void stop_members(const std::string& notice);
   void continue_when_all_stopped();
   bool all_are(NodeState state) const;
+  bool any_is(NodeState state) const;
   void end(std::optional<FailureReport> failure);
   void send(Node to, ToNode message);
   bool is_member(Node node) const;
-  std::string missing_nodes() const;
 
   CoordinatorOptions options_;
   State state_ = State::gathering;
   std::map<Node, Member> nodes_;
   std::vector<Node> members_;  // of this attempt, in the order of their node ranks
+  Reserved reserved_;          // of this attempt
   int attempt_ = -1;
   int restarts_ = 0;
   int stop_signal_ = 0;                   // of the launcher that is leaving

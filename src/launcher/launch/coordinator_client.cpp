@@ -7,9 +7,11 @@
 
 #include <fmt/format.h>
 
+#include "base/host.h"
 #include "base/sockets.h"
 #include "base/throw_error.h"
 #include "launch/coordinator_server.h"
+#include "launch/worker_group.h"
 
 namespace lockstep::launch {
 
@@ -105,8 +107,9 @@ std::optional<ToNode> TcpCoordinatorClient::receive() {
       start_over();
       return std::nullopt;
     }
-    throw_error<LaunchError>("the launcher at {} is lost ({}); stopping this node's ranks",
-                             to_text(nodes_.endpoint), connection_.broken());
+    throw_error<LaunchError>(
+        "the launcher at {}, which coordinates the nodes, is lost ({}), so the run ends; stopping this node's ranks",
+        to_text(nodes_.endpoint), connection_.broken());
   }
   check_welcome();
   return std::nullopt;
@@ -210,6 +213,11 @@ std::unique_ptr<CoordinatorClient> make_client(const LaunchOptions& options, boo
     return std::make_unique<LocalCoordinatorClient>(coordinator_options(options), info, options.master_addr);
   }
   info.node_rank = options.nodes->node_rank;
+  info.is_adopter = options.adopted.has_value();
+  if (options.on_loss == OnLoss::oversubscribe) {
+    info.memory = memory_identity();
+    info.threads = threads_of_ranks(options);
+  }
   return std::make_unique<TcpCoordinatorClient>(*options.nodes, Hello{.node = std::move(info)},
                                                 options.local_addr);
 }

@@ -22,7 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFinishLimit{5'000};
-constexpr int kBacklog = 1024;
+constexpr int kNodesBacklog = 1024;
 // Connections that have not sent Hello. Beyond it the oldest are dropped.
 constexpr std::size_t kMaxStrangers = 16'384;
 // For a connection that looks at the ranks or answers, after its Hello.
@@ -67,7 +67,7 @@ UniqueFd listening_socket(const NodesOptions& nodes) {
                     port));
   }
   auto socket = bound_socket(port, {.address = address, .flags = SOCK_NONBLOCK});
-  if (socket && ::listen(socket.get(), kBacklog) == 0) return socket;
+  if (socket && ::listen(socket.get(), kNodesBacklog) == 0) return socket;
   throw_error<LaunchError>("the coordinator cannot listen on TCP port {}: {}; choose another port", port,
                            errno_text(errno));
 }

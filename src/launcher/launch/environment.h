@@ -25,6 +25,8 @@ struct NodeAssignment {
   std::uint16_t master_port = 0;
   std::uint16_t store_port = 0;  // of the launcher of node 0, at master_addr; 0: it serves no store
   std::string store_token{};     // for that store
+  int epoch =
+      0;  // how often another launcher has taken the node's place in this attempt; above 0: its ranks are replacements
 };
 
 // The variables for rank `local_rank` of this node, in addition to `inherited`: those of torchrun. Two

@@ -18,6 +18,7 @@
 #include "base/limits.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
+#include "launch/adopters.h"
 #include "launch/coordinator_server.h"
 #include "launch/environment.h"
 #include "launch/launch_limits.h"
@@ -160,8 +161,12 @@ int launch(const LaunchOptions& given, std::vector<GuardOptions::Companion> besi
   const bool can_be_seen = options.nodes && options.snapshot;
   const auto view = can_be_seen ? std::make_unique<LaunchView>(options) : nullptr;
   if (view) options.looks = view->looks();
+  const bool can_adopt = options.on_loss == OnLoss::oversubscribe && !options.adopted;
+  const auto adopters = can_adopt ? std::make_unique<Adopters>(options) : nullptr;
+  if (adopters) options.adoptions = adopters->orders();
   const auto body = [&](int parent) {
     if (view) view->close();
+    if (adopters) adopters->close();
     if (server) server->close();
     if (metrics) metrics->close();
     try {
@@ -176,6 +181,9 @@ int launch(const LaunchOptions& given, std::vector<GuardOptions::Companion> besi
     guard.beside.push_back({"the coordinator of the nodes", [&](int stop) { server->serve(stop); }});
   if (metrics) guard.beside.push_back({"the metrics", [&](int stop) { metrics->serve(stop); }});
   if (view) guard.beside.push_back({"the view of the ranks", [&](int stop) { view->serve(stop); }});
+  if (adopters)
+    guard.beside.push_back(
+        {"the launchers in the place of lost nodes", [&](int stop) { adopters->serve(stop); }});
   const auto exit = run_guarded(body, guard);
   if (exit.signal != 0) log(LogLevel::error, describe(exit));
   return exit.code;

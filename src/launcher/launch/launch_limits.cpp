@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "launch/coordinator.h"
 #include "launch/process_tree.h"
 
 namespace lockstep::launch {
@@ -38,8 +39,14 @@ std::vector<TimeLimit> launch_limits(const LaunchOptions& options) {
         "keep_alive_interval * keep_alive_max_attempt"},
        {"a coordinator that is frozen", span_text(kSilences * nodes.silence_limit),
         fmt::format("{} times that", kSilences)}});
-  if (options.on_loss == OnLoss::replace)
+  if (replaces_ranks(options.on_loss)) {
+    limits.push_back(options.on_loss == OnLoss::oversubscribe
+                         ? TimeLimit{"a launcher that takes the place of a lost one",
+                                     span_text(Coordinator::kAdoptLimit), "-"}
+                         : TimeLimit{"a launcher that takes the place of a lost one",
+                                     span_text(nodes.join_timeout), "join_timeout"});
     limits.push_back({"an answer of the store that node 0 serves", span_text(kStoreAnswerLimit), "-"});
+  }
   return limits;
 }
 

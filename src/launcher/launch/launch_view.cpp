@@ -28,7 +28,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAskLimit = Looks::kLimit + milliseconds(1'000);
 constexpr milliseconds kToolLimit{10'000};  // to read what is said
 constexpr std::size_t kMostTools = 8;
-constexpr std::size_t kMostQueued = std::size_t{64} * 1024 * 1024;  // for a tool that does not read
+constexpr std::size_t kMostForTool = std::size_t{64} * 1024 * 1024;  // for a tool that does not read
 
 }  // namespace
 
@@ -167,7 +167,7 @@ void LaunchView::end(Asked& asked, const std::string& problem) const {
 // False: the tool has got all, or has gone.
 bool LaunchView::advance(Asked& asked) const {
   asked.tool.advance();
-  if (!asked.tool.broken().empty() || asked.tool.queued() > kMostQueued) return false;
+  if (!asked.tool.broken().empty() || asked.tool.queued() > kMostForTool) return false;
   if (!asked.coordinator) return !asked.limit.expired();  // the tool closes the connection
   try {
     asked.coordinator->advance();

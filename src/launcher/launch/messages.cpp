@@ -29,8 +29,8 @@ using Json = nlohmann::json;
 
 // The kinds of messages, in the order of the variants.
 constexpr std::array kFromNode{"reserved", "failed", "stopped", "finished", "leaving", "seen", "replaced"};
-constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop", "notice",
-                             "end",       "refused", "alive",   "look",  "seen", "restarts"};
+constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop",     "notice", "end",
+                             "refused",   "alive",   "look",    "seen",  "restarts", "lost",   "adopt"};
 
 template <typename Type, typename Message>
 concept Is = std::same_as<std::remove_const_t<Type>, Message>;
@@ -86,7 +86,18 @@ void visit_fields(Is<Replaced> auto& message, const auto& visit) {
 }
 
 void visit_fields(Is<Restarts> auto& message, const auto& visit) {
-  visit(Field{"attempt", message.attempt}, Field{"restarts", message.restarts});
+  visit(Field{"attempt", message.attempt}, Field{"restarts", message.restarts}, Field{"rank", message.rank});
+}
+
+void visit_fields(Is<Lost> auto& message, const auto& visit) {
+  visit(Field{"attempt", message.attempt}, Field{"node_rank", message.node_rank},
+        Field{"epoch", message.epoch}, Field{"notice", message.notice}, Field{"report", message.report});
+}
+
+void visit_fields(Is<Adopt> auto& message, const auto& visit) {
+  auto& node = message.node;
+  visit(Field{"node_rank", node.node_rank}, Field{"role", node.role}, Field{"memory", node.memory},
+        Field{"threads", node.threads});
 }
 
 void visit_fields(Is<Stop> auto& message, const auto& visit) {
@@ -104,7 +115,8 @@ void visit_fields(Is<Start> auto& message, const auto& visit) {
         Field{"first_rank", start.first_rank}, Field{"world_size", start.world_size},
         Field{"first_role_rank", start.first_role_rank}, Field{"role_world_size", start.role_world_size},
         Field{"master_addr", start.master_addr}, Field{"master_port", start.master_port},
-        Field{"store_port", start.store_port}, Field{"store_token", start.store_token});
+        Field{"store_port", start.store_port}, Field{"store_token", start.store_token},
+        Field{"epoch", start.epoch});
 }
 
 void visit_fields(Is<Look> auto& message, const auto& visit) {
@@ -125,9 +137,10 @@ void visit_fields(Is<Hello> auto& message, const auto& visit) {
         Field{"max_nodes", shared.max_nodes}, Field{"max_restarts", shared.max_restarts},
         Field{"on_loss", shared.on_loss}, Field{"node_rank", node.node_rank}, Field{"ranks", node.ranks},
         Field{"role", node.role}, Field{"host", node.host}, Field{"is_host", node.is_host},
-        Field{"grace_period_ms", node.grace_period_ms}, Field{"challenge", message.challenge},
-        Field{"proof", message.proof}, Field{"purpose", message.purpose}, Field{"look", message.look},
-        Field{"asked", message.asked});
+        Field{"grace_period_ms", node.grace_period_ms}, Field{"memory", node.memory},
+        Field{"threads", node.threads}, Field{"is_adopter", node.is_adopter},
+        Field{"challenge", message.challenge}, Field{"proof", message.proof},
+        Field{"purpose", message.purpose}, Field{"look", message.look}, Field{"asked", message.asked});
 }
 
 std::string line_of(const auto& message, Json json) {

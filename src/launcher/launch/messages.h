@@ -7,8 +7,10 @@
 #include <poll.h>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "base/unique_fd.h"
+#include "launch/adopted_node.h"
 #include "launch/environment.h"
 #include "launch/failure_report.h"
 #include "launch/shared_options.h"
@@ -24,6 +26,9 @@ struct NodeInfo {
   std::string host{};
   bool is_host = false;                 // the coordinator runs in its launcher
   std::int64_t grace_period_ms = 5000;  // from a Stop to SIGKILL for its ranks
+  std::string memory{};                 // memory_identity(): ranks of nodes with equal values share memory
+  std::vector<int> threads{};           // [local rank] of the operators of its ranks
+  bool is_adopter = false;              // another launcher has started it in the place of a lost node
 };
 
 // Messages from a node. `attempt` is that of the Start to which the message refers.
@@ -94,10 +99,12 @@ struct Stop {
   std::string notice{};
   int signal = 0;
 };
-// How many restarts the run has had, those of single ranks on all nodes included.
+// How many restarts the run has had, those of single ranks on all nodes included. `rank`: the last one that was replaced;
+// -1: it was those of a node.
 struct Restarts {
   int attempt = 0;
   int restarts = 0;
+  int rank = -1;
 };
 // For the user.
 struct Notice {
@@ -122,8 +129,21 @@ struct Look {
   int first_rank = 0;  // of the node's ranks in the job,
   int ranks = 0;       // and their number
 };
-using ToNode =
-    std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused, Alive, Look, Seen, Restarts>;
+// Another node is lost, and its place is to be taken in this attempt: the ranks of this node go on. A node whose ranks
+// cannot answers with Failed and `report`. `epoch`: who takes the place has this one, and the ranks before are refused.
+struct Lost {
+  int attempt = 0;
+  int node_rank = 0;
+  int epoch = 0;
+  std::string notice{};  // for the user
+  FailureReport report{};
+};
+// Start a launcher in the place of a lost node.
+struct Adopt {
+  AdoptedNode node{};
+};
+using ToNode = std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused, Alive, Look, Seen,
+                            Restarts, Lost, Adopt>;
 
 // For what a launcher connects: as a node of the run, to see what the ranks of all nodes do, or to answer a
 // Look. The last two are connections of their own, so that no order waits behind what is seen.

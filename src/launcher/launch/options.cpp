@@ -70,7 +70,7 @@ bool names_local_rank(const LaunchOptions& options) {
 void check_spares(const LaunchOptions& options) {
   if (options.spares < 0) throw_error<ArgumentError>("spares is {}; it must be 0 or more", options.spares);
   if (options.spares == 0) return;
-  if (options.on_loss != OnLoss::replace) {
+  if (!replaces_ranks(options.on_loss)) {
     throw_error<ArgumentError>("--spares {} has no effect without --on-loss replace; add it", options.spares);
   }
   if (options.spares > options.max_restarts) {
@@ -101,8 +101,8 @@ void check_replacement_on_nodes(const LaunchOptions& options) {
         "--on-loss shrink is for one host; with several nodes use --on-loss replace or restart");
   if (options.nodes->min_nodes == options.nodes->max_nodes) return;
   throw_error<ArgumentError>(
-      "--on-loss replace needs a fixed number of nodes, and --nnodes is {}:{}; give one number, or use --on-loss restart",
-      options.nodes->min_nodes, options.nodes->max_nodes);
+      "--on-loss {} needs a fixed number of nodes, and --nnodes is {}:{}; give one number, or use --on-loss restart",
+      text_of(options.on_loss), options.nodes->min_nodes, options.nodes->max_nodes);
 }
 
 void check_replacement(const LaunchOptions& options) {
@@ -110,15 +110,25 @@ void check_replacement(const LaunchOptions& options) {
   if (options.on_loss == OnLoss::restart) return check_min_ranks(options);
   if (options.nodes) check_replacement_on_nodes(options);
   check_min_ranks(options);
-  if (options.on_loss == OnLoss::replace && options.max_restarts == 0)
-    throw ArgumentError("--on-loss replace needs restarts: add --max-restarts N, the most replacements");
+  if (options.on_loss == OnLoss::oversubscribe && !options.nodes) {
+    throw ArgumentError(
+        "--on-loss oversubscribe needs several hosts, one of which starts the ranks of another one that is lost: add --nnodes, "
+        "or use --on-loss replace on one host");
+  }
+  if (replaces_ranks(options.on_loss) && options.max_restarts == 0) {
+    throw_error<ArgumentError>("--on-loss {} needs restarts: add --max-restarts N, the most replacements",
+                               text_of(options.on_loss));
+  }
 }
 
 }  // namespace
 
 const char* text_of(OnLoss on_loss) {
+  if (on_loss == OnLoss::oversubscribe) return "oversubscribe";
   return on_loss == OnLoss::restart ? "restart" : on_loss == OnLoss::replace ? "replace" : "shrink";
 }
+
+bool replaces_ranks(OnLoss on_loss) { return on_loss == OnLoss::replace || on_loss == OnLoss::oversubscribe; }
 
 void validate(const LaunchOptions& options) {
   if (options.command.empty() || options.command.front().empty()) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/adopted_node.h"
 #include "launch/run_notes.h"
 #include "launch/secret.h"
 #include "machine/host.h"
@@ -97,13 +98,16 @@ struct MetricsOptions {
 
 // What the failure of a rank leads to, while restarts are left.
 enum class OnLoss {
-  restart,  // all ranks stop, and start again
-  replace,  // only the rank that failed starts again, while the ranks are in elastic::run()
-  shrink    // the others go on without it, while they are in elastic::run(), even if no restart is left
+  restart,       // all ranks stop, and start again
+  replace,       // only the rank that failed starts again, while the ranks are in elastic::run()
+  shrink,        // the others go on without it, while they are in elastic::run(), even if no restart is left
+  oversubscribe  // as replace; the ranks of a lost node start again on the host of another one
 };
 
 // As on the command line.
 const char* text_of(OnLoss on_loss);
+// Whether lost ranks are started again alone.
+bool replaces_ranks(OnLoss on_loss);
 
 // The program to start, and where. Names and defaults are torchrun's where torchrun has them.
 struct LaunchOptions {
@@ -145,6 +149,12 @@ struct LaunchOptions {
   std::function<std::vector<std::string>(int first_rank, int ranks)> snapshot{};
   // The descriptor, which does not block, to which the supervisor writes a Look; -1: none.
   int looks = -1;
+  // The words of this launcher's command line, to start a launcher that adopts a lost node; see adopted_node.h.
+  std::vector<std::string> words{};
+  // The descriptor to which the supervisor writes the AdoptedNode of such a launcher; -1: none.
+  int adoptions = -1;
+  // The lost node whose place this launcher takes.
+  std::optional<AdoptedNode> adopted{};
   // In memory that child processes share. May be null.
   RunNotes* notes = nullptr;
 };

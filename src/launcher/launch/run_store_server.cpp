@@ -229,8 +229,7 @@ void RunStoreServer::read(Client& client) {
 void RunStoreServer::handle_line(Client& client, const std::string& line) {
   auto& connection = client.connection;
   if (!client.is_rank) {
-    if (!token_.is(line)) throw LaunchError("a connection to the store of the run has not its token");
-    client.is_rank = true;
+    if (!admit(client, line)) throw LaunchError("a connection to the store of the run has not its token");
     connection.set_max_line(LineConnection::kMaxLine);
     connection.send(encode(StoreReply{}));
     return;
@@ -239,6 +238,33 @@ void RunStoreServer::handle_line(Client& client, const std::string& line) {
   if (request.kind != RequestKind::wait) return connection.send(encode(answer(request)));
   const milliseconds limit(std::clamp<std::int64_t>(request.number, 0, kLongestWait.count()));
   client.wait = Wait{.request = std::move(request), .deadline = Deadline(limit)};
+}
+
+std::string RunStoreServer::token_of(const std::string& token, int node_rank, int epoch) {
+  return fmt::format("{}.{}.{}", token, node_rank, epoch);
+}
+
+// No request of a stranger is answered, or of a rank that another one has replaced.
+bool RunStoreServer::admit(Client& client, const std::string& line) const {
+  const auto words = split(line, '.');
+  if (words.size() != 3 || !token_.is(words[0])) return false;
+  const auto node_rank = parse_number<int>(words[1]);
+  const auto epoch = parse_number<int>(words[2]);
+  if (!node_rank || !epoch) return false;
+  const auto least = epochs_.find(*node_rank);
+  if (least != epochs_.end() && *epoch < least->second) return false;
+  client.is_rank = true;
+  client.node_rank = *node_rank;
+  client.epoch = *epoch;
+  return true;
+}
+
+void RunStoreServer::fence(int node_rank, int epoch) {
+  epochs_[node_rank] = epoch;
+  std::erase_if(clients_, [&](const auto& entry) {
+    const auto& client = entry.second;
+    return client.is_rank && client.node_rank == node_rank && client.epoch < epoch;
+  });
 }
 
 void RunStoreServer::end_waits() {

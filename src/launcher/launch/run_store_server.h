@@ -70,8 +70,12 @@ class RunStoreServer {
   explicit RunStoreServer(std::chrono::milliseconds silence_limit);
 
   std::uint16_t port() const { return port_; }
-  // Random; another one in each attempt.
+  // Random; another one in each attempt. Ranks show token_of().
   const std::string& token() const { return token_.text(); }
+  // What the ranks of a node show in place of token(). `epoch`: of its NodeAssignment.
+  static std::string token_of(const std::string& token, int node_rank, int epoch);
+  // Drops the ranks of the node from epochs before, and refuses them from now on: another launcher takes its place.
+  void fence(int node_rank, int epoch);
   // Throws LaunchError if this process may not have a connection of each of so many ranks.
   static void check_descriptors(int ranks);
   void watch(std::vector<pollfd>& events) const;
@@ -87,7 +91,9 @@ class RunStoreServer {
   };
   struct Client {
     LineConnection connection{};
-    bool is_rank = false;                      // has shown the token
+    bool is_rank = false;  // has shown the token of this node
+    int node_rank = 0;
+    int epoch = 0;
     Deadline limit{std::chrono::seconds(10)};  // for the token
     std::optional<Wait> wait{};
   };
@@ -98,6 +104,7 @@ class RunStoreServer {
   void read(Client& client);
   void handle_line(Client& client, const std::string& line);
   void end_waits();
+  bool admit(Client& client, const std::string& line) const;
   StoreReply answer(const StoreRequest& request);
   bool has_all(const std::vector<std::string>& keys) const;
 
@@ -107,6 +114,7 @@ class RunStoreServer {
   Secret token_;
   Deadline accept_pause_{std::chrono::milliseconds(0)};
   std::map<int, Client> clients_;  // by descriptor
+  std::map<int, int> epochs_;      // [node rank] the least one that is served; 0 for others
   std::map<std::string, std::string> values_;
 };
 

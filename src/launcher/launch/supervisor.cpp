@@ -107,12 +107,14 @@ void NodeSupervisor::check_coordinator() {
   const auto reason = fmt::format(
       "the launcher at {}, which coordinates the nodes, did not answer for {}: its processes may be frozen",
       to_text(options_.nodes->endpoint), in_seconds(kSilences * *silence_limit_));
-  if (failures().any()) {
-    logs_.print(reason);
-    on(End{});
-  } else {
-    on(End{FailureReport{.reason = reason, .host = host_name()}});
-  }
+  on(end_without_coordinator(reason));
+}
+
+// A failure of a rank here, which counts as the first one, may be the consequence.
+End NodeSupervisor::end_without_coordinator(const std::string& reason) {
+  if (!failures().any()) return {FailureReport{.reason = reason, .host = host_name()}};
+  logs_.print(reason);
+  return {};
 }
 
 milliseconds NodeSupervisor::poll_timeout() const {
@@ -183,59 +185,6 @@ std::optional<RankExit> NodeSupervisor::take_exit(const RankExit& child) {
     exit->killed_for = options_.notes->kill_reason(child.pid);
   if (exit) account({.exit = exit, .was_stopped = is_stopping()});
   return exit;
-}
-
-bool NodeSupervisor::overcome(RankExit& exit) {
-  // The others, or the replacement, would wait for a rank that was interrupted.
-  if (failures().interrupted() || !workers_->is_in_elastic_run()) return false;
-  return options_.on_loss == OnLoss::shrink ? go_on_without(exit) : replace(exit);
-}
-
-bool NodeSupervisor::go_on_without(RankExit& exit) {
-  const int left = static_cast<int>(workers_->alive().size());
-  if (left < options_.min_ranks) {
-    exit.too_few = fmt::format("which leaves {} rank{}, fewer than --min-ranks {}", left,
-                               left == 1 ? "" : "s", options_.min_ranks);
-    return false;
-  }
-  if (!kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
-  const int others = workers_->lose(exit.local_rank);
-  const auto line = fmt::format("rank {} {}; the run continues with {} rank{}", exit.rank, describe(exit),
-                                others, others == 1 ? "" : "s");
-  logs_.print(line);
-  account({.replacement = line});
-  return true;
-}
-
-bool NodeSupervisor::replace(const RankExit& exit) {
-  if (!workers_->can_replace() || !kill_session(exit.pid, Deadline(kLeftoverLimit))) return false;
-  if (options_.nodes)
-    client_->send(Replaced{.attempt = workers_->assignment().attempt, .report = report(exit)});
-  const pid_t pid = workers_->replace(exit.local_rank);
-  const auto line = fmt::format("rank {} {}; its replacement runs ({} of {} restarts)", exit.rank,
-                                describe(exit), workers_->assignment().restarts, options_.max_restarts);
-  logs_.print(line);
-  account({.started = {{exit.rank, pid}}, .replacement = line});
-  fill_spares();
-  return true;
-}
-
-// Between steps that take long: RemoteStore waits for kStoreAnswerLimit.
-void NodeSupervisor::serve_store() {
-  if (!store_) return;
-  std::vector<pollfd> events;
-  store_->watch(events);
-  ::poll(events.data(), events.size(), 0);
-  store_->advance(events);
-}
-
-// The ranks can run without them.
-void NodeSupervisor::fill_spares() {
-  try {
-    workers_->fill_spares();
-  } catch (const LaunchError& error) {
-    logs_.print(fmt::format("warning: no other spare was started: {}", error.what()));
-  }
 }
 
 FailureReport NodeSupervisor::report(const RankExit& exit) {
@@ -314,7 +263,7 @@ std::optional<ToNode> NodeSupervisor::receive() {
   } catch (const LaunchError& error) {
     if (end_) return std::nullopt;
     if (phase() == Phase::idle) throw;
-    return End{FailureReport{.reason = error.what(), .host = host_name()}};
+    return end_without_coordinator(error.what());
   }
 }
 
@@ -340,6 +289,7 @@ void NodeSupervisor::on(const Start& start) {
   stopped_by_signal_ = false;
   if (store_) RunStoreServer::check_descriptors(start.assignment.world_size);
   begin_run();
+  replacements_.clear();
   workers_.emplace(options_, file_, start.assignment, log_folder_, logs_, [this] { serve_store(); });
   AccountEntry entry;
   for (const auto& [pid, local_rank] : workers_->alive())
@@ -368,11 +318,6 @@ void NodeSupervisor::on(const End& end) {
   end_ = end;
   if (end.signal != 0) stopped_by_signal_ = true;
   begin_stop(end.signal != 0 ? end.signal : SIGTERM);
-}
-
-void NodeSupervisor::on(const Restarts& restarts) {
-  if (workers_ && workers_->assignment().attempt == restarts.attempt)
-    workers_->count_restarts(restarts.restarts);
 }
 
 void NodeSupervisor::on(const Refused& refused) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 #include "base/sockets.h"
@@ -31,6 +32,8 @@ namespace lockstep::launch {
 //            WorkerGroup::can_replace(); the next Failed tells the Coordinator how many restarts that took. With
 //            OnLoss::shrink it has the others go on. On several nodes Replaced tells the Coordinator at once, and Restarts
 //            tells all nodes.
+//   Lost     another node is lost. The ranks go on if they can, or Failed says that they cannot
+//   Adopt    have a second launcher take the place of a lost node (note [Nodes that move])
 //   Stop     stop them, and answer with Stopped when no process is left
 //   End      the run is over: stop the ranks, report, and return
 //
@@ -45,11 +48,17 @@ class NodeSupervisor : private RankSupervisor {
  private:
   std::optional<RankExit> take_exit(const RankExit& child) override;
   bool has_ranks() const override { return workers_ && !workers_->alive().empty(); }
+  // In lost_ranks.cpp.
   bool overcome(RankExit& exit) override;
   bool replace(const RankExit& exit);
+  void print_replacement(const std::string& line);
   bool go_on_without(RankExit& exit);
   void fill_spares();
   void serve_store();
+  void on(const Restarts& restarts);
+  void on(const Lost& lost);
+  void on(const Adopt& adopt) const;
+
   FailureReport report(const RankExit& exit) override;
   void signal_ranks(int signal) override { workers_->signal_ranks(signal); }
   std::chrono::milliseconds leftover_limit() const override;
@@ -72,7 +81,6 @@ class NodeSupervisor : private RankSupervisor {
   void on(const Start& start);
   void on(const Stop& stop);
   void on(const Notice& notice) { logs_.print(notice.text); }
-  void on(const Restarts& restarts);
   void on(const End& end);
   [[noreturn]] void on(const Refused& refused);
   void on(const Alive& /*alive*/) {}
@@ -81,6 +89,7 @@ class NodeSupervisor : private RankSupervisor {
   void log_waiting();
   void expect_answer();
   void check_coordinator();
+  End end_without_coordinator(const std::string& reason);
 
   std::optional<FailureReport> failure() const {
     return failures().summary(end_ ? end_->failure : std::nullopt);
@@ -103,6 +112,11 @@ class NodeSupervisor : private RankSupervisor {
   std::optional<ReservedPort> port_;
   std::optional<RunStoreServer> store_;  // of node 0, if ranks on several nodes are replaced
   std::optional<WorkerGroup> workers_;
+  struct Replacement {
+    int rank = 0;
+    std::string line{};
+  };
+  std::vector<Replacement> replacements_;  // that the coordinator has not counted yet
   Deadline log_waiting_at_;
   bool waiting_logged_ = false;
   bool stdout_error_logged_ = false;
@@ -126,6 +140,8 @@ class NodeSupervisor : private RankSupervisor {
 //   SIGKILL.
 // - A rank fails while OnLoss::replace allows a replacement: what it left is killed, and it starts again alone.
 // - A rank fails, and with OnLoss::shrink at least min_ranks are left in elastic::run(): what it left is killed.
+// - Another node is lost, and OnLoss allows that its place is taken: the ranks here go on. If OnLoss::oversubscribe wants
+//   its ranks on this host, the launcher's first process starts a launcher for them.
 // - A rank fails otherwise: the ranks of all nodes are stopped in the same way, and restarted while max_restarts
 //   allows. After that the last line of a report on stderr names the rank that failed first; its exit code,
 //   or 128 + the signal that killed it.

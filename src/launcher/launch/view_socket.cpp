@@ -15,7 +15,7 @@
 namespace lockstep::launch {
 namespace {
 
-constexpr int kBacklog = 8;
+constexpr int kViewBacklog = 8;
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of all hosts
 
 // In containers that share a network, several launchers have the same pid.
@@ -62,7 +62,7 @@ UniqueFd listen_for_views() {
   const auto address = address_of_launcher(::getpid());
   auto socket = local_socket();
   const bool listens = socket && ::bind(socket.get(), address.get(), address.length) == 0 &&
-                       ::listen(socket.get(), kBacklog) == 0;
+                       ::listen(socket.get(), kViewBacklog) == 0;
   return listens ? std::move(socket) : UniqueFd();
 }
 

@@ -18,6 +18,7 @@
 #include "base/throw_error.h"
 #include "launch/launch.h"
 #include "launch/launch_limits.h"
+#include "launch/run_store_server.h"
 
 namespace lockstep::launch {
 namespace {
@@ -44,9 +45,12 @@ WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
       share = {.first_rank = assignment.first_rank,
                .ranks = options.nproc_per_node,
                .store_port = assignment.store_port,
-               .store_token = assignment.store_token};
+               .store_token =
+                   RunStoreServer::token_of(assignment.store_token, assignment.node_rank, assignment.epoch)};
     }
     memory_.emplace(RunMemory::create(assignment.world_size, options.on_loss == OnLoss::shrink, share));
+    // The other ranks have been there for long.
+    if (assignment.epoch > 0) memory_->state().phase = RunPhase::running;
   }
   if (folder.wanted()) folder_ = folder.begin_attempt(assignment.restarts);
   set_filters();
@@ -84,13 +88,19 @@ bool WorkerGroup::is_in_elastic_run() const {
   return memory_ && memory_->state().phase.load() == RunPhase::running;
 }
 
+void WorkerGroup::lose_others() const {
+  auto& lost = memory_->state().hosts_lost;
+  lost.fetch_add(1, std::memory_order_release);
+  futex_wake_all(lost);
+}
+
 int WorkerGroup::lose(int local_rank) const {
   memory_->lose(assignment_.first_rank + local_rank);
   return static_cast<int>(memory_->remaining().size());
 }
 
 bool WorkerGroup::can_replace() const {
-  return options_.on_loss == OnLoss::replace && is_in_elastic_run() &&
+  return replaces_ranks(options_.on_loss) && is_in_elastic_run() &&
          assignment_.restarts < options_.max_restarts;
 }
 
@@ -223,13 +233,24 @@ FailureReport WorkerGroup::report(const RankExit& first) const {
 }
 
 RankCores::RankCores(const LaunchOptions& options)
-    : cpus_(machine::assign_cores(machine::read_cores(), options.nproc_per_node, options.bind)),
+    : threads_(options.adopted ? options.adopted->threads : std::vector<int>()),
+      cpus_(machine::assign_cores(machine::read_cores(), options.nproc_per_node, options.bind)),
       share_(std::max(1, usable_cores() / options.nproc_per_node)) {}
 
 // A cgroup quota may allow less than the CPUs to which the rank is bound.
 int RankCores::threads(int local_rank) const {
+  if (!threads_.empty()) return threads_.at(static_cast<std::size_t>(local_rank));
   const int bound = static_cast<int>(cpus(local_rank).size());
   return bound == 0 ? share_ : std::min(bound, share_ + 1);
+}
+
+std::vector<int> threads_of_ranks(const LaunchOptions& options) {
+  const RankCores cores(options);
+  const auto set = Env().get_int("OMP_NUM_THREADS");
+  std::vector<int> threads;
+  for (int rank = 0; rank < options.nproc_per_node; ++rank)
+    threads.push_back(set ? static_cast<int>(*set) : cores.threads(rank));
+  return threads;
 }
 
 machine::RunningProgram start_rank(const machine::Program& program) {

@@ -35,13 +35,17 @@ class RankCores {
   const std::vector<int>& cpus(int local_rank) const {
     return cpus_.at(static_cast<std::size_t>(local_rank));
   }
-  // Threads of the rank's operators.
+  // Threads of the rank's operators, if OMP_NUM_THREADS is not set.
   int threads(int local_rank) const;
 
  private:
+  std::vector<int> threads_;  // of the node that is adopted; else empty
   std::vector<std::vector<int>> cpus_;
   int share_;  // of the usable cores
 };
+
+// [local rank] what each rank has, OMP_NUM_THREADS of the launcher included.
+std::vector<int> threads_of_ranks(const LaunchOptions& options);
 
 // This node's ranks in one attempt. PyTorch: WorkerGroup of torch.distributed.elastic.
 class WorkerGroup {
@@ -62,11 +66,14 @@ class WorkerGroup {
   std::optional<RankExit> take_exit(const RankExit& child, bool is_stopping);
   // Whether ranks can fail alone: not with OnLoss::restart, and all ranks are in elastic::run().
   bool is_in_elastic_run() const;
-  // Whether a rank that has failed can be replaced: OnLoss::replace, is_in_elastic_run(), and restarts are left.
+  // Whether a rank that has failed can be replaced: replaces_ranks(), is_in_elastic_run(), and restarts are left.
   bool can_replace() const;
   // The rank has ended, and the others go on without it. Returns their number, those included that have ended since.
   // REQUIRES OnLoss::shrink.
   int lose(int local_rank) const;
+  // The ranks of another host are lost: those of this one end their calls and form their group again. REQUIRES
+  // is_in_elastic_run().
+  void lose_others() const;
   // A spare becomes the rank that has ended, or its program is started again; assignment().restarts grows by one.
   // Returns its pid. Throws ProgramError or LaunchError.
   pid_t replace(int local_rank);

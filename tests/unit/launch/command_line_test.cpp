@@ -153,10 +153,25 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
   EXPECT_THAT(complaint({.max_restarts = -1, .command = x}),
               HasSubstr("max-restarts is -1; it must be 0 or more"));
   EXPECT_THAT(complaint({.max_restarts = 1, .on_loss = "ignore", .command = x}),
-              HasSubstr("--on-loss ignore: use restart, replace, shrink"));
+              HasSubstr("--on-loss ignore: use restart, replace, oversubscribe, shrink"));
   EXPECT_EQ(complaint({.max_restarts = 1, .on_loss = "replace", .command = x}), "");
   EXPECT_THAT(complaint({.on_loss = "replace", .command = x}), HasSubstr("add --max-restarts N"));
   EXPECT_EQ(complaint({.nnodes = "2", .max_restarts = 1, .on_loss = "replace", .command = x}), "");
+  EXPECT_EQ(
+      complaint({.nnodes = "2", .max_restarts = 1, .on_loss = "oversubscribe", .spares = 1, .command = x}),
+      "");
+  EXPECT_THAT(complaint({.max_restarts = 1, .on_loss = "oversubscribe", .command = x}),
+              HasSubstr("--on-loss oversubscribe needs several hosts"));
+  EXPECT_THAT(complaint({.nnodes = "2", .on_loss = "oversubscribe", .command = x}),
+              HasSubstr("--on-loss oversubscribe needs restarts: add --max-restarts N"));
+  EXPECT_THAT(complaint({.hosts = "a,b", .max_restarts = 1, .on_loss = "oversubscribe", .command = x}),
+              HasSubstr("start a launcher on each host with --nnodes"));
+  for (const char* text : {"1", "1:", "1:2", "0:2:r", "1:2,x:r", "x:2:r"}) {
+    EXPECT_THAT(complaint({.nnodes = "2", .adopt = text, .command = x}),
+                HasSubstr(fmt::format("--adopt {}", text)))
+        << text;
+  }
+  EXPECT_THAT(complaint({.adopt = "1:2:r", .command = x}), HasSubstr("--adopt: the run has one node"));
   EXPECT_THAT(complaint({.nnodes = "1:2",
                          .rdzv_backend = "c10d",
                          .rdzv_endpoint = "a",

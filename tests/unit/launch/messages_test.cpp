@@ -64,6 +64,19 @@ TEST(Messages, TravelBothWays) {
   EXPECT_EQ(read.store_token, "t");
   EXPECT_EQ(std::get<Restarts>(decode_to_node(encode(ToNode(Restarts{1, 2})))).restarts, 2);
 
+  const auto lost =
+      std::get<Lost>(decode_to_node(encode(ToNode(Lost{1, 2, 3, "notice", FailureReport{.reason = "r"}}))));
+  EXPECT_EQ(lost.node_rank, 2);
+  EXPECT_EQ(lost.epoch, 3);
+  EXPECT_EQ(lost.report.reason, "r");
+  const AdoptedNode node{.node_rank = 2, .role = "a:b", .memory = "m:n", .threads = {1, 3}};
+  const auto adopt = std::get<Adopt>(decode_to_node(encode(ToNode(Adopt{node}))));
+  EXPECT_EQ(adopt.node.memory, "m:n");
+  const auto parsed = parse_adopted(adopt_text(adopt.node));
+  EXPECT_EQ(parsed.node_rank, 2);
+  EXPECT_EQ(parsed.role, "a:b");
+  EXPECT_EQ(parsed.threads, (std::vector{1, 3}));
+
   EXPECT_FALSE(std::get<End>(decode_to_node(encode(ToNode(End{})))).failure);
   EXPECT_EQ(std::get<End>(decode_to_node(encode(ToNode(End{FailureReport{.reason = "r"}})))).failure->reason,
             "r");

@@ -46,7 +46,7 @@ TEST(TimeLimits, ArePrintedAsThePageHasThem) {
   options.on_loss = OnLoss::replace;
   auto limits = launch_limits(options);
   std::ranges::copy(rank_limits(30min), std::back_inserter(limits));
-  ASSERT_EQ(limits.size(), 17U);
+  ASSERT_EQ(limits.size(), 18U);
   for (const auto& limit : limits)
     EXPECT_THAT(rows, Contains(StartsWith("| " + limit.wait + " | " + limit.limit + " | "))) << limit.wait;
 }

@@ -89,7 +89,7 @@ class ServedStore {
     return socket;
   }
   int port() const { return server_.port(); }
-  const std::string& token() const { return server_.token(); }
+  std::string token() const { return launch::RunStoreServer::token_of(server_.token(), 0, 0); }
 
  private:
   launch::RunStoreServer server_;
@@ -302,10 +302,41 @@ TEST(RunStoreServer, AsksForItsTokenInEachAttempt) {
   const ServedStore served;
   EXPECT_NE(before.token(), served.token());
   const rendezvous::Endpoint server{"127.0.0.1", static_cast<std::uint16_t>(served.port())};
-  for (const auto& token : {before.token(), std::string(), served.token() + "0"}) {
+  for (const auto& token :
+       {before.token(), std::string(), "0" + served.token(), served.token() + ".0", served.token() + "x"}) {
     EXPECT_THAT(([&] { RemoteStore(server, token, Deadline(10s)); }),
                 ::testing::ThrowsMessage<Error>(HasSubstr("is lost (its connection closed)")));
   }
+}
+
+// Another launcher has taken the place of their node.
+TEST(RunStoreServer, RefusesTheRanksOfALostLauncher) {
+  launch::RunStoreServer server(10s);
+  const auto serve = [&] {
+    for (int i = 0; i < 3; ++i) {
+      std::vector<pollfd> events;
+      server.watch(events);
+      ::poll(events.data(), events.size(), 1'000);
+      server.advance(events);
+    }
+  };
+  const auto show = [&](int node_rank, int epoch) {
+    auto socket = connect_to(resolve_now("127.0.0.1", server.port()).addresses.front(), Deadline(10s));
+    send_all(socket, launch::RunStoreServer::token_of(server.token(), node_rank, epoch) + "\n");
+    serve();
+    return socket;
+  };
+  const auto other = show(1, 0);
+  const auto stale = show(2, 0);
+  EXPECT_EQ(line_from(other), "done 0");
+  EXPECT_EQ(line_from(stale), "done 0");
+  server.fence(2, 1);
+  EXPECT_EQ(received_until_closed(stale), "");
+  EXPECT_EQ(received_until_closed(show(2, 0)), "");
+  EXPECT_EQ(line_from(show(2, 1)), "done 0");
+  send_all(other, "check 0 x x x61\n");
+  serve();
+  EXPECT_EQ(line_from(other), "done 0");
 }
 
 // Else its replies, of which it reads none, could fill the memory of the launcher.
@@ -430,7 +461,7 @@ TEST(Generations, ALateRankMeetsTheOthersInTheLastOne) {
   wait_for(late);
   own.enter(2);
   EXPECT_FALSE(own.is_proposed());
-  EXPECT_EQ(Generations(memory, c10::make_intrusive<RunStore>(memory), 1).current(), 2U);
+  EXPECT_EQ(Generations(memory, c10::make_intrusive<RunStore>(memory), 1, true).current(), 2U);
 }
 
 std::string error_of_absent_rank(bool can_shrink) {
