@@ -128,8 +128,7 @@ class TrainingState {
   /// Within elastic::run(), keeps the state of this rank in memory of the host, from which the run continues after the
   /// loss of a rank; elsewhere does nothing. Call it on all ranks after the same step, behind optimizer.step().
   ///
-  /// The state is this rank's alone: its random states, gradients and metrics. The memory holds two copies of it. In a run on
-  /// several hosts, memory of another host holds two more of what only this rank has; they are sent until the next commit.
+  /// The state is this rank's alone: its random states, gradients and metrics. The memory holds two copies of it.
   /// Functions of user-defined parts must not call other ranks. Throws Error when memory is short, and the errors of a
   /// call, such as PeerLost, which must leave the function that elastic::run() calls.
   void commit(std::source_location where = std::source_location::current()) const;
@@ -149,8 +148,6 @@ class TrainingState {
     bool is_gradients = false;
     // Throws ArgumentError if the other ranks cannot go on without the part of a lost rank. Null: they can.
     std::function<void()> require_can_shrink{};
-    std::function<torch::nn::Module&()> module{};  // if it is one
-    torch::optim::Optimizer* optimizer = nullptr;  // if it is one
   };
 
   TrainingState& add_module(const std::string& name, std::function<torch::nn::Module&()> module);
@@ -210,6 +207,8 @@ class TrainingState {
 
   std::optional<ProcessGroup> group_;
   std::vector<Entry> entries_;
+  std::vector<std::function<torch::nn::Module&()>> modules_;
+  std::vector<torch::optim::Optimizer*> optimizers_;
   checkpointing::Committer* committer_ = nullptr;  // within elastic::run()
 };
 

@@ -20,6 +20,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/serialize/readable.h>
+
 namespace lockstep {
 
 /// A tensor whose parts are distributed over the ranks. Each rank has any number of parts. Together they
@@ -164,43 +166,6 @@ class Dict {
 /// An OrderedDict with these entries, the type that `state_dict()` returns.
 Dict ordered_dict(std::initializer_list<Dict::Item> items = {});
 
-namespace serialize {
-
-/// The index of a type among the alternatives of a variant, or their number.
-template <typename T, typename Variant>
-constexpr std::size_t kIndexIn = 0;
-template <typename T, typename... Types>
-constexpr std::size_t kIndexIn<T, std::variant<Types...>> = [] {
-  std::size_t index = 0;
-  (void)((std::same_as<T, Types> || (++index, false)) || ...);
-  return index;
-}();
-
-/// Every integer type but char, and floating-point types.
-template <typename T>
-concept Number = (std::integral<T> && !std::same_as<T, char>) || std::floating_point<T>;
-
-/// The type of the items of a std::vector, or of the values of a std::map with strings as keys, else T.
-template <typename T>
-struct ItemOf {
-  using type = T;  ///< T
-};
-template <typename Item>
-struct ItemOf<std::vector<Item>> {
-  using type = Item;  ///< of the items
-};
-template <typename Item>
-struct ItemOf<std::map<std::string, Item>> {
-  using type = Item;  ///< of the values
-};
-
-/// A type that a Value converts to: a number, one of the variant, or a vector or a map of one of them.
-template <typename T, typename Variant>
-concept Readable = Number<typename ItemOf<T>::type> ||
-                   kIndexIn<typename ItemOf<T>::type, Variant> < std::variant_size_v<Variant>;
-
-}  // namespace serialize
-
 /// A value in a checkpoint: anything that Python's `torch.load(weights_only=True)` returns, and
 /// ShardedTensor, which only distributed_checkpoint can save. Copies are deep except that tensors share their
 /// data, like copies of at::Tensor.
@@ -324,8 +289,11 @@ class Value {
       return as_tensor();
     } else if constexpr (requires { typename T::mapped_type; }) {
       T entries;
-      for (const auto& [key, value] : as_dict())
-        entries.emplace(key.as_string(), value.template to<typename T::mapped_type>());
+      const auto read = [&entries](const auto& dict) {  // generic: Dict::Item is not complete here
+        for (const auto& [key, value] : dict)
+          entries.emplace(key.as_string(), value.template to<typename T::mapped_type>());
+      };
+      read(as_dict());
       return entries;
     } else if constexpr (!std::same_as<T, typename serialize::ItemOf<T>::type>) {
       T items;

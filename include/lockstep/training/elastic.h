@@ -50,9 +50,9 @@ namespace lockstep::elastic {
 ///
 /// All ranks call it, once in a run, and no other thread uses the default group or the parts of `state` meanwhile.
 /// A module of fully_shard() takes part if it has `share_memory = false` and no mesh: each rank commits its shards of
-/// the parameters and the optimizer's states for them, and a replacement inherits those of the lost rank, or gets their
-/// copies from another host. The states of a ZeroRedundancyOptimizer without share_parameters() come in this way, too.
-/// With --on-loss shrink both are an ArgumentError, and so is a loader that LoaderBase::require_can_shrink() refuses.
+/// the parameters and the optimizer's states for them, and a replacement inherits those of the lost rank. The
+/// states of a ZeroRedundancyOptimizer without share_parameters() are inherited in this way, too. With --on-loss shrink
+/// both are an ArgumentError, and so is a loader that LoaderBase::require_can_shrink() refuses.
 ///
 /// The group needs the backend "shm" or "auto" on the CPU. Throws ArgumentError for other backends, for groups of new_group()
 /// and split_group(), and for parts that cannot return to a commit yet: other modules of fully_shard(), modules of

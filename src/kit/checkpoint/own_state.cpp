@@ -118,7 +118,7 @@ void TrainingStateAccess::load_own_state_dict(const TrainingState& state, const 
                                               const KeptParts& without) {
   // Those of a step that has failed; parts may restore others.
   for (auto* const module : modules(state)) drop_gradients(module->parameters());
-  for (auto* const optimizer : optimizers(state))
+  for (auto* const optimizer : state.optimizers_)
     for (const auto& group : optimizer->param_groups()) drop_gradients(group.params());
   for (const auto& entry : state.entries_) {
     if (is_among(without, entry.name, entry.is_position)) continue;
@@ -149,7 +149,7 @@ void TrainingStateAccess::require_no_gradients(const TrainingState& state) {
   const auto has_gradient = [](const auto& group) {
     return std::ranges::any_of(group.params(), [](const auto& each) { return each.grad().defined(); });
   };
-  for (const auto* const optimizer : optimizers(state)) {
+  for (const auto* const optimizer : state.optimizers_) {
     if (std::ranges::none_of(optimizer->param_groups(), has_gradient)) continue;
     throw_error<ArgumentError>(
         "commit: '{}' would have gradients, and with --on-loss shrink those of a lost rank would be missing; commit "
@@ -160,22 +160,25 @@ void TrainingStateAccess::require_no_gradients(const TrainingState& state) {
 
 std::vector<torch::nn::Module*> TrainingStateAccess::modules(const TrainingState& state) {
   std::vector<torch::nn::Module*> all;
-  for (const auto& entry : state.entries_)
-    if (entry.module) all.push_back(&entry.module());
+  for (const auto& module : state.modules_) all.push_back(&module());
   return all;
 }
 
-std::vector<torch::optim::Optimizer*> TrainingStateAccess::optimizers(const TrainingState& state) {
-  std::vector<torch::optim::Optimizer*> all;
-  for (const auto& entry : state.entries_)
-    if (entry.optimizer != nullptr) all.push_back(entry.optimizer);
-  return all;
+const std::vector<torch::optim::Optimizer*>& TrainingStateAccess::optimizers(const TrainingState& state) {
+  return state.optimizers_;
 }
 
-std::map<std::string, TrainingStateAccess::Origin> TrainingStateAccess::origins(const TrainingState& state) {
-  std::map<std::string, Origin> all;
-  for (const auto& entry : state.entries_)
-    all[entry.name] = {.module = entry.module ? &entry.module() : nullptr, .optimizer = entry.optimizer};
+// Parts that can say whether they shrink are modules, optimizers and loaders, in the order in which they were added. Of these
+// only the state of an optimizer has a list of groups.
+std::map<std::string, const torch::optim::Optimizer*> TrainingStateAccess::optimizers_by_part(
+    const TrainingState& state, const Dict& own_states) {
+  std::map<std::string, const torch::optim::Optimizer*> all;
+  auto next = state.optimizers_.begin();
+  for (const auto& entry : state.entries_) {
+    if (!entry.require_can_shrink || entry.is_position) continue;
+    const auto* const groups = own_states.at(entry.name).as_dict().find("param_groups");
+    if (groups != nullptr && groups->is<List>()) all[entry.name] = *next++;
+  }
   return all;
 }
 

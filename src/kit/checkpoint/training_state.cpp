@@ -250,7 +250,7 @@ TrainingState& TrainingState::add_module_part(const std::string& name, Functions
       .load = [module](const Value& value) { checkpointing::restore_own_state(module(), value.as_dict()); }};
   add_part(name, std::move(all), own);
   entries_.back().require_can_shrink = [module] { checkpointing::require_can_shrink(module()); };
-  entries_.back().module = std::move(module);
+  modules_.push_back(std::move(module));
   return *this;
 }
 
@@ -262,7 +262,7 @@ TrainingState& TrainingState::add_optimizer(const std::string& name, torch::opti
   own.load = [&optimizer](const Value& value) { optim::restore_states(optimizer, value.as_dict()); };
   add_part(name, std::move(all), std::move(own));
   entries_.back().require_can_shrink = [&optimizer] { checkpointing::require_can_shrink(optimizer); };
-  entries_.back().optimizer = &optimizer;
+  optimizers_.push_back(&optimizer);
   return *this;
 }
 

@@ -47,14 +47,10 @@ struct TrainingStateAccess {
 
   // The modules among the parts, as they were added: of a DistributedDataParallel itself.
   static std::vector<torch::nn::Module*> modules(const TrainingState& state);
-  static std::vector<torch::optim::Optimizer*> optimizers(const TrainingState& state);
-  // What a part is the state of, if it is a module or an optimizer.
-  struct Origin {
-    const torch::nn::Module* module = nullptr;
-    const torch::optim::Optimizer* optimizer = nullptr;
-  };
-  // By name.
-  static std::map<std::string, Origin> origins(const TrainingState& state);
+  static const std::vector<torch::optim::Optimizer*>& optimizers(const TrainingState& state);
+  // The optimizers by the name of their part. `own_states`: own_state_dict() with all parts.
+  static std::map<std::string, const torch::optim::Optimizer*> optimizers_by_part(const TrainingState& state,
+                                                                                  const Dict& own_states);
   // The group whose states are saved together; nullopt: this process alone.
   static const std::optional<ProcessGroup>& group(const TrainingState& state);
   // nullptr: commit() does nothing. The committer is not owned.

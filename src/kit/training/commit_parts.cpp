@@ -56,22 +56,25 @@ class AveragedParameters {
 
 CommitParts divided(const TrainingState& state, const Dict& complete) {
   const AveragedParameters averaged(state);
-  const auto origins = Access::origins(state);
+  const auto optimizers = Access::optimizers_by_part(state, complete);
   CommitParts parts;
   for (const auto& [name, value] : complete) {
-    const auto& origin = origins.at(name.as_string());
-    if (origin.optimizer != nullptr && averaged.have_all_of(*origin.optimizer)) {
+    const auto optimizer = optimizers.find(name.as_string());
+    if (optimizer != optimizers.end() && averaged.have_all_of(*optimizer->second)) {
       parts.common.set(name, value);
-    } else if (origin.module != nullptr) {
-      const auto& tensors = value.as_dict();
-      Dict own(tensors.kind()), common(tensors.kind());
-      own.set_attributes(tensors.attributes());
-      for (const auto& [key, tensor] : tensors) (averaged.have(tensor) ? common : own).set(key, tensor);
-      parts.own.set(name, std::move(own));
-      parts.common.set(name, std::move(common));
-    } else {
-      parts.own.set(name, value);
+      continue;
     }
+    const auto* const tensors = value.get_if<Dict>();
+    const auto is_averaged = [&](const auto& item) { return averaged.have(item.value); };
+    if (tensors == nullptr || std::none_of(tensors->begin(), tensors->end(), is_averaged)) {
+      parts.own.set(name, value);
+      continue;
+    }
+    Dict own(tensors->kind()), common(tensors->kind());
+    own.set_attributes(tensors->attributes());
+    for (const auto& [key, tensor] : *tensors) (averaged.have(tensor) ? common : own).set(key, tensor);
+    parts.own.set(name, std::move(own));
+    parts.common.set(name, std::move(common));
   }
   return parts;
 }
