@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "launcher_nodes.h"
 #include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
@@ -17,11 +18,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-std::string last_line(const LauncherProcess& launcher) {
-  const auto lines = lines_of(launcher.err());
-  return lines.empty() ? "" : lines.back();
-}
 
 TEST(LauncherFailure, NamesTheRankThatFailedFirstAndStopsTheOthers) {
   const TempFolder folder;
