@@ -268,14 +268,17 @@ void Commits::fetch(const ReturnPlan& plan, const std::vector<HeldCommits>& rank
   if (own.defined()) memory_.complete(plan.number);
 }
 
-// The commit that all have returned to.
+// The commit that all have returned to. They go on when its copies have come: the next loss may be that of a host whose
+// copies were on the lost one.
 void Commits::send_missing_copies(const std::vector<HeldCommits>& ranks) {
   std::vector<bool> receives(ranks.size());
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto holder = static_cast<std::size_t>(neighbours_[rank]);
     if (ranks[holder].find_copy(last_, static_cast<int>(rank)) == nullptr) receives[holder] = true;
   }
-  if (std::ranges::find(receives, true) != receives.end()) send(receives);
+  if (std::ranges::find(receives, true) == receives.end()) return;
+  send(receives);
+  wait();
 }
 
 }  // namespace lockstep::training
