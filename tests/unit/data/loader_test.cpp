@@ -19,7 +19,7 @@ using Numbers = std::vector<std::int64_t>;
 TensorDataset counting(std::int64_t size) { return {at::arange(size), at::arange(size) * 10}; }
 
 template <typename Loader>
-Numbers one_pass(Loader& loader) {
+Numbers numbers_of_pass(Loader& loader) {
   Numbers seen;
   for (auto& [data, target] : loader) {
     for (std::int64_t i = 0; i < data.size(0); ++i) seen.push_back(data[i].template item<std::int64_t>());
@@ -42,7 +42,7 @@ TEST_F(LoaderTest, YieldsBatchesInOrder) {
   std::vector<std::int64_t> sizes;
   for (auto& batch : loader) sizes.push_back(batch.data.size(0));
   EXPECT_THAT(sizes, ElementsAre(2, 2, 1));
-  EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(numbers_of_pass(loader), ElementsAre(0, 1, 2, 3, 4));
 }
 
 TEST_F(LoaderTest, BatchSizeIsOneUnlessGiven) {
@@ -53,7 +53,7 @@ TEST_F(LoaderTest, BatchSizeIsOneUnlessGiven) {
 TEST_F(LoaderTest, DropsASmallerLastBatchOnRequest) {
   DataLoader loader(counting(5), {.batch_size = 2, .drop_last = true});
   EXPECT_EQ(loader.size(), 2);
-  EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(numbers_of_pass(loader), ElementsAre(0, 1, 2, 3));
 }
 
 TEST_F(LoaderTest, KeptBatchesStayUnchanged) {
@@ -67,44 +67,44 @@ TEST_F(LoaderTest, IsDistributedByDefault) {
   set_current_world({.rank = 1, .size = 2});
   DataLoader loader(counting(5), {.batch_size = 2});
   EXPECT_EQ(loader.size(), 2);
-  EXPECT_THAT(one_pass(loader), ElementsAre(1, 3, 0));
+  EXPECT_THAT(numbers_of_pass(loader), ElementsAre(1, 3, 0));
   DataLoader shuffled(counting(50), {.shuffle = true});
   DistributedSampler sampler(50, {.num_replicas = 2, .rank = 1});
-  EXPECT_TRUE(at::equal(at::tensor(one_pass(shuffled), at::kLong), sampler.indices()));
+  EXPECT_TRUE(at::equal(at::tensor(numbers_of_pass(shuffled), at::kLong), sampler.indices()));
   shuffled.set_epoch(3);
   sampler.set_epoch(3);
-  EXPECT_TRUE(at::equal(at::tensor(one_pass(shuffled), at::kLong), sampler.indices()));
+  EXPECT_TRUE(at::equal(at::tensor(numbers_of_pass(shuffled), at::kLong), sampler.indices()));
 }
 
 TEST_F(LoaderTest, LoadsAllSamplesIfNotDistributed) {
   set_current_world({.rank = 1, .size = 2});
   DataLoader loader(counting(5), {.batch_size = 2, .distributed = false});
-  EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(numbers_of_pass(loader), ElementsAre(0, 1, 2, 3, 4));
 }
 
 TEST_F(LoaderTest, DoesNotShardAGivenSampler) {
   set_current_world({.rank = 1, .size = 2});
   DataLoader loader(counting(5), {.batch_size = 2, .sampler = std::make_shared<DistributedEvalSampler>(5)});
-  EXPECT_THAT(one_pass(loader), ElementsAre(1, 3));
+  EXPECT_THAT(numbers_of_pass(loader), ElementsAre(1, 3));
 }
 
 TEST_F(LoaderTest, ASeedDecidesTheOrderAtAnyWorldSize) {
   DataLoader loader(counting(50), {.shuffle = true, .seed = 9});
   DistributedSampler sampler(50, {.num_replicas = 1, .rank = 0, .seed = 9});
-  EXPECT_TRUE(at::equal(at::tensor(one_pass(loader), at::kLong), sampler.indices()));
+  EXPECT_TRUE(at::equal(at::tensor(numbers_of_pass(loader), at::kLong), sampler.indices()));
 }
 
 TEST_F(LoaderTest, AcceptsCustomBatches) {
   auto batches = std::make_shared<BatchSampler>(SequentialSampler(4), 3);
   DataLoader loader(counting(4), {.batch_sampler = batches});
   EXPECT_EQ(loader.size(), 2);
-  EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(numbers_of_pass(loader), ElementsAre(0, 1, 2, 3));
 }
 
 TEST_F(LoaderTest, ConcurrentPassesAreIndependent) {
   DataLoader loader(counting(4), {.batch_size = 2});
   auto outer = loader.begin();
-  EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(numbers_of_pass(loader), ElementsAre(0, 1, 2, 3));
   ++outer;
   EXPECT_TRUE(at::equal(outer->data, at::tensor({2, 3}, at::kLong)));
 }
@@ -148,7 +148,7 @@ TEST_F(LoaderTest, RejectsInvalidArguments) {
 
 TEST_F(LoaderTest, ASamplerForAnotherDatasetIsRejected) {
   DataLoader loader(counting(4), {.sampler = std::make_shared<SequentialSampler>(5)});
-  EXPECT_THAT([&] { one_pass(loader); }, ThrowsMessage<ArgumentError>(HasSubstr("index 4 is out of range")));
+  EXPECT_THAT([&] { numbers_of_pass(loader); }, ThrowsMessage<ArgumentError>(HasSubstr("index 4 is out of range")));
 }
 
 }  // namespace
