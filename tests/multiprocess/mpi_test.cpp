@@ -340,7 +340,7 @@ TEST(MpiLostRanks, AWaitForAnAsynchronousCallThrows) {
                     HasSubstr("all_reduce #2 of Float[1000] at mpi_test.cpp:"), HasSubstr("rank 1 (pid ")));
 }
 
-const testing::Scenario one_stops("mpi: stopped", [] {
+const testing::Scenario one_stops_over_mpi("mpi: stopped", [] {
   const auto context = init({.backend = "mpi"});
   context.barrier();
   const auto group = context.new_group({0, 1}, {.timeout = 2s});
