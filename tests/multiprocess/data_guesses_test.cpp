@@ -76,14 +76,13 @@ TEST(Guesses, SamplersByValueAndWithPositions) {
   EXPECT_EQ(WeightedRandomSampler(torch::ones({3}), 2, false).size(), 2);
 }
 
-// A list of different types does not compile, and says so.
 TEST(Guesses, DatasetsOfDifferentTypesOneBehindTheOther) {
   const data::TensorDataset tensors(torch::zeros({2, 2}), torch::tensor({7, 8}));
   const data::ConcatDataset both(tensors, data::Subset(Pairs(), {3}), Pairs());
   const data::Batch batch = both.get_batch(torch::tensor({2, 0, 4}));
   EXPECT_TRUE(batch.target.equal(torch::tensor({3, 7, 1})));
   EXPECT_TRUE(batch.data.select(1, 0).equal(torch::tensor({3.F, 0.F, 1.F})));
-  const data::ConcatDataset turned(Pairs(), tensors);
+  const data::ConcatDataset turned{Pairs(), tensors};
   const auto [x, y] = turned.get_batch(torch::tensor({11, 0}));
   EXPECT_TRUE(y.equal(torch::tensor({8, 0})));
 }
@@ -117,7 +116,9 @@ TEST(Guesses, AnAssignedLayerIsAPartOfTheNet) {
   EXPECT_EQ(net->named_parameters()["fc.bias"].numel(), 3);
   EXPECT_TRUE(net->named_parameters()["fc.bias"].is_same(net->fc->bias));
   models::ResNetImpl plain(*net);
-  plain.fc = nn::Linear(512, 9);
+  EXPECT_THAT([&] { plain.fc = nn::Linear(512, 9); },
+              ::testing::ThrowsMessage<ArgumentError>(::testing::HasSubstr("call clone()")));
+  EXPECT_THROW(net->fc = decltype(net->fc)(), ArgumentError) << "an empty layer of the same type";
   EXPECT_EQ(net->named_parameters()["fc.bias"].numel(), 3);
 
   auto vit = models::vit_tiny_16({.image_size = 32, .num_classes = 5});

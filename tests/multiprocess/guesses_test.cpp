@@ -33,6 +33,11 @@ std::vector<at::Tensor> zeros(int count) {
   return tensors;
 }
 
+template <typename T>
+constexpr bool takes_tensor_as_list =
+    requires(T one) { gather(one, one); } || requires(T one) { gather_async(one, one, {.dst = 1}); } ||
+    requires(T one) { scatter(one, one, 1); } || requires(T one) { scatter_async(one, one); };
+
 // Over three ranks: rank r begins with r + 1.
 const testing::Scenario reductions("guesses: reductions", [] {
   init_process_group("shm");
@@ -61,6 +66,7 @@ const testing::Scenario reductions("guesses: reductions", [] {
   all_reduce(t, {});
   all_reduce(t, {ReduceOp::AVG});
   static_assert(!std::is_constructible_v<RequiredRank>);
+  static_assert(!takes_tensor_as_list<at::Tensor>);
   broadcast(t, {.src = 1});
   EXPECT_EQ(t.item<double>(), 6);
   reduce_scatter_tensor(part, torch::full({3}, 1.0 * rank), {.op = ReduceOp::MAX});

@@ -250,6 +250,8 @@ const testing::Scenario named_schedules("guesses: pipelines", [] {
   const double expected = loss_of(loss);
   EXPECT_EQ(loss_of(torch::mse_loss), expected);
   EXPECT_EQ(loss_of(nn::functional::mse_loss), expected);
+  using WithDelta = at::Tensor (*)(const at::Tensor&, const at::Tensor&, double);
+  static_assert(!std::is_constructible_v<pipelining::LossFunction, WithDelta>, "delta has no default");
   EXPECT_EQ(loss_of(torch::nn::MSELoss()), expected);
 });
 TEST(Guesses, SchedulesTakeArgumentsByName) {

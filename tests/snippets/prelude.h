@@ -32,6 +32,7 @@ extern Net net;
 extern std::shared_ptr<NetImpl> module;
 extern lockstep::DistributedDataParallel<Net> ddp;
 extern lockstep::FSDPModule sharded;
+extern std::vector<at::Tensor> decay, others;
 extern torch::optim::AdamW optimizer;
 extern lockstep::optim::StepLR schedule;
 extern lockstep::Trainer trainer;

@@ -60,17 +60,8 @@ inline constexpr bool is_sample_and_target =
     std::same_as<T, Batch> || std::same_as<T, std::pair<at::Tensor, at::Tensor>> ||
     std::same_as<T, std::tuple<at::Tensor, at::Tensor>> || std::same_as<T, std::array<at::Tensor, 2>>;
 
-/// A dataset in a braced list of different ones: never made, since a list has one type.
-struct ListedDataset {
-  template <MapDataset Dataset>
-  ListedDataset(const Dataset& /*dataset*/) {  // NOLINT: implicit by design
-    static_assert(sizeof(Dataset) == 0,
-                  "ConcatDataset: write datasets of different types without braces: ConcatDataset(a, b, c)");
-  }
-};
-
 /// Datasets one behind the other: `ConcatDataset both({train, extra})`, `ConcatDataset both(train, extra)`, or
-/// ConcatDataset(std::vector{a, b, c}). Datasets of different types are given without braces. They have one type of
+/// ConcatDataset(std::vector{a, b, c}). Those of different types are given one by one, as in the second form. They have one type of
 /// batches, or batches that are all a sample and a target, which then have the type of the first dataset's. A batch
 /// keeps the order of its indices; each dataset is asked once per batch. PyTorch: torch.utils.data.ConcatDataset.
 template <typename BatchType>
@@ -93,8 +84,6 @@ class ConcatDataset {
   ConcatDataset(std::initializer_list<Dataset> datasets,
                 std::source_location where = std::source_location::current())
       : ConcatDataset(std::vector<Dataset>(datasets), where) {}
-  /// Does not compile: a list has datasets of one type.
-  ConcatDataset(std::initializer_list<ListedDataset> datasets);
   template <MapDataset First, MapDataset... Others>
     requires(sizeof...(Others) > 0)
   explicit ConcatDataset(First first, Others... others)
@@ -160,7 +149,6 @@ ConcatDataset(std::initializer_list<Dataset>) -> ConcatDataset<BatchOf<Dataset>>
 template <MapDataset First, MapDataset... Others>
   requires(sizeof...(Others) > 0)
 ConcatDataset(First, Others...) -> ConcatDataset<BatchOf<First>>;
-ConcatDataset(std::initializer_list<ListedDataset>) -> ConcatDataset<Batch>;
 
 /// Some samples of a dataset, in the order of `indices`; an index may occur several times. Copies share the
 /// dataset. PyTorch: torch.utils.data.Subset.

@@ -120,8 +120,8 @@ struct ArgumentsByName {
     template <typename Number>
     Rate(const Number& /*rate*/) {  // NOLINT: implicit by design
       static_assert(sizeof(Number) == 0,
-                    "write torch::optim::AdamOptions(1e-3), or the class of lockstep: "
-                    "ZeroRedundancyOptimizer<optim::Adam>(params, {.lr = 1e-3})");
+                    "write the options of its class, such as torch::optim::AdamOptions(1e-3) for Adam, or take the "
+                    "class of the same name in lockstep::optim, which has arguments by name");
     }
   };
   /// Python's arguments by name, which LibTorch's classes do not take.

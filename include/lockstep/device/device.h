@@ -25,6 +25,8 @@ class DeviceId {
  public:
   DeviceId(c10::Device device) : device_(device) {}
   DeviceId(c10::DeviceType type) : device_(type) {}
+  /// As in `{torch::kCUDA, 1}`.
+  DeviceId(c10::DeviceType type, c10::DeviceIndex index) : device_(type, index) {}
   /// Throws ArgumentError unless `cuda_index` is between 0 and 127.
   template <std::integral Index>
     requires(!std::same_as<Index, bool>)

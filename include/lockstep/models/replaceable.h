@@ -18,18 +18,16 @@ class Replaceable : public Holder {
  public:
   /// An empty holder.
   Replaceable() : Holder(nullptr) {}
-  /// The same layer. Assignment to a copy of a network changes no other network.
+  /// The same layer, in a copy of a network.
   Replaceable(const Replaceable& other) : Holder(other) {}
+  /// Replaces the layer as the assignment of a holder does.
   Replaceable& operator=(const Replaceable& other) {
     if (this != &other) set(other);
     return *this;
   }
-  /// Replaces the layer. Throws ArgumentError for an empty holder.
+  /// Replaces the layer. Throws ArgumentError for an empty holder, and in a network that a copy constructor has made:
+  /// its layers are those of the other network; clone() makes layers of its own.
   Replaceable& operator=(Holder layer) {
-    if (owner_ != nullptr && layer.is_empty()) {
-      throw ArgumentError("the new layer " + name_ +
-                          " is empty; assign a layer, such as torch::nn::Linear(512, 10)");
-    }
     set(std::move(layer));
     return *this;
   }
@@ -45,7 +43,18 @@ class Replaceable : public Holder {
 
  private:
   void set(Holder layer) {
-    if (owner_ != nullptr && !layer.is_empty()) owner_->replace_module(name_, layer);
+    if (owner_ == nullptr && !this->is_empty()) {
+      throw ArgumentError(
+          "a layer of a copied network cannot be replaced, since the copy shares the layers of the other one; "
+          "call clone() on the network, and replace the layer of the clone");
+    }
+    if (owner_ != nullptr) {
+      if (layer.is_empty()) {
+        throw ArgumentError("the new layer " + name_ +
+                            " is empty; assign a layer, such as torch::nn::Linear(512, 10)");
+      }
+      owner_->replace_module(name_, layer);
+    }
     static_cast<Holder&>(*this) = std::move(layer);
   }
 

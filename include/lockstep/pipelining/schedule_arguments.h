@@ -42,16 +42,20 @@ class LossFunction : public std::function<at::Tensor(const AnyPyTree& output, co
   using Function::Function;
   LossFunction() = default;
   LossFunction(Function loss) : Function(std::move(loss)) {}  // NOLINT: implicit by design
-  /// A loss of LibTorch, with its default options.
+  /// A loss such as `torch::mse_loss`, whose third argument is a reduction: it is called with at::Reduction::Mean. Give
+  /// a function of your own whose third argument means something else as a lambda of two arguments.
+  LossFunction(at::Tensor (*loss)(const at::Tensor&, const at::Tensor&,
+                                  std::int64_t reduction))  // NOLINT: implicit by design
+      : Function([loss](const at::Tensor& output, const at::Tensor& target) {
+          return loss(output, target, at::Reduction::Mean);
+        }) {}
+  /// A loss of `torch::nn::functional`, with its default options.
   template <typename Options>
+    requires requires(std::remove_cvref_t<Options> options) { options.reduction(); }
   LossFunction(at::Tensor (*loss)(const at::Tensor&, const at::Tensor&,
                                   Options))  // NOLINT: implicit by design
       : Function([loss](const at::Tensor& output, const at::Tensor& target) {
-          if constexpr (std::is_same_v<Options, std::int64_t>) {
-            return loss(output, target, at::Reduction::Mean);
-          } else {
-            return loss(output, target, std::remove_cvref_t<Options>());
-          }
+          return loss(output, target, std::remove_cvref_t<Options>());
         }) {}
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <source_location>
@@ -118,20 +119,40 @@ Work all_gather_into_tensor_async(const at::Tensor& output_tensor, const at::Ten
 void gather(const at::Tensor& tensor, at::TensorList gather_list = {}, int dst = 0,
             const CollectiveOptions& options = {}, AsyncOp async_op = false,
             std::source_location where = std::source_location::current());
+/// Does not compile: one tensor is not a list; write `{tensor}`.
+template <std::same_as<at::Tensor> T>
+void gather(const at::Tensor& tensor, const T& gather_list, int dst = 0,
+            const CollectiveOptions& options = {}, AsyncOp async_op = false,
+            std::source_location where = std::source_location::current()) = delete;
 /// ProcessGroup::gather_async(): gather() without waiting. PyTorch: `gather(async_op=True)`.
 Work gather_async(const at::Tensor& tensor, at::TensorList gather_list = {}, int dst = 0,
                   const CollectiveOptions& options = {},
                   std::source_location where = std::source_location::current());
+/// Does not compile: one tensor is not a list; write `{tensor}`.
+template <std::same_as<at::Tensor> T>
+Work gather_async(const at::Tensor& tensor, const T& gather_list, int dst = 0,
+                  const CollectiveOptions& options = {},
+                  std::source_location where = std::source_location::current()) = delete;
 
 /// ProcessGroup::scatter(): `tensor` becomes the tensor that scatter_list of global rank `src` has for this
 /// rank; on other ranks the list is empty. PyTorch: `torch.distributed.scatter`.
 void scatter(const at::Tensor& tensor, at::TensorList scatter_list = {}, int src = 0,
              const CollectiveOptions& options = {}, AsyncOp async_op = false,
              std::source_location where = std::source_location::current());
+/// Does not compile: one tensor is not a list; write `{tensor}`.
+template <std::same_as<at::Tensor> T>
+void scatter(const at::Tensor& tensor, const T& scatter_list, int src = 0,
+             const CollectiveOptions& options = {}, AsyncOp async_op = false,
+             std::source_location where = std::source_location::current()) = delete;
 /// ProcessGroup::scatter_async(): scatter() without waiting. PyTorch: `scatter(async_op=True)`.
 Work scatter_async(const at::Tensor& tensor, at::TensorList scatter_list = {}, int src = 0,
                    const CollectiveOptions& options = {},
                    std::source_location where = std::source_location::current());
+/// Does not compile: one tensor is not a list; write `{tensor}`.
+template <std::same_as<at::Tensor> T>
+Work scatter_async(const at::Tensor& tensor, const T& scatter_list, int src = 0,
+                   const CollectiveOptions& options = {},
+                   std::source_location where = std::source_location::current()) = delete;
 
 /// ProcessGroup::reduce_scatter(): `output` becomes the reduction of what all ranks have in `input_list` for
 /// this rank. PyTorch: `torch.distributed.reduce_scatter`.

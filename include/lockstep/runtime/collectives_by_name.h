@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <source_location>
@@ -180,11 +181,19 @@ void gather(const at::Tensor& tensor, at::TensorList gather_list, const Destinat
             std::source_location where = std::source_location::current()) {
   gather(tensor, gather_list, options.dst, {options.group}, false, where);
 }
+/// Does not compile: one tensor is not a list.
+template <std::same_as<at::Tensor> T>
+void gather(const at::Tensor& tensor, const T& gather_list, const DestinationOptions& options,
+            std::source_location where = std::source_location::current()) = delete;
 template <typename = void>
 Work gather_async(const at::Tensor& tensor, at::TensorList gather_list, const DestinationOptions& options,
                   std::source_location where = std::source_location::current()) {
   return gather_async(tensor, gather_list, options.dst, {options.group}, where);
 }
+/// Does not compile: one tensor is not a list.
+template <std::same_as<at::Tensor> T>
+Work gather_async(const at::Tensor& tensor, const T& gather_list, const DestinationOptions& options,
+                  std::source_location where = std::source_location::current()) = delete;
 template <typename = void>
 void gather(const at::Tensor& tensor, const GatherOptions& options,
             std::source_location where = std::source_location::current()) {
@@ -200,11 +209,19 @@ void scatter(const at::Tensor& tensor, at::TensorList scatter_list, const Source
              std::source_location where = std::source_location::current()) {
   scatter(tensor, scatter_list, options.src, {options.group}, false, where);
 }
+/// Does not compile: one tensor is not a list.
+template <std::same_as<at::Tensor> T>
+void scatter(const at::Tensor& tensor, const T& scatter_list, const SourceOptions& options,
+             std::source_location where = std::source_location::current()) = delete;
 template <typename = void>
 Work scatter_async(const at::Tensor& tensor, at::TensorList scatter_list, const SourceOptions& options,
                    std::source_location where = std::source_location::current()) {
   return scatter_async(tensor, scatter_list, options.src, {options.group}, where);
 }
+/// Does not compile: one tensor is not a list.
+template <std::same_as<at::Tensor> T>
+Work scatter_async(const at::Tensor& tensor, const T& scatter_list, const SourceOptions& options,
+                   std::source_location where = std::source_location::current()) = delete;
 template <typename = void>
 void scatter(const at::Tensor& tensor, const ScatterOptions& options,
              std::source_location where = std::source_location::current()) {

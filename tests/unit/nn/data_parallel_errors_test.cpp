@@ -136,6 +136,7 @@ TEST(DataParallel, AnIntegerIsACudaDevice) {
   EXPECT_EQ(c10::Device(options.device_ids[1]), c10::Device("cuda:1"));
   EXPECT_EQ(c10::Device(*options.output_device), c10::Device("cuda:1"));
   EXPECT_EQ(c10::Device(DeviceId(c10::Device("cpu"))), c10::Device(c10::kCPU));
+  EXPECT_EQ(c10::Device(DeviceId{torch::kCUDA, 1}), c10::Device("cuda:1"));
 }
 
 static_assert(std::is_same_v<nn::parallel::NameOfLibTorch, torch::nn::parallel::NameOfLibTorch>);
