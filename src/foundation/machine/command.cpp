@@ -164,8 +164,8 @@ void read_once(UniqueFd& fd, std::string& text, bool ready) {
   text.append(buffer.data(), static_cast<std::size_t>(count));
 }
 
-// Until both streams are at their end, the child has ended, or the time is over.
-void collect(const Child& child, UniqueFd& out, UniqueFd& err, const Deadline& deadline,
+// Until both streams are at their end, the child has ended, the time is over, or a stream has more than `most` bytes.
+void collect(const Child& child, UniqueFd& out, UniqueFd& err, const Deadline& deadline, std::size_t most,
              CommandResult& result) {
   bool last_read = false;
   while (out || err || !child.ended()) {
@@ -177,6 +177,8 @@ void collect(const Child& child, UniqueFd& out, UniqueFd& err, const Deadline& d
     if (ready > 0) {
       read_once(out, result.out, events[0].revents != 0);
       read_once(err, result.err, events[1].revents != 0);
+      result.too_long = result.out.size() > most || result.err.size() > most;
+      if (result.too_long) return;
     } else if (last_read) {
       return;
     }
@@ -196,7 +198,8 @@ std::string first_text(const std::string& text) {
 }
 
 std::string problem_of(const std::string& name, const CommandResult& result,
-                       std::chrono::milliseconds timeout) {
+                       std::chrono::milliseconds timeout, std::size_t most_output) {
+  if (result.too_long) return fmt::format("{} printed more than {}", name, bytes_text(most_output));
   auto said = first_text(result.err);
   if (said.empty()) said = first_text(result.out);
   const auto ending = said.empty() ? "" : ": " + said;
@@ -240,7 +243,7 @@ CommandResult not_started(const std::string& name, int exit_code, const std::str
 }  // namespace
 
 CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout,
-                          const std::string& folder) {
+                          const std::string& folder, std::size_t most_output) {
   const Deadline deadline(timeout);
   RunningProgram program;
   try {
@@ -255,11 +258,11 @@ CommandResult run_command(const std::vector<std::string>& words, std::chrono::mi
   }
   CommandResult result;
   for (const auto* stream : {&program.out, &program.err}) ::fcntl(stream->get(), F_SETFL, O_NONBLOCK);
-  collect(child, program.out, program.err, deadline, result);
+  collect(child, program.out, program.err, deadline, most_output, result);
   const int status = child.finish();
   if (!result.timed_out && WIFSIGNALED(status)) result.signal = WTERMSIG(status);
   if (!result.timed_out) result.exit_code = result.signal != 0 ? 128 + result.signal : WEXITSTATUS(status);
-  result.problem = problem_of(words.front(), result, timeout);
+  result.problem = problem_of(words.front(), result, timeout, most_output);
   return result;
 }
 

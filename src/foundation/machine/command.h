@@ -2,6 +2,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <limits>
 #include <map>
 #include <string>
 #include <sys/types.h>
@@ -37,6 +39,7 @@ RunningProgram start_program(const Program& program, const Deadline& deadline);
 struct CommandResult {
   bool started = true;     // false: `problem` says why not
   bool timed_out = false;  // it ran past its deadline and was killed
+  bool too_long = false;   // it printed more than it may and was killed
   int signal = 0;          // that ended it
   int exit_code = 0;       // 128 + signal when one ended it; 127 not found, 126 not executable
   std::string out{};       // its stdout
@@ -48,9 +51,11 @@ struct CommandResult {
 
 // Runs a program, found on PATH, in `folder` with /dev/null as its stdin, and waits for its end. At `timeout`
 // it is killed with the processes that it has started. Failures of the program are part of the result,
-// and so is a pipe or process that the system refuses. Safe from any thread.
+// and so is a pipe or process that the system refuses. It is also killed when its stdout or stderr has more than
+// `most_output` bytes. Safe from any thread.
 CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout,
-                          const std::string& folder = {});
+                          const std::string& folder = {},
+                          std::size_t most_output = std::numeric_limits<std::size_t>::max());
 
 // Whether PATH has a program of this name.
 bool is_on_path(const std::string& name);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -18,7 +20,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kProgram = "py-spy";
-constexpr std::chrono::seconds kLimit{5};
+constexpr std::chrono::milliseconds kLimit{5'000};
+constexpr std::size_t kMostOutput = std::size_t{8} << 20;  // bytes
 
 // The interpreter is the program itself, or a library of it.
 bool runs_python(int pid) {
@@ -32,10 +35,23 @@ bool runs_python(int pid) {
   return false;
 }
 
+// Names come from another program, and the text may go to a terminal.
+std::string without_control_characters(std::string text) {
+  std::ranges::replace_if(
+      text, [](unsigned char character) { return character < 0x20 || character == 0x7F; }, '?');
+  return text;
+}
+
+PythonFrames unknown(int pid, const std::string& why) {
+  return {.problem = fmt::format("Frames of Python in process {} are not known: {}", pid,
+                                 without_control_characters(why))};
+}
+
 std::string frame_text(const json& frame) {
   const auto file = frame.at("filename").get<std::string>();
-  return fmt::format("Python: {} at {}:{}", frame.at("name").get<std::string>(),
-                     std::filesystem::path(file).filename().string(), frame.at("line").get<int>());
+  return without_control_characters(
+      fmt::format("Python: {} at {}:{}", frame.at("name").get<std::string>(),
+                  std::filesystem::path(file).filename().string(), frame.at("line").get<int>()));
 }
 
 }  // namespace
@@ -54,18 +70,19 @@ PythonFrames python_frames_from(const std::string& text) {
   return found;
 }
 
-PythonFrames python_frames_of(int pid) {
+PythonFrames python_frames_of(int pid, const Deadline& deadline) {
   if (!runs_python(pid)) return {};
   if (!machine::is_on_path(kProgram))
     return {.problem = "Frames of Python are not shown, because PATH has no py-spy: pip install py-spy"};
-  const auto result = machine::run_command(
-      {kProgram, "dump", "--nonblocking", "--json", "--pid", std::to_string(pid)}, kLimit);
-  if (!result.succeeded())
-    return {.problem = fmt::format("Frames of Python in process {} are not known: {}", pid, result.problem)};
+  if (deadline.expired()) return unknown(pid, "the time for all processes is over");
+  const auto result =
+      machine::run_command({kProgram, "dump", "--nonblocking", "--json", "--pid", std::to_string(pid)},
+                           std::min(kLimit, deadline.remaining()), {}, kMostOutput);
+  if (!result.succeeded()) return unknown(pid, result.problem);
   try {
     return python_frames_from(result.out);
   } catch (const Error& error) {
-    return {.problem = fmt::format("Frames of Python in process {} are not known: {}", pid, error.what())};
+    return unknown(pid, error.what());
   }
 }
 

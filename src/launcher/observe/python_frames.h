@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
+
 namespace lockstep::observe {
 
 // Frames of Python functions in the threads of a process.
@@ -13,8 +15,9 @@ struct PythonFrames {
   std::string problem{};  // why they are not known, in a sentence; empty if they are, and for a process without Python
 };
 
-// Those of a process of this user, as py-spy sees them, for at most 5 s. The process is not stopped for it.
-PythonFrames python_frames_of(int pid);
+// Those of a process of this user, as py-spy sees them, for at most 5 s and until `deadline`, which several processes may
+// share. The process is not stopped for it. Control characters are replaced.
+PythonFrames python_frames_of(int pid, const Deadline& deadline);
 
 // What `py-spy dump --json` has printed. Throws Error for another text.
 PythonFrames python_frames_from(const std::string& json);

@@ -90,7 +90,8 @@ class StackText {
 
 }  // namespace
 
-std::string stacks_text(const ObservedRun& observed, std::optional<std::int64_t> only) {
+std::string stacks_text(const ObservedRun& observed, std::optional<std::int64_t> only,
+                        const Deadline& python_deadline) {
   const auto run = observed.read();
   std::map<int, const Rank*> ranks;      // by thread
   std::map<int, std::string> processes;  // those of ranks
@@ -104,7 +105,7 @@ std::string stacks_text(const ObservedRun& observed, std::optional<std::int64_t>
   std::set<std::string> problems;
   for (const auto& [pid, name] : processes) {
     try {
-      auto python = python_frames_of(pid);
+      auto python = python_frames_of(pid, python_deadline);
       if (!python.problem.empty()) problems.insert(python.problem);
       for (auto& stack : stacks_of(pid)) {
         const auto& frames = python.threads[stack.thread];
@@ -128,9 +129,9 @@ std::string stacks_text(const ObservedRun& observed, std::optional<std::int64_t>
   return text;
 }
 
-std::string short_stacks_text(const ObservedRun& run, std::int64_t pid) {
+std::string short_stacks_text(const ObservedRun& run, std::int64_t pid, const Deadline& python) {
   constexpr std::size_t kMostBytes = std::size_t{32} << 10;
-  auto text = stacks_text(run, pid);
+  auto text = stacks_text(run, pid, python);
   if (text.size() <= kMostBytes) return text;
   const auto all = text.size();
   text.resize(text.rfind('\n', kMostBytes));

@@ -38,7 +38,9 @@ class OfAProcess : public ::testing::Test {
     ::waitpid(process_.pid, nullptr, 0);
   }
 
-  observe::PythonFrames frames() const { return observe::python_frames_of(process_.pid); }
+  observe::PythonFrames frames(std::chrono::seconds limit = std::chrono::seconds(60)) const {
+    return observe::python_frames_of(process_.pid, Deadline(limit));
+  }
 
   void write_py_spy(const std::string& script) const {
     const auto file = folder_.file("py-spy");
@@ -68,8 +70,20 @@ TEST_F(OfAProcess, AreThoseOfPySpy) {
   EXPECT_THAT(frames().threads, IsEmpty());
 }
 
+TEST_F(OfAProcess, AreBounded) {
+  write_py_spy("exec /bin/cat /dev/zero");
+  EXPECT_THAT(frames().problem, HasSubstr("py-spy printed more than 8.0 MiB"));
+  EXPECT_THAT(frames(std::chrono::seconds(0)).problem, HasSubstr("the time for all processes is over"));
+}
+
+TEST(PythonFrames, HaveNoControlCharacters) {
+  const auto found = observe::python_frames_from(
+      R"([{"os_thread_id": 7, "frames": [{"name": "f\u001b[2J", "filename": "a\n.py", "line": 1}]}])");
+  EXPECT_THAT(found.threads.at(7), ElementsAre("Python: f?[2J at a?.py:1"));
+}
+
 TEST(PythonFrames, AProcessWithoutPythonHasNone) {
-  const auto found = observe::python_frames_of(::getpid());
+  const auto found = observe::python_frames_of(::getpid(), Deadline(std::chrono::seconds(60)));
   EXPECT_EQ(found.problem, "");
   EXPECT_THAT(found.threads, IsEmpty());
 }

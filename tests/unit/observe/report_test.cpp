@@ -274,8 +274,13 @@ TEST(History, AsksForTheStacksOfALongStallOnce) {
   EXPECT_FALSE(history.lacks_stacks(run)) << "the rank makes calls again";
   history.add(run, missing);
   EXPECT_TRUE(history.lacks_stacks(run));
-  history.add_stacks("main in train");
+  // To read them has taken long, and the fault goes on.
+  run.taken_at += 10 * testing::kSecond;
+  history.add_stacks("main in train", run.taken_at);
+  run.taken_at += testing::kSecond;
+  history.add(run, missing);
   EXPECT_FALSE(history.lacks_stacks(run));
+  EXPECT_THAT(history.faults(), SizeIs(1));
   EXPECT_EQ(data_of(page_of({.history = history}))["faults"][0]["stacks"], "main in train");
 
   History of_slow;
@@ -371,7 +376,8 @@ History long_history() {
       if (history.lacks_stacks(run)) {
         history.add_stacks(
             "rank 2 (pid 102): in the program's own code\n    read in libc.so.6\n    Loader::read(Batch&) at "
-            "loader.cpp:22\n    main at train.cpp:38\n");
+            "loader.cpp:22\n    main at train.cpp:38\n",
+            run.taken_at);
       }
     }
   }

@@ -290,12 +290,15 @@ void History::add_fault(const Run& run, const Verdict& verdict) {
 bool History::lacks_stacks(const Run& run) const {
   if (faults_.empty() || stacks_ == kStacks) return false;
   const auto& fault = faults_.back();
-  return fault.last == run.taken_at && fault.last - fault.first >= kHang && fault.stacks.empty() &&
+  return fault.last == run.taken_at && fault.last - fault.first >= kHang && !fault.stacks_read &&
          is_stall(fault.verdict.cause);
 }
 
-void History::add_stacks(std::string text) {
-  faults_.back().stacks = std::move(text);
+void History::add_stacks(std::string text, std::int64_t now) {
+  auto& fault = faults_.back();
+  fault.stacks = std::move(text);
+  fault.stacks_read = true;
+  fault.last = std::max(fault.last, now);  // to read them may take longer than kSameFault
   ++stacks_;
 }
 

@@ -94,7 +94,8 @@ struct Fault {
   std::int64_t last = 0;
   int restarts = 0;
   Verdict verdict{};
-  std::string stacks{};  // of the ranks that it names, while it held; empty: they were not read
+  bool stacks_read = false;
+  std::string stacks{};  // of the ranks that it names, while it held
 };
 
 class History {
@@ -113,8 +114,8 @@ class History {
   void add(const Run& run, const Verdict& verdict);
   // Whether the look that was added last shows a stall that has held for kHang, and whose stacks were not read.
   bool lacks_stacks(const Run& run) const;
-  // Those of the ranks that the last fault names.
-  void add_stacks(std::string text);
+  // Those of the ranks that the last fault names, which held until `now`, when they were read.
+  void add_stacks(std::string text, std::int64_t now);
 
   const std::deque<Track>& tracks() const { return tracks_; }
   const std::vector<Fault>& faults() const { return faults_; }

@@ -4,12 +4,15 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/log.h>
 
+#include "base/deadline.h"
 #include "base/host.h"
+#include "base/rank_progress.h"
 #include "observe/processes.h"
 #include "observe/report/redaction.h"
 #include "observe/report/sampler.h"
@@ -26,6 +29,7 @@ constexpr auto kLongestBeginning =
     60s;                            // a program that publishes nothing is looked for less often from then on
 constexpr auto kSearchPeriod = 5s;  // groups may be formed later
 constexpr std::size_t kMostStacks = 4;  // processes whose stacks are read for a fault
+constexpr auto kStacksLimit = 10s;      // no further process is read for it then
 
 std::int64_t processor_time() {
   timespec time{};
@@ -81,18 +85,27 @@ void Sampler::add(bool judged) {
     verdict = judge(run);
   }
   history_.add(run, verdict);
-  if (history_.lacks_stacks(run)) history_.add_stacks(stacks_of_named(run, verdict));
+  if (history_.lacks_stacks(run)) {
+    auto text = stacks_of_named(run, verdict);
+    history_.add_stacks(std::move(text), steady_now());
+  }
 }
 
 // At most kMostStacks processes: a deadlock may name all ranks.
 std::string Sampler::stacks_of_named(const Run& run, const Verdict& verdict) const {
+  const Deadline deadline(kStacksLimit);
   std::string text;
   std::set<std::int64_t> processes;
   for (const auto& rank : run.ranks) {
     const bool is_named = std::ranges::find(verdict.ranks, rank.rank) != verdict.ranks.end();
     if (!is_named || processes.size() == kMostStacks || !processes.insert(rank.pid).second) continue;
+    if (deadline.expired()) {
+      text += fmt::format("{}: its stack was not read: those of others took {} s\n", rank.describe(),
+                          kStacksLimit.count());
+      continue;
+    }
     try {
-      text += short_stacks_text(ranks_, rank.pid);
+      text += short_stacks_text(ranks_, rank.pid, deadline);
     } catch (const std::exception& error) {
       text += fmt::format("{}: its stack cannot be shown: {}\n", rank.describe(), error.what());
     }
