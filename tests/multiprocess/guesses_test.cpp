@@ -34,9 +34,9 @@ std::vector<at::Tensor> zeros(int count) {
 }
 
 template <typename T>
-constexpr bool takes_tensor_as_list =
-    requires(T one) { gather(one, one); } || requires(T one) { gather_async(one, one, {.dst = 1}); } ||
-    requires(T one) { scatter(one, one, 1); } || requires(T one) { scatter_async(one, one); };
+constexpr bool takes_tensor_as_list = requires(T one) { gather(one, one); } || requires(T one) {
+  gather_async(one, one, {.dst = 1});
+} || requires(T one) { scatter(one, one, 1); } || requires(T one) { scatter_async(one, one); };
 
 // Over three ranks: rank r begins with r + 1.
 const testing::Scenario reductions("guesses: reductions", [] {

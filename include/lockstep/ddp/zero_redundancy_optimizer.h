@@ -119,9 +119,10 @@ struct ArgumentsByName {
   struct Rate {
     template <typename Number>
     Rate(const Number& /*rate*/) {  // NOLINT: implicit by design
-      static_assert(sizeof(Number) == 0,
-                    "write the options of its class, such as torch::optim::AdamOptions(1e-3) for Adam, or take the "
-                    "class of the same name in lockstep::optim, which has arguments by name");
+      static_assert(
+          sizeof(Number) == 0,
+          "write the options of its class, such as torch::optim::AdamOptions(1e-3) for Adam, or take the "
+          "class of the same name in lockstep::optim, which has arguments by name");
     }
   };
   /// Python's arguments by name, which LibTorch's classes do not take.

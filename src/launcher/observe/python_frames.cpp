@@ -49,9 +49,9 @@ PythonFrames unknown(int pid, const std::string& why) {
 
 std::string frame_text(const json& frame) {
   const auto file = frame.at("filename").get<std::string>();
-  return without_control_characters(
-      fmt::format("Python: {} at {}:{}", frame.at("name").get<std::string>(),
-                  std::filesystem::path(file).filename().string(), frame.at("line").get<int>()));
+  return without_control_characters(fmt::format("Python: {} at {}:{}", frame.at("name").get<std::string>(),
+                                                std::filesystem::path(file).filename().string(),
+                                                frame.at("line").get<int>()));
 }
 
 }  // namespace

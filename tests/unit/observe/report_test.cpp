@@ -274,7 +274,7 @@ TEST(History, AsksForTheStacksOfALongStallOnce) {
   EXPECT_FALSE(history.lacks_stacks(run)) << "the rank makes calls again";
   history.add(run, missing);
   EXPECT_TRUE(history.lacks_stacks(run));
-  // To read them has taken long, and the fault goes on.
+  // To read them has taken longer than a fault may be out of sight.
   run.taken_at += 10 * testing::kSecond;
   history.add_stacks("main in train", run.taken_at);
   run.taken_at += testing::kSecond;
