@@ -12,6 +12,7 @@
 #include "multiprocess/trainer_points.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -123,6 +124,22 @@ const Scenario agreement_of_a_group("ranks of a group agree to stop", [] {
   EXPECT_EQ(signals.arrived(), context.rank() == 1);
   EXPECT_TRUE(signals.should_stop());
 });
+
+const Scenario of_the_recorder("the signal of the recorder files is no stop signal", [] {
+  const auto context = init();
+  EXPECT_THAT(error_of<ArgumentError>([] {
+                StopSignals({SIGTERM, SIGUSR2});
+              }),
+              HasSubstr("LOCKSTEP_RECORDER_SIGNAL"));
+  const StopSignals other({SIGTERM, SIGUSR1});  // the failed one holds nothing
+});
+
+TEST(StopSignals, AreNotThatOfTheRecorder) {
+  const TempFolder folder;
+  expect_all_passed(run_ranks(of_the_recorder, {.world_size = 1,
+                                                .env = {{"LOCKSTEP_RECORDER_SIGNAL", "SIGUSR2"},
+                                                        {"LOCKSTEP_RECORDER_DIR", folder.path()}}}));
+}
 
 TEST(StopSignals, AreAgreedOnByAllRanks) { expect_all_passed(run_ranks(agreement, {.world_size = 3})); }
 TEST(StopSignals, AreAgreedOnByAGroup) {

@@ -55,7 +55,7 @@ void require_unhandled(int signal, const std::string& name) {
 void write_files(const std::string& folder) noexcept {
   try {
     const auto run = observe::find_run(std::to_string(::getpid())).read();
-    observe::write_recorder_files(run, folder);
+    if (!observe::replace_recorder_files(run, folder)) return;  // another rank has the same signal
     log(LogLevel::info, fmt::format("{}: the recorder files of {} ranks were written to {}", kVariable,
                                     run.ranks.size(), folder));
   } catch (const std::exception& error) {
@@ -104,6 +104,12 @@ void write_recorder_files_on_signal() {
   action.sa_handler = wake_writer;
   action.sa_flags = SA_RESTART;
   ::sigaction(signal, &action, nullptr);
+}
+
+bool is_recorder_signal(int signal) {
+  struct sigaction now {};
+  return ::sigaction(signal, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 &&
+         now.sa_handler == wake_writer;
 }
 
 }  // namespace lockstep::comm

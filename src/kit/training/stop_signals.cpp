@@ -11,6 +11,7 @@
 
 #include "base/throw_error.h"
 #include "comm/call_site.h"
+#include "comm/recorder_signal.h"
 #include "metrics/sum_over_ranks.h"
 #include "runtime/run.h"
 
@@ -55,6 +56,11 @@ void note_stop_signal(int signal) {
 }
 
 void handle_signal(int signal) {
+  if (comm::is_recorder_signal(signal))
+    throw_error<ArgumentError>(
+        "stop signals: LOCKSTEP_RECORDER_SIGNAL names signal {}, which writes recorder files; set it to the other one of "
+        "SIGUSR1 and SIGUSR2, or give stop signals without this one",
+        signal);
   struct sigaction action {};
   action.sa_handler = note_stop_signal;
   action.sa_flags = SA_RESTART;

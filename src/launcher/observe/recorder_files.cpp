@@ -10,14 +10,17 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <system_error>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
+#include "base/rank_progress.h"
 #include "base/text.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
@@ -30,7 +33,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr const char* kTorchVersion = "2.10";  // of PyTorch's format
+constexpr std::int64_t kOneSignal = 2'000'000'000;  // nanoseconds
+constexpr const char* kTorchVersion = "2.10";       // of PyTorch's format
 
 [[noreturn]] void fail(const fs::path& file) {
   throw_error<Error>("recorder files: {} cannot be written: {}", file.string(), errno_text(errno));
@@ -266,6 +270,25 @@ std::vector<fs::path> write_recorder_files(const Run& run, const fs::path& folde
 void keep_recorder_files(const Run& run, const fs::path& folder) {
   make_folder(folder);
   if (claim(run, folder)) write_recorder_files(run, folder);
+}
+
+bool replace_recorder_files(const Run& run, const fs::path& folder) {
+  make_folder(folder);
+  const auto file = folder / fmt::format(".{}.signal", run_file(run, "").stem().string());
+  const UniqueFd mark(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
+  if (!mark) fail(file);
+  if (::flock(mark.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return false;
+    fail(file);
+  }
+  std::int64_t written_at = 0;  // on the steady clock, which the processes of a host share
+  const bool is_known = ::pread(mark.get(), &written_at, sizeof(written_at), 0) == sizeof(written_at);
+  const auto age = steady_now() - written_at;
+  if (is_known && age >= 0 && age < kOneSignal) return false;
+  write_recorder_files(run, folder);
+  written_at = steady_now();
+  if (::pwrite(mark.get(), &written_at, sizeof(written_at), 0) != sizeof(written_at)) fail(file);
+  return true;
 }
 
 Run read_recorder_files(const fs::path& folder) {

@@ -20,6 +20,10 @@ std::vector<std::filesystem::path> write_recorder_files(const Run& run, const st
 // the others.
 void keep_recorder_files(const Run& run, const std::filesystem::path& folder);
 
+// Writes them, in place of those of before, unless another process of this host does so now or did so within the last two
+// seconds: a signal reaches all ranks of a host. Returns whether it wrote them. Throws Error.
+bool replace_recorder_files(const Run& run, const std::filesystem::path& folder);
+
 // The run whose files are in `folder`, those of all its hosts. Throws Error.
 Run read_recorder_files(const std::filesystem::path& folder);
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "observe/recorder_files.h"
 
+#include <cstdint>
+#include <fcntl.h>
 #include <fstream>
+#include <sys/file.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/unique_fd.h"
 #include "runs.h"
 #include "support/temp_folder.h"
 
@@ -66,6 +70,23 @@ TEST(RecorderFiles, OfTheFirstFailureStay) {
   run.ranks[0].pid = 7;
   observe::keep_recorder_files(run, folder.path());
   EXPECT_EQ(to_json(observe::read_recorder_files(folder.path())), to_json(run)) << "another run";
+}
+
+TEST(RecorderFiles, OfASignalAreWrittenByOneRank) {
+  const TempFolder folder;
+  auto run = small_run();
+  EXPECT_TRUE(observe::replace_recorder_files(run, folder.path()));
+  const auto mark = folder.path() / ".node3.0.signal";
+  fs::resize_file(mark, 0);  // of another time
+  {
+    const UniqueFd other(::open(mark.c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_EQ(::flock(other.get(), LOCK_EX | LOCK_NB), 0);
+    EXPECT_FALSE(observe::replace_recorder_files(run, folder.path())) << "another rank writes them";
+  }
+  run.taken_at += kSecond;
+  EXPECT_TRUE(observe::replace_recorder_files(run, folder.path()));
+  EXPECT_EQ(to_json(observe::read_recorder_files(folder.path())), to_json(run));
+  EXPECT_EQ(fs::file_size(mark), sizeof(std::int64_t)) << "when they were written";
 }
 
 TEST(RecorderFiles, DamagedOnesAreNamed) {
