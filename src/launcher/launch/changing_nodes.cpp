@@ -96,12 +96,13 @@ const Coordinator::Member* Coordinator::lost_member() const {
   return found == members_.end() ? nullptr : &nodes_.at(*found);
 }
 
-// The launcher of the host of the coordinator serves the store of the run.
+// The launcher of the first member serves the store of the run.
 bool Coordinator::can_go_on_without(const Member& lost) const {
   const bool replaces = options_.shared.on_loss == text_of(OnLoss::replace) ||
                         options_.shared.on_loss == text_of(OnLoss::oversubscribe);
-  return replaces && lost.state == NodeState::running && !lost.info.is_host && !suspect_ &&
-         !any_is(NodeState::finished) && restarts_ + lost.info.ranks <= options_.shared.max_restarts;
+  return replaces && lost.state == NodeState::running && !lost.info.is_host && lost.assignment != 0 &&
+         !suspect_ && !any_is(NodeState::finished) &&
+         restarts_ + lost.info.ranks <= options_.shared.max_restarts;
 }
 
 void Coordinator::go_on_without(Node node, const std::string& why) {

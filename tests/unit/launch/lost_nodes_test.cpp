@@ -78,6 +78,20 @@ TEST(Coordinator, LetsOthersGoOnUntilALauncherTakesThePlaceOfALostOne) {
   EXPECT_FALSE(run->last<End>().failure);
 }
 
+// Its launcher serves the store of the run.
+TEST(Coordinator, NumbersItsHostFirstEvenIfItJoinsLater) {
+  FakeRun run({.shared = with_losses("replace", 2, 4), .host = "h0", .join_timeout = 90s});
+  run.join(0, {.ranks = 2, .host = "h1"});
+  run.join(1, {.ranks = 2, .host = "h0", .is_host = true});
+  EXPECT_THAT(run.told<Reserve>(), ElementsAre(1));
+  run.handle(1, Reserved{.address = "a", .port = 77, .store_port = 78, .store_token = "t"});
+  EXPECT_EQ(run.assignment_of(1).first_rank, 0);
+  EXPECT_EQ(run.assignment_of(0).first_rank, 2);
+  run.lose(0);
+  EXPECT_THAT(run.told<Stop>(), IsEmpty());
+  EXPECT_EQ(run.last<Lost>().node_rank, 1);
+}
+
 TEST(Coordinator, EndsTheRunIfNobodyTakesThePlace) {
   const auto run = running("replace", 2, 40);
   run->lose(1);
