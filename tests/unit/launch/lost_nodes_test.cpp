@@ -163,6 +163,26 @@ TEST(Coordinator, HasTheNodeWithTheFewestRanksAdoptALostOne) {
   EXPECT_THAT(run->last<Stop>().notice, HasSubstr("no launcher has taken its place within 60 s"));
 }
 
+TEST(Coordinator, ChoosesAnotherAdopterIfItsHostIsLostBeforeItHasJoined) {
+  const auto run = running("oversubscribe", 4, 40, 3);
+  run->lose(3);
+  EXPECT_THAT(run->told<Adopt>(), ElementsAre(1));  // 3, 2, 2
+  run->forget();
+  run->wait(59s);
+  run->lose(1);
+  EXPECT_THAT(run->told<Adopt>(), ElementsAre(2, 0));  // 3, 2; 3, 4
+  EXPECT_EQ(run->last<Adopt>().node.node_rank, 3);
+  EXPECT_EQ(run->poll_timeout(), 60s);
+  for (const int rank : {1, 3}) {
+    auto adopter = numbered_node(rank);
+    adopter.is_adopter = true;
+    EXPECT_EQ(run->join(10 + rank, adopter), "");
+    EXPECT_EQ(run->assignment_of(10 + rank).epoch, 1);
+  }
+  EXPECT_EQ(run->poll_timeout(), std::nullopt);
+  EXPECT_THAT(run->told<Stop>(), IsEmpty());
+}
+
 TEST(Coordinator, RefusesToOversubscribeNodesThatShareMemory) {
   FakeRun run({.shared = with_losses("oversubscribe", 2, 4), .host = "h0", .numbered = true});
   run.join(0, numbered_node(0));
