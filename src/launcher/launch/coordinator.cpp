@@ -218,7 +218,7 @@ void Coordinator::begin_attempt() {
 }
 
 // The nodes that joined first; members of the attempt before keep their numbers if possible.
-// The first member serves the store of the run. Without numbers it is the host, without which no run goes on anyway.
+// The first member serves the store of the run. Without numbers it is the host, without which no run continues anyway.
 void Coordinator::choose_members() {
   members_.clear();
   for (auto& [node, member] : nodes_) {
