@@ -32,7 +32,7 @@ using std::chrono::milliseconds;
 // For adopters that have heard of the end of the run.
 constexpr milliseconds kQuietEnd{2'000};
 constexpr milliseconds kAdoptersEnd{10'000};
-// Of an adopter's output that waits for a slow reader; then the adopter waits, too.
+// Output of an adopter that waits for a slow reader; then the adopter waits, too.
 constexpr std::size_t kMostRest = std::size_t{1} << 20;
 // PIPE_BUF: a pipe that takes anything takes so much without a wait.
 constexpr std::size_t kPiece = 4096;
