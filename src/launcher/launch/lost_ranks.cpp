@@ -38,20 +38,20 @@ bool NodeSupervisor::replace(const RankExit& exit) {
   if (options_.nodes)
     client_->send(Replaced{.attempt = workers_->assignment().attempt, .report = report(exit)});
   const pid_t pid = workers_->replace(exit.local_rank);
-  const auto line = fmt::format("rank {} {}; its replacement runs", exit.rank, describe(exit));
+  auto line = fmt::format("rank {} {}; its replacement runs", exit.rank, describe(exit));
   if (options_.nodes) {
     replacements_.push_back({.rank = exit.rank, .line = line});
   } else {
-    print_replacement(line);
+    line = counted(line);
+    logs_.print(line);
   }
   account({.started = {{exit.rank, pid}}, .replacement = line});
   fill_spares();
   return true;
 }
 
-void NodeSupervisor::print_replacement(const std::string& line) {
-  logs_.print(
-      fmt::format("{} ({} of {} restarts)", line, workers_->assignment().restarts, options_.max_restarts));
+std::string NodeSupervisor::counted(const std::string& line) const {
+  return fmt::format("{} ({} of {} restarts)", line, workers_->assignment().restarts, options_.max_restarts);
 }
 
 // Between steps that take long: RemoteStore waits for kStoreAnswerLimit.
@@ -78,7 +78,7 @@ void NodeSupervisor::on(const Restarts& restarts) {
   workers_->count_restarts(restarts.restarts);
   const auto own = std::ranges::find(replacements_, restarts.rank, &Replacement::rank);
   if (own == replacements_.end()) return;
-  print_replacement(own->line);
+  logs_.print(counted(own->line));
   replacements_.erase(own);
 }
 

@@ -51,7 +51,7 @@ class NodeSupervisor : private RankSupervisor {
   // In lost_ranks.cpp.
   bool overcome(RankExit& exit) override;
   bool replace(const RankExit& exit);
-  void print_replacement(const std::string& line);
+  std::string counted(const std::string& line) const;
   bool go_on_without(RankExit& exit);
   void fill_spares();
   void serve_store();

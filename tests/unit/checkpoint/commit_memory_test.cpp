@@ -197,13 +197,12 @@ TEST(CommitMemory, PartsMoveToAnother) {
   for (std::int64_t number = 0; number < 20; ++number) {
     own.write(number, two_parts(number));
     others.write(number, {{.key = 9, .state = state_of(number + 2)}});
-    const auto bytes = own.bytes(number, 8);
-    const auto size = bytes.nbytes() + 640;
-    const auto room = copies.begin(number, size + bytes.nbytes());
+    const auto size = own.bytes(number, 8).nbytes() + 640;
+    const auto rest = own.bytes(number, 7);
+    const auto room = copies.begin(number, size + rest.nbytes());
     EXPECT_FALSE(copies.has(number));
     room.narrow(0, 0, static_cast<std::int64_t>(size)).copy_(own.bytes(number, 8, size));
-    room.narrow(0, static_cast<std::int64_t>(size), bytes.numel())
-        .copy_(own.bytes(number, 7, bytes.nbytes()));
+    room.narrow(0, static_cast<std::int64_t>(size), rest.numel()).copy_(rest);
     copies.complete(number);
     EXPECT_THAT(copies.keys(number), ElementsAre(8, 7));
     for (const auto there : copies.numbers()) {
