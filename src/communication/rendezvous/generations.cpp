@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -69,9 +70,10 @@ RunPhase Generations::phase() const {
   return local;
 }
 
-// The launcher of this host looks at its copy, even if the store is lost.
+// The store's first: a rank of this host that reads it in between would raise the copy back. The launcher of this host looks
+// at its copy, even if the store is lost.
 void Generations::set_phase(RunPhase phase) const {
-  memory_->state().phase = phase;
+  const auto copy = c10::make_scope_exit([&] { memory_->state().phase = phase; });
   if (memory_->has_several_hosts()) store_->set(kPhaseKey, text_of(phase));
 }
 

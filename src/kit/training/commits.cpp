@@ -92,7 +92,7 @@ at::Tensor Commits::message() const {
   return memory_.bytes(last_, rank_, message_bytes_);
 }
 
-void Commits::send(const std::vector<bool>& receives) {
+void Commits::send(const std::vector<bool>& receives, bool aside) {
   if (!are_copied()) {
     all_have_last_ = group().barrier_async();
     return;
@@ -105,7 +105,9 @@ void Commits::send(const std::vector<bool>& receives) {
   }
   if (receives[static_cast<std::size_t>(rank_)]) {
     const auto wards = wards_of(neighbours_, rank_);
-    const auto received = copies_.begin(last_, wards.size() * message_bytes_);
+    const auto bytes = wards.size() * message_bytes_;
+    const auto received = aside ? at::empty({length(bytes)}, at::kByte) : copies_.begin(last_, bytes);
+    if (aside) aside_ = received;
     for (std::size_t i = 0; i < wards.size(); ++i) {
       outputs[static_cast<std::size_t>(wards[i])] =
           received.narrow(0, length(i * message_bytes_), length(message_bytes_));
@@ -125,25 +127,34 @@ void Commits::wait() {
   if (!are_copied() || receives_.empty()) return;
   while (std::cmp_greater(largest_.item<std::int64_t>(), message_bytes_)) {
     message_bytes_ = message_bytes_for(largest_.item<std::int64_t>());
-    send(std::vector<bool>(receives_));
+    send(std::vector<bool>(receives_), aside_.defined());
     copied_.wait();
     all_have_last_.wait();
   }
-  if (receives_[static_cast<std::size_t>(rank_)]) copies_.complete(last_);
-  receives_.clear();
+  complete_copies();
+}
+
+// When they have come.
+void Commits::complete_copies() {
+  const auto received = std::exchange(aside_, {});
+  const auto receives = std::exchange(receives_, {});
+  if (receives.empty() || !receives[static_cast<std::size_t>(rank_)]) return;
+  if (received.defined()) copies_.begin(last_, static_cast<std::size_t>(received.numel())).copy_(received);
+  copies_.complete(last_);
 }
 
 // After a loss, when the calls of the former group have ended. The others may count on copies that have come.
 void Commits::end_calls() {
   try {
     copied_.wait();
-    if (!receives_.empty() && receives_[static_cast<std::size_t>(rank_)]) copies_.complete(last_);
+    complete_copies();
   } catch (const std::exception&) {
     // They have not come, and so no rank has overwritten the commit before.
   }
   copied_ = {};
   all_have_last_ = {};
   receives_.clear();
+  aside_ = at::Tensor();
 }
 
 HeldCommits Commits::held() const {
@@ -269,7 +280,8 @@ void Commits::fetch(const ReturnPlan& plan, const std::vector<HeldCommits>& rank
 }
 
 // The commit that all have returned to. They go on when its copies have come: the next loss may be that of a host whose
-// copies were on the lost one.
+// copies were on the lost one. Copies of other ranks, which a neighbour has, stay until all have come: another loss meanwhile
+// may be that of their ranks.
 void Commits::send_missing_copies(const std::vector<HeldCommits>& ranks) {
   std::vector<bool> receives(ranks.size());
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -277,7 +289,7 @@ void Commits::send_missing_copies(const std::vector<HeldCommits>& ranks) {
     if (ranks[holder].find_copy(last_, static_cast<int>(rank)) == nullptr) receives[holder] = true;
   }
   if (std::ranges::find(receives, true) == receives.end()) return;
-  send(receives);
+  send(receives, true);
   wait();
 }
 

@@ -62,8 +62,10 @@ class Commits {
   bool are_copied() const { return !neighbours_.empty(); }
   void write(std::int64_t number, const Dict& states);
   Dict read(std::int64_t number) const;
-  // `receives`[rank]: whether it takes the copies that it is to keep.
-  void send(const std::vector<bool>& receives);
+  // `receives`[rank]: whether it takes the copies that it is to keep. `aside`: it keeps those that it has until all have
+  // come.
+  void send(const std::vector<bool>& receives, bool aside = false);
+  void complete_copies();
   at::Tensor message() const;
   void end_calls();
   HeldCommits held() const;
@@ -88,6 +90,7 @@ class Commits {
   Work all_have_last_;
   at::Tensor largest_;  // own part of a rank, in bytes
   std::vector<bool> receives_;
+  at::Tensor aside_;  // copies that come, where they do not come into copies_
 };
 
 }  // namespace lockstep::training

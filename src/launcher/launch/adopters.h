@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <string>
 #include <sys/resource.h>
 #include <sys/types.h>
@@ -36,13 +38,16 @@ class Adopters {
   // Whole lines go on: the supervisor of the ranks writes to the same streams.
   struct Stream {
     UniqueFd from{};
-    int to = -1;
+    int to = -1;  // -1: nobody reads any more
     std::string rest{};
+
+    bool is_full() const;
+    std::size_t ready() const;  // bytes of `rest` that can go on
   };
   struct Adopter {
     int node_rank = 0;
     pid_t pid = -1;
-    UniqueFd life{};
+    UniqueFd life{};  // none: it has ended, and its last output is passed on
     Stream out{};
     Stream err{};
   };
@@ -50,7 +55,8 @@ class Adopters {
   void step(int stop, int limit_ms);
   void read_orders();
   void start(const AdoptedNode& node);
-  void pass_on(Stream& stream);
+  static void pass_on(Stream& stream, bool is_last);
+  static void write_ready(Stream& stream);
   void take_ended(bool is_stopping);
   void wait_for_all(std::chrono::milliseconds limit);
   void signal_all(int signal) const;

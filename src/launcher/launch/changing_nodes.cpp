@@ -96,12 +96,13 @@ const Coordinator::Member* Coordinator::lost_member() const {
   return found == members_.end() ? nullptr : &nodes_.at(*found);
 }
 
-// The launcher of the host of the coordinator serves the store of the run.
+// The launcher of the first member serves the store of the run.
 bool Coordinator::can_go_on_without(const Member& lost) const {
   const bool replaces = options_.shared.on_loss == text_of(OnLoss::replace) ||
                         options_.shared.on_loss == text_of(OnLoss::oversubscribe);
-  return replaces && lost.state == NodeState::running && !lost.info.is_host && !suspect_ &&
-         !any_is(NodeState::finished) && restarts_ + lost.info.ranks <= options_.shared.max_restarts;
+  return replaces && lost.state == NodeState::running && !lost.info.is_host && lost.assignment != 0 &&
+         !suspect_ && !any_is(NodeState::finished) &&
+         restarts_ + lost.info.ranks <= options_.shared.max_restarts;
 }
 
 void Coordinator::go_on_without(Node node, const std::string& why) {
@@ -110,14 +111,13 @@ void Coordinator::go_on_without(Node node, const std::string& why) {
   lost.state = NodeState::lost;
   lost.loss = {.reason = what, .host = lost.info.host, .restarts = restarts_};
   ++lost.epoch;
-  const auto adopter = choose_adopter_of(node);
-  const Clock::duration limit =
-      adopter ? Clock::duration(kAdoptLimit) : Clock::duration(options_.join_timeout);
-  lost.free_until = now_ + limit;
+  free_place_of(node);
+  const auto adopter = lost.host;
   const auto what_next =
       adopter ? fmt::format("the launcher of node {} ({}) starts its ranks", nodes_.at(*adopter).assignment,
                             nodes_.at(*adopter).info.host)
-              : fmt::format("the other ranks wait {} for a launcher that takes its place{}", span_of(limit),
+              : fmt::format("the other ranks wait {} for a launcher that takes its place{}",
+                            span_of(lost.free_until - now_),
                             options_.numbered ? fmt::format(": --node-rank {}", lost.assignment) : "");
   for (const Node member : members_) {
     send(member, Lost{.attempt = attempt_,
@@ -126,15 +126,36 @@ void Coordinator::go_on_without(Node node, const std::string& why) {
                       .notice = fmt::format("{}; {}", what, what_next),
                       .report = lost.loss});
   }
-  lost.host = adopter;
-  if (adopter) {
-    send(*adopter, Adopt{{.node_rank = lost.assignment,
+  order_adopter_of(lost);
+  replace_adopters_on(node);
+  for (const auto& [other, member] : nodes_) {
+    if (!is_member(other) && reason_not_to_take_place(member.info, lost).empty() && take_place(other)) return;
+  }
+}
+
+void Coordinator::free_place_of(Node node) {
+  auto& lost = nodes_.at(node);
+  lost.host.reset();
+  lost.host = choose_adopter_of(node);
+  lost.free_until =
+      now_ + (lost.host ? Clock::duration(kAdoptLimit) : Clock::duration(options_.join_timeout));
+}
+
+void Coordinator::order_adopter_of(const Member& lost) {
+  if (!lost.host) return;
+  send(*lost.host, Adopt{{.node_rank = lost.assignment,
                           .role = lost.info.role,
                           .memory = lost.info.memory,
                           .threads = lost.info.threads}});
-  }
-  for (const auto& [other, member] : nodes_) {
-    if (!is_member(other) && reason_not_to_take_place(member.info, lost).empty() && take_place(other)) return;
+}
+
+// Those that have not joined yet: they are gone with that node.
+void Coordinator::replace_adopters_on(Node node) {
+  for (const Node member : members_) {
+    const auto& lost = nodes_.at(member);
+    if (lost.state != NodeState::lost || lost.host != node) continue;
+    free_place_of(member);
+    order_adopter_of(lost);
   }
 }
 

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-
 namespace lockstep::launch {
 namespace {
 
@@ -219,6 +218,7 @@ void Coordinator::begin_attempt() {
 }
 
 // The nodes that joined first; members of the attempt before keep their numbers if possible.
+// The first member serves the store of the run. Without numbers it is the host, without which no run continues anyway.
 void Coordinator::choose_members() {
   members_.clear();
   for (auto& [node, member] : nodes_) {
@@ -228,6 +228,8 @@ void Coordinator::choose_members() {
   }
   if (options_.numbered) {
     std::ranges::sort(members_, {}, [&](Node node) { return *nodes_.at(node).info.node_rank; });
+  } else {
+    std::ranges::stable_partition(members_, [&](Node node) { return nodes_.at(node).info.is_host; });
   }
   for (std::size_t i = 0; i < members_.size(); ++i) nodes_.at(members_[i]).assignment = static_cast<int>(i);
 }

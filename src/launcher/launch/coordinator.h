@@ -116,6 +116,9 @@ class Coordinator {
   // In changing_nodes.cpp.
   bool can_go_on_without(const Member& lost) const;
   void go_on_without(Node node, const std::string& why);
+  void free_place_of(Node node);
+  void order_adopter_of(const Member& lost);
+  void replace_adopters_on(Node node);
   std::optional<Node> choose_adopter_of(Node lost) const;
   int ranks_at(Node node) const;
   std::string reason_not_to_take_place(const NodeInfo& info, const Member& lost) const;

@@ -115,6 +115,11 @@ void check_replacement(const LaunchOptions& options) {
         "--on-loss oversubscribe needs several hosts, one of which starts the ranks of another one that is lost: add --nnodes, "
         "or use --on-loss replace on one host");
   }
+  if (options.on_loss == OnLoss::oversubscribe && !options.nodes->node_rank) {
+    throw ArgumentError(
+        "--on-loss oversubscribe needs nodes with numbers, and with --rdzv-backend c10d they have none: start the launchers with "
+        "--node-rank and --master-addr, or use --on-loss replace");
+  }
   if (replaces_ranks(options.on_loss) && options.max_restarts == 0) {
     throw_error<ArgumentError>("--on-loss {} needs restarts: add --max-restarts N, the most replacements",
                                text_of(options.on_loss));

@@ -164,6 +164,13 @@ TEST(RunCommandLine, ReportsInvalidOptions) {
               HasSubstr("--on-loss oversubscribe needs several hosts"));
   EXPECT_THAT(complaint({.nnodes = "2", .on_loss = "oversubscribe", .command = x}),
               HasSubstr("--on-loss oversubscribe needs restarts: add --max-restarts N"));
+  EXPECT_THAT(complaint({.nnodes = "2",
+                         .rdzv_backend = "c10d",
+                         .rdzv_endpoint = "a",
+                         .max_restarts = 1,
+                         .on_loss = "oversubscribe",
+                         .command = x}),
+              HasSubstr("--on-loss oversubscribe needs nodes with numbers"));
   EXPECT_THAT(complaint({.hosts = "a,b", .max_restarts = 1, .on_loss = "oversubscribe", .command = x}),
               HasSubstr("start a launcher on each host with --nnodes"));
   for (const char* text : {"1", "1:", "1:2", "0:2:r", "1:2,x:r", "x:2:r"}) {

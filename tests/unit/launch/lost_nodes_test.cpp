@@ -78,6 +78,20 @@ TEST(Coordinator, LetsOthersGoOnUntilALauncherTakesThePlaceOfALostOne) {
   EXPECT_FALSE(run->last<End>().failure);
 }
 
+// Its launcher serves the store of the run.
+TEST(Coordinator, NumbersItsHostFirstEvenIfItJoinsLater) {
+  FakeRun run({.shared = with_losses("replace", 2, 4), .host = "h0", .join_timeout = 90s});
+  run.join(0, {.ranks = 2, .host = "h1"});
+  run.join(1, {.ranks = 2, .host = "h0", .is_host = true});
+  EXPECT_THAT(run.told<Reserve>(), ElementsAre(1));
+  run.handle(1, Reserved{.address = "a", .port = 77, .store_port = 78, .store_token = "t"});
+  EXPECT_EQ(run.assignment_of(1).first_rank, 0);
+  EXPECT_EQ(run.assignment_of(0).first_rank, 2);
+  run.lose(0);
+  EXPECT_THAT(run.told<Stop>(), IsEmpty());
+  EXPECT_EQ(run.last<Lost>().node_rank, 1);
+}
+
 TEST(Coordinator, EndsTheRunIfNobodyTakesThePlace) {
   const auto run = running("replace", 2, 40);
   run->lose(1);
@@ -147,6 +161,26 @@ TEST(Coordinator, HasTheNodeWithTheFewestRanksAdoptALostOne) {
   run->wait(60s);
   EXPECT_THAT(run->told<Stop>(), ElementsAre(0, 1, 13));
   EXPECT_THAT(run->last<Stop>().notice, HasSubstr("no launcher has taken its place within 60 s"));
+}
+
+TEST(Coordinator, ChoosesAnotherAdopterIfItsHostIsLostBeforeItHasJoined) {
+  const auto run = running("oversubscribe", 4, 40, 3);
+  run->lose(3);
+  EXPECT_THAT(run->told<Adopt>(), ElementsAre(1));  // 3, 2, 2
+  run->forget();
+  run->wait(59s);
+  run->lose(1);
+  EXPECT_THAT(run->told<Adopt>(), ElementsAre(2, 0));  // 3, 2; 3, 4
+  EXPECT_EQ(run->last<Adopt>().node.node_rank, 3);
+  EXPECT_EQ(run->poll_timeout(), 60s);
+  for (const int rank : {1, 3}) {
+    auto adopter = numbered_node(rank);
+    adopter.is_adopter = true;
+    EXPECT_EQ(run->join(10 + rank, adopter), "");
+    EXPECT_EQ(run->assignment_of(10 + rank).epoch, 1);
+  }
+  EXPECT_EQ(run->poll_timeout(), std::nullopt);
+  EXPECT_THAT(run->told<Stop>(), IsEmpty());
 }
 
 TEST(Coordinator, RefusesToOversubscribeNodesThatShareMemory) {
