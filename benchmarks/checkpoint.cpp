@@ -69,8 +69,9 @@ std::vector<double> commit_times(Module net, Optimizer optimizer, int iterations
   for (int i = 0; i < iterations + 2; ++i) {
     for (auto& parameter : net->parameters()) parameter.mutable_grad() = torch::full_like(parameter, 1e-3);
     optimizer.step();  // rewrites parameters and states
-    const auto seconds = seconds_of(
-        [&] { memory.write(i, lockstep::checkpointing::TrainingStateAccess::own_state_dict(state)); });
+    const auto seconds = seconds_of([&] {
+      memory.write(i, {{.state = lockstep::checkpointing::TrainingStateAccess::own_state_dict(state)}});
+    });
     if (i >= 2) times.push_back(seconds);
   }
   return times;

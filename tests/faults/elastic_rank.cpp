@@ -113,7 +113,7 @@ void train_by_trainer(std::int64_t steps, const std::filesystem::path& folder,
 }
 
 [[noreturn, gnu::noinline]] void loop_without_end() {
-  for (std::atomic<bool> is_over = false; !is_over;) {
+  for (volatile bool is_over = false; !is_over;) {  // not atomic, whose functions have frames of their own at -O0
   }
   std::abort();
 }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "problem_report.h"
+
 #include <algorithm>
 #include <chrono>
 #include <clocale>
@@ -25,7 +27,6 @@
 #include "observe/report/redaction.h"
 #include "observe/stack_report.h"
 #include "observe/verdict.h"
-#include "problem_report.h"
 #include "report_parts.h"
 #include "top.h"
 #include "top_table.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "rank_watch.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -20,7 +22,6 @@
 #include "observe/stack_report.h"
 #include "observe/step_faults.h"
 #include "observe/verdict.h"
-#include "rank_watch.h"
 
 namespace lockstep::cli {
 namespace {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "top_table.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,7 +12,6 @@
 #include <fmt/ranges.h>
 
 #include "base/text.h"
-#include "top_table.h"
 
 namespace lockstep::cli {
 namespace {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "comm/recorder_signal.h"
+
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -18,7 +20,6 @@
 #include "base/limits.h"
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
-#include "comm/recorder_signal.h"
 #include "observe/find_runs.h"
 #include "observe/recorder_files.h"
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "observe/python_frames.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -12,7 +14,6 @@
 #include <lockstep/base/error.h>
 
 #include "machine/command.h"
-#include "observe/python_frames.h"
 
 namespace lockstep::observe {
 namespace {

@@ -12,7 +12,8 @@ namespace lockstep::observe {
 // Frames of Python functions in the threads of a process.
 struct PythonFrames {
   std::map<int, std::vector<std::string>> threads{};  // innermost first: "Python: Loader.read at train.py:22"
-  std::string problem{};  // why they are not known, in a sentence; empty if they are, and for a process without Python
+  std::string
+      problem{};  // why they are not known, in a sentence; empty if they are, and for a process without Python
 };
 
 // Those of a process of this user, as py-spy sees them, for at most 5 s and until `deadline`, which several processes may

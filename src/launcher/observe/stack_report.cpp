@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "observe/stack_report.h"
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -10,7 +12,6 @@
 #include <lockstep/base/error.h>
 
 #include "observe/python_frames.h"
-#include "observe/stack_report.h"
 #include "observe/stacks.h"
 
 namespace lockstep::observe {

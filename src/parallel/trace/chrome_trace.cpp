@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "trace/chrome_trace.h"
+
 #include <algorithm>
 #include <compare>
 #include <map>
@@ -10,7 +12,6 @@
 
 #include "base/atomic_file.h"
 #include "base/throw_error.h"
-#include "trace/chrome_trace.h"
 #include "trace/clock_alignment.h"
 
 namespace lockstep::tracing {

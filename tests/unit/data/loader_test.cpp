@@ -148,7 +148,8 @@ TEST_F(LoaderTest, RejectsInvalidArguments) {
 
 TEST_F(LoaderTest, ASamplerForAnotherDatasetIsRejected) {
   DataLoader loader(counting(4), {.sampler = std::make_shared<SequentialSampler>(5)});
-  EXPECT_THAT([&] { numbers_of_pass(loader); }, ThrowsMessage<ArgumentError>(HasSubstr("index 4 is out of range")));
+  EXPECT_THAT([&] { numbers_of_pass(loader); },
+              ThrowsMessage<ArgumentError>(HasSubstr("index 4 is out of range")));
 }
 
 }  // namespace

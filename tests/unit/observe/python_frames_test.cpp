@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "observe/python_frames.h"
+
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -12,7 +14,6 @@
 #include <lockstep/base/error.h>
 
 #include "machine/command.h"
-#include "observe/python_frames.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "observe/report/history.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
-
-#include "observe/report/history.h"
 
 namespace lockstep::observe {
 namespace {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "observe/report/sampler.h"
+
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
@@ -15,7 +17,6 @@
 #include "base/rank_progress.h"
 #include "observe/processes.h"
 #include "observe/report/redaction.h"
-#include "observe/report/sampler.h"
 #include "observe/stack_report.h"
 
 namespace lockstep::observe {
