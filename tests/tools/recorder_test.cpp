@@ -40,14 +40,21 @@ class Recorder : public testing::ToolProgram {
     return testing::lines_of(testing::run_python("tools/torchfrtrace.py", {.args = {folder}}));
   }
 
-  // The ranks' verdict once it is `cause`.
-  static observe::Verdict wait_for(Cause cause, int pid) {
+  // The ranks once `is_so(run)`, or as they are after 30 s.
+  template <typename Condition>
+  static observe::Run wait_until(int pid, Condition is_so) {
     const Deadline deadline(30s);
     while (true) {
-      const auto verdict = verdict_on(pid);
-      if (verdict.cause == cause || deadline.expired()) return verdict;
+      const auto run = ranks_of(pid);
+      if ((!run.ranks.empty() && is_so(run)) || deadline.expired()) return run;
       std::this_thread::sleep_for(20ms);
     }
+  }
+
+  // The ranks' verdict once it is `cause`.
+  static observe::Verdict wait_for(Cause cause, int pid) {
+    return observe::judge(
+        wait_until(pid, [&](const auto& run) { return observe::judge(run).cause == cause; }));
   }
 
   static void end(const std::vector<int>& pids) {
@@ -55,9 +62,9 @@ class Recorder : public testing::ToolProgram {
   }
 
  private:
-  static observe::Verdict verdict_on(int pid) {
+  static observe::Run ranks_of(int pid) {
     try {
-      return observe::judge(observe::find_run(std::to_string(pid)).read());
+      return observe::find_run(std::to_string(pid)).read();
     } catch (const ArgumentError&) {
       return {};  // the ranks have not met yet
     }
@@ -101,17 +108,20 @@ TEST_F(Recorder, NamesALateRankFromOutside) {
 }
 
 TEST_F(Recorder, ARankThatWasStoppedStaysStopped) {
-  testing::run_ranks(is_late, {.while_running = [&](const std::vector<int>& pids) {
-                       (void)wait_for(Cause::missing, pids[0]);
-                       ::kill(pids[1], SIGSTOP);
-                       EXPECT_THAT(wait_for(Cause::stopped, pids[0]).ranks, ElementsAre(1));
-                       EXPECT_EQ(observe::find_run(std::to_string(pids[1])).read().ranks[1].life,
-                                 observe::Life::stopped);
-                       ::kill(pids[0], SIGSTOP);  // it would end with an error at once
-                       ::kill(pids[1], SIGKILL);
-                       EXPECT_THAT(wait_for(Cause::dead, pids[0]).ranks, ElementsAre(1));
-                       end(pids);
-                     }});
+  testing::run_ranks(
+      is_late, {.while_running = [&](const std::vector<int>& pids) {
+        (void)wait_for(Cause::missing, pids[0]);
+        ::kill(pids[1], SIGSTOP);
+        EXPECT_THAT(wait_for(Cause::stopped, pids[0]).ranks, ElementsAre(1));
+        const auto stays = [](const auto& run) {  // but for the moments in which a tool reads its stack
+          return run.ranks[1].life == observe::Life::stopped;
+        };
+        EXPECT_TRUE(stays(wait_until(pids[1], stays)));
+        ::kill(pids[0], SIGSTOP);  // it would end with an error at once
+        ::kill(pids[1], SIGKILL);
+        EXPECT_THAT(wait_for(Cause::dead, pids[0]).ranks, ElementsAre(1));
+        end(pids);
+      }});
 }
 
 const testing::Scenario times_out("recorder: rank 0 waits too long", [] {
@@ -172,15 +182,18 @@ const testing::Scenario differs("recorder: rank 1 makes another call", [] {
 
 TEST_F(Recorder, NamesTheRanksOfAMismatch) {
   const auto folder = file("mismatch");
-  testing::run_ranks(differs, {.while_running = [&](const std::vector<int>& pids) {
-                       const auto verdict = wait_for(Cause::mismatch, pids[0]);
-                       EXPECT_THAT(
-                           verdict.text,
-                           AllOf(HasSubstr("rank 0 made all_reduce #2 of Float[4] at recorder_test.cpp:"),
-                                 HasSubstr("but rank 1 made broadcast #2 of Float[4]")));
-                       expect_success({"dump", std::to_string(pids[0]), "--out", folder});
-                       end(pids);
-                     }});
+  testing::run_ranks(
+      differs, {.while_running = [&](const std::vector<int>& pids) {
+        const auto verdict = wait_for(Cause::mismatch, pids[0]);
+        EXPECT_THAT(verdict.text,
+                    AllOf(HasSubstr("rank 0 made all_reduce #2 of Float[4] at recorder_test.cpp:"),
+                          HasSubstr("but rank 1 made broadcast #2 of Float[4]")));
+        (void)wait_until(pids[0], [](const auto& run) {  // the calls end later than they differ
+          return std::ranges::all_of(run.ranks, [](const auto& rank) { return rank.groups[0].failed == 2; });
+        });
+        expect_success({"dump", std::to_string(pids[0]), "--out", folder});
+        end(pids);
+      }});
   EXPECT_THAT(torchfrtrace(folder),
               ElementsAre("c10d:barrier #1", "c10d:all_reduce #2 rank 1: COLLECTIVE_TYPE_MISMATCH"));
 }
@@ -204,20 +217,11 @@ const testing::Scenario makes_all_calls("recorder: all collectives", [] {
 TEST_F(Recorder, PyTorchsAnalyzerFindsNoErrorInAHealthyRun) {
   const auto folder = file("healthy");
   testing::run_ranks(makes_all_calls, {.while_running = [&](const std::vector<int>& pids) {
-                       const Deadline deadline(30s);
-                       observe::Run seen;
-                       const auto is_done = [&] {
-                         try {
-                           seen = observe::find_run(std::to_string(pids[0])).read();
-                         } catch (const ArgumentError&) {
-                           return false;
-                         }
-                         return seen.ranks.size() == 2 &&
-                                std::ranges::all_of(seen.ranks, [](const auto& rank) {
+                       const auto seen = wait_until(pids[0], [](const auto& run) {
+                         return run.ranks.size() == 2 && std::ranges::all_of(run.ranks, [](const auto& rank) {
                                   return rank.groups[0].completed == 7;
                                 });
-                       };
-                       while (!is_done() && !deadline.expired()) std::this_thread::sleep_for(10ms);
+                       });
                        EXPECT_EQ(observe::judge(seen).cause, Cause::none) << observe::judge(seen).text;
                        observe::write_recorder_files(seen, folder);
                        end(pids);
