@@ -49,7 +49,8 @@ struct DdpStats {
 
 namespace ddp {
 class DdpState;
-}
+struct BucketOrder;
+}  // namespace ddp
 
 /// While it lives, gradients accumulate on this rank only: the backward passes of forwards made in its scope
 /// are not reduced. The first backward after it reduces the sum. Guards nest. PyTorch: `no_sync()`.
@@ -187,6 +188,7 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
 
  private:
   friend class StepVerifier;
+  friend struct ddp::BucketOrder;
 
   bool sync_ = true;
   at::Tensor prepare(const at::Tensor& argument) const;

@@ -6,10 +6,15 @@
 #include <unordered_set>
 #include <utility>
 
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/training_state_access.h"
+#include "ddp/bucket_order.h"
 
 namespace lockstep::training {
 namespace {
@@ -52,6 +57,18 @@ class AveragedParameters {
   std::unordered_map<const void*, std::size_t> bytes_at_;
 };
 
+// Each once, in an order that all ranks have.
+std::vector<DistributedDataParallelModule*> ddp_modules(const TrainingState& state) {
+  std::vector<DistributedDataParallelModule*> found;
+  for (auto* const module : Access::modules(state)) {
+    module->apply([&](torch::nn::Module& each) {
+      auto* const ddp = dynamic_cast<DistributedDataParallelModule*>(&each);
+      if (ddp != nullptr && std::ranges::find(found, ddp) == found.end()) found.push_back(ddp);
+    });
+  }
+  return found;
+}
+
 }  // namespace
 
 CommitParts divided(const TrainingState& state, const Dict& complete) {
@@ -88,6 +105,27 @@ Dict joined(CommitParts parts) {
     }
   }
   return std::move(parts.own);
+}
+
+List bucket_orders(const TrainingState& state) {
+  std::vector<Value> orders;
+  for (const auto* const module : ddp_modules(state)) orders.emplace_back(at::tensor(ddp::BucketOrder::of(*module)));
+  return List(std::move(orders));
+}
+
+void restore_bucket_orders(const TrainingState& state, const std::vector<Value>& orders) {
+  const auto modules = ddp_modules(state);
+  if (modules.size() != orders.size()) {
+    throw_error<CheckpointError>(
+        "the commit is of {} DistributedDataParallel modules, but the state has {}; the program before elastic::run() "
+        "has to make the same modules at each start",
+        orders.size(), modules.size());
+  }
+  for (std::size_t i = 0; i < modules.size(); ++i) {
+    const auto& order = orders[i].as_tensor();
+    const auto* const first = order.const_data_ptr<std::int64_t>();
+    ddp::BucketOrder::restore(*modules[i], {first, first + order.numel()});
+  }
 }
 
 }  // namespace lockstep::training

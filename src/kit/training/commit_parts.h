@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <vector>
+
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/serialize/value.h>
 
@@ -18,5 +20,9 @@ struct CommitParts {
 CommitParts divided(const TrainingState& state, const Dict& complete);
 // The inverse of divided(), but for the order of the entries.
 Dict joined(CommitParts parts);
+
+// Of each DistributedDataParallel in the modules of `state`: see BucketOrder.
+List bucket_orders(const TrainingState& state);
+void restore_bucket_orders(const TrainingState& state, const std::vector<Value>& orders);
 
 }  // namespace lockstep::training

@@ -27,6 +27,8 @@ using Access = checkpointing::TrainingStateAccess;
 using checkpointing::CommitMemory;
 
 constexpr std::int64_t kCommon = -1;  // the key of the common part; that of an own part is the rank
+constexpr const char* kStates = "states";
+constexpr const char* kBucketOrders = "bucket orders";
 constexpr std::size_t kMessageSpare = 16384;
 constexpr std::size_t kMessageUnit = 4096;
 constexpr std::int64_t kBroadcastBytes = std::int64_t{64} << 20;
@@ -66,17 +68,20 @@ void Commits::begin() {
 }
 
 void Commits::write(std::int64_t number, const Dict& states) {
-  if (!are_copied()) return memory_.write(number, {{.key = rank_, .state = states}});
+  const auto with_orders = [&](Dict own) { return Dict{{kStates, own}, {kBucketOrders, bucket_orders(state_)}}; };
+  if (!are_copied()) return memory_.write(number, {{.key = rank_, .state = with_orders(states)}});
   auto [own, common] = divided(state_, states);
   memory_.write(number, {{.key = kCommon, .state = std::move(common)},
-                         {.key = rank_, .state = std::move(own), .least_bytes = message_bytes_}});
+                         {.key = rank_, .state = with_orders(std::move(own)), .least_bytes = message_bytes_}});
 }
 
-Dict Commits::read(std::int64_t number) const {
-  CommitParts parts{.own = memory_.read(number, rank_).as_dict(), .common = {}};
+void Commits::load(std::int64_t number) {
+  const auto own = memory_.read(number, rank_).as_dict();
+  CommitParts parts{.own = own.at(kStates).as_dict(), .common = {}};
   const auto keys = memory_.keys(number);
   if (std::ranges::find(keys, kCommon) != keys.end()) parts.common = memory_.read(number, kCommon).as_dict();
-  return joined(std::move(parts));
+  Access::load_own_state_dict(state_, joined(std::move(parts)));
+  restore_bucket_orders(state_, own.at(kBucketOrders).as_items());
 }
 
 void Commits::add(const Dict& states) {
@@ -197,7 +202,7 @@ std::vector<int> Commits::restore() {
   last_ = plan->number;
   memory_.forget_after(last_);
   copies_.forget_after(last_);
-  Access::load_own_state_dict(state_, read(last_));
+  load(last_);
   if (are_copied()) send_missing_copies(ranks);
   std::vector<int> fetched;
   for (const auto& transfer : plan->transfers) fetched.push_back(transfer.to);

@@ -61,7 +61,7 @@ class Commits {
   const ProcessGroup& group() const { return run_.group(); }
   bool are_copied() const { return !neighbours_.empty(); }
   void write(std::int64_t number, const Dict& states);
-  Dict read(std::int64_t number) const;
+  void load(std::int64_t number);
   // `receives`[rank]: whether it takes the copies that it is to keep. `aside`: it keeps those that it has until all have
   // come.
   void send(const std::vector<bool>& receives, bool aside = false);

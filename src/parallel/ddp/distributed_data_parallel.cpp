@@ -13,6 +13,7 @@
 #include "base/caller_place.h"
 #include "base/throw_error.h"
 #include "ddp/autograd_hooks.h"
+#include "ddp/bucket_order.h"
 #include "ddp/ddp_state.h"
 #include "intercept/storage_guard.h"
 #include "modules/agreement.h"
@@ -76,6 +77,15 @@ DistributedDataParallelModule::~DistributedDataParallelModule() = default;
 at::Tensor DistributedDataParallelModule::prepare(const at::Tensor& argument) const {
   const auto moved = device_ ? argument.to(*device_) : argument;
   return input_dtype_ && moved.is_floating_point() ? moved.to(*input_dtype_) : moved;
+}
+
+std::vector<std::int64_t> ddp::BucketOrder::of(const DistributedDataParallelModule& module) {
+  if (!module.state_->has_reducer()) return {};
+  return std::as_const(*module.state_).reducer().gradient_order();
+}
+
+void ddp::BucketOrder::restore(DistributedDataParallelModule& module, std::vector<std::int64_t> order) {
+  if (module.state_->has_reducer()) module.state_->reducer().restore_gradient_order(std::move(order));
 }
 
 void DistributedDataParallelModule::begin_join() { state_->begin_join(nn::synced_layers(*this)); }

@@ -83,6 +83,10 @@ class Reducer {
   // Once, when the order of gradients is known; a collective call.
   void rebuild_buckets_if_due();
 
+  // See BucketOrder.
+  std::vector<std::int64_t> gradient_order() const;
+  void restore_gradient_order(std::vector<std::int64_t> order);
+
   // Notices gradients of these parameters that no hook sees, because a parameter was frozen or has been
   // converted since. Again after each change of the module.
   void watch_gradients(std::vector<modules::NamedTensor> parameters);

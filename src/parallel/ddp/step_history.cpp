@@ -70,7 +70,7 @@ void StepHistory::learn_order_of_construction() {
   order_ = Order::known;
 }
 
-BucketPlan StepHistory::plan() const {
+BucketPlan StepHistory::plan() {
   const auto& parameters = buckets_.parameters();
   const auto limits = limits_of(options_).rebuilt;
   const auto device = buckets_.device();
@@ -83,7 +83,24 @@ BucketPlan StepHistory::plan() const {
   group_.broadcast(sent, 0, options_.where);
   const auto order = sent.to(at::kCPU);
   const auto* const first = order.const_data_ptr<std::int64_t>();
-  return plan_by_order(parameters, {first, first + order.numel()}, limits);
+  ready_order_.assign(first, first + order.numel());
+  return plan_by_order(parameters, ready_order_, limits);
+}
+
+std::vector<std::int64_t> StepHistory::order() const {
+  return order_ == Order::unknown ? std::vector<std::int64_t>() : ready_order_;
+}
+
+void StepHistory::restore_order(std::vector<std::int64_t> order) {
+  if (order.empty()) return;
+  if (order.size() != hook_counts_.size()) {
+    throw_error<CheckpointError>(
+        "{}: the commit is of {} parameters that require gradients, but the module has {}; the program before "
+        "elastic::run() has to make the same module at each start",
+        ddp_on_rank(group_), order.size(), hook_counts_.size());
+  }
+  ready_order_ = std::move(order);
+  order_ = Order::known;
 }
 
 }  // namespace lockstep::ddp

@@ -39,8 +39,11 @@ class StepHistory {
   // Whether the order of gradients is known and the buckets do not follow it yet.
   bool is_rebuild_due() const { return order_ == Order::known; }
   void end_rebuild() { order_ = Order::applied; }
-  // The buckets by rank 0's order. Collective.
-  BucketPlan plan() const;
+  // The buckets by rank 0's order, which is then that of all. Collective.
+  BucketPlan plan();
+  // See BucketOrder.
+  std::vector<std::int64_t> order() const;
+  void restore_order(std::vector<std::int64_t> order);
 
  private:
   enum class Order : std::uint8_t { unknown, known, applied };  // applied: the buckets have been rebuilt

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <lockstep/ddp/distributed_data_parallel.h>
+
+namespace lockstep::ddp {
+
+// For commits: which gradient lies where in the buckets. Backends whose order of a sum depends on the place of a number,
+// such as gloo with three hosts or more, give other bits in other buckets.
+struct BucketOrder {
+  // The parameters in the order of the first reduced backward; empty while the buckets are those of construction.
+  static std::vector<std::int64_t> of(const DistributedDataParallelModule& module);
+  // The next forward rebuilds the buckets in this order of rank 0, which the others have too. Empty: in that of
+  // construction, as rejoin() leaves them.
+  static void restore(DistributedDataParallelModule& module, std::vector<std::int64_t> order);
+};
+
+}  // namespace lockstep::ddp
