@@ -101,6 +101,11 @@ TEST(LostLaunchers, AreAdoptedOneAfterTheOther) {
   EXPECT_EQ(training.finish({1, 2}), calm_on(3, 1)) << training.err();
   EXPECT_THAT(training.launcher(0).err(),
               AllOf(HasSubstr("its replacement runs (3 of 3 restarts)"), Not(HasSubstr("stopping "))));
+  EXPECT_EQ(std::ranges::count_if(lines_of(training.launcher(0).err()),
+                                  [](const auto& line) {
+                                    return line.find("has taken the place of node 1") != std::string::npos;
+                                  }),
+            1);
 }
 
 TEST(LostLaunchers, ThatDoNotComeBackEndTheRun) {

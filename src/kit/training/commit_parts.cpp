@@ -109,7 +109,8 @@ Dict joined(CommitParts parts) {
 
 List bucket_orders(const TrainingState& state) {
   std::vector<Value> orders;
-  for (const auto* const module : ddp_modules(state)) orders.emplace_back(at::tensor(ddp::BucketOrder::of(*module)));
+  for (const auto* const module : ddp_modules(state))
+    orders.emplace_back(at::tensor(ddp::BucketOrder::of(*module)));
   return List(std::move(orders));
 }
 

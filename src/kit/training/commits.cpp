@@ -68,11 +68,14 @@ void Commits::begin() {
 }
 
 void Commits::write(std::int64_t number, const Dict& states) {
-  const auto with_orders = [&](Dict own) { return Dict{{kStates, own}, {kBucketOrders, bucket_orders(state_)}}; };
+  const auto with_orders = [&](Dict own) {
+    return Dict{{kStates, own}, {kBucketOrders, bucket_orders(state_)}};
+  };
   if (!are_copied()) return memory_.write(number, {{.key = rank_, .state = with_orders(states)}});
   auto [own, common] = divided(state_, states);
-  memory_.write(number, {{.key = kCommon, .state = std::move(common)},
-                         {.key = rank_, .state = with_orders(std::move(own)), .least_bytes = message_bytes_}});
+  memory_.write(number,
+                {{.key = kCommon, .state = std::move(common)},
+                 {.key = rank_, .state = with_orders(std::move(own)), .least_bytes = message_bytes_}});
 }
 
 void Commits::load(std::int64_t number) {

@@ -82,8 +82,13 @@ void NodeSupervisor::on(const Restarts& restarts) {
   replacements_.erase(own);
 }
 
+// Of an adopter, its host's launcher writes the same line to the same terminal.
+void NodeSupervisor::tell(const std::string& news) {
+  if (!options_.adopted) logs_.print(news);
+}
+
 void NodeSupervisor::on(const Lost& lost) {
-  logs_.print(lost.notice);
+  tell(lost.notice);
   if (store_) store_->fence(lost.node_rank, lost.epoch);
   if (!workers_ || workers_->assignment().attempt != lost.attempt || is_stopping()) return;
   if (workers_->is_in_elastic_run() && !failures().any()) {

@@ -80,12 +80,13 @@ class NodeSupervisor : private RankSupervisor {
   void on(const Reserve& reserve);
   void on(const Start& start);
   void on(const Stop& stop);
-  void on(const Notice& notice) { logs_.print(notice.text); }
+  void on(const Notice& notice) { tell(notice.text); }
   void on(const End& end);
   [[noreturn]] void on(const Refused& refused);
   void on(const Alive& /*alive*/) {}
   void on(const Look& look) const;
   void on(const Seen& /*seen*/) {}
+  void tell(const std::string& news);
   void log_waiting();
   void expect_answer();
   void check_coordinator();
