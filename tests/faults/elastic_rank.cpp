@@ -60,6 +60,12 @@ bool is_first_start() {
   return restarts != nullptr && std::string(restarts) == "0";
 }
 
+// Of the group. ELASTIC_RANK_TIMEOUT: seconds.
+std::chrono::seconds timeout() {
+  const char* seconds = std::getenv("ELASTIC_RANK_TIMEOUT");
+  return std::chrono::seconds(seconds == nullptr ? 60 : std::stoi(seconds));
+}
+
 // With ELASTIC_RANK_FORGETS a replacement is as one whose launcher has lost its memory: without the commits of this rank,
 // and without the copies that it has kept.
 void forget_commits() {
@@ -208,7 +214,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<at::Te
 
 void train(std::int64_t steps, const std::filesystem::path& folder, const std::string& mode) {
   forget_commits();
-  const auto context = lockstep::init({.backend = mode == "gloo" ? "gloo" : "auto", .timeout = 60s});
+  const auto context = lockstep::init({.backend = mode == "gloo" ? "gloo" : "auto", .timeout = timeout()});
   const bool is_first = is_first_start();
   const auto exit_if = [&](const char* wanted) {
     if (mode == wanted && context.rank() == 1 && is_first) std::_Exit(3);

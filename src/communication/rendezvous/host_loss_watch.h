@@ -11,7 +11,8 @@
 namespace lockstep::rendezvous {
 
 // Calls `on_loss` in a thread of its own when the launcher says that the ranks of another host are lost. The kernel tells a
-// rank of the end of a peer, but not of a host without power or network: its calls would wait until their timeout.
+// rank of the end of a peer, but not of a host without power or network. Calls over shm end then; those over Gloo, whose
+// abort() does nothing, wait until their timeout.
 class HostLossWatch {
  public:
   // `on_loss` must not throw.
