@@ -60,7 +60,7 @@ bool is_first_start() {
   return restarts != nullptr && std::string(restarts) == "0";
 }
 
-// Of the group. ELASTIC_RANK_TIMEOUT: seconds.
+// The group's timeout. ELASTIC_RANK_TIMEOUT: seconds.
 std::chrono::seconds timeout() {
   const char* seconds = std::getenv("ELASTIC_RANK_TIMEOUT");
   return std::chrono::seconds(seconds == nullptr ? 60 : std::stoi(seconds));
@@ -119,7 +119,8 @@ void train_by_trainer(std::int64_t steps, const std::filesystem::path& folder,
 }
 
 [[noreturn, gnu::noinline]] void loop_without_end() {
-  for (volatile bool is_over = false; !is_over;) {  // not atomic, whose functions have frames of their own at -O0
+  for (volatile bool is_over = false;
+       !is_over;) {  // not atomic, whose functions have frames of their own at -O0
   }
   std::abort();
 }

@@ -152,14 +152,15 @@ TEST(LostLaunchers, OfNode0EndTheRun) {
 class TwoNetworks {
  public:
   TwoNetworks()
-      : nodes_({"run", "--on-loss", "restart", "--", "unshare", "-Urn", LOCKSTEP_TWO_NODES, LOCKSTEP_PROGRAM,
-                fmt::format("exec {} {} {}", ELASTIC_RANK_PROGRAM, kStepsOnHosts, folder_.path().string()),
-                "2", "2"},
-               {.env = {{"PET_ON_LOSS", "oversubscribe"},
-                        {"PET_RDZV_CONF", "keep_alive_interval=1,keep_alive_max_attempt=3"},
-                        {"ELASTIC_RANK_TIMEOUT", "20"},  // a call over gloo to a host without network ends then
-                        {"OMP_NUM_THREADS", "1"}},
-                .watchdog = 120s}) {
+      : nodes_(
+            {"run", "--on-loss", "restart", "--", "unshare", "-Urn", LOCKSTEP_TWO_NODES, LOCKSTEP_PROGRAM,
+             fmt::format("exec {} {} {}", ELASTIC_RANK_PROGRAM, kStepsOnHosts, folder_.path().string()), "2",
+             "2"},
+            {.env = {{"PET_ON_LOSS", "oversubscribe"},
+                     {"PET_RDZV_CONF", "keep_alive_interval=1,keep_alive_max_attempt=3"},
+                     {"ELASTIC_RANK_TIMEOUT", "20"},  // a call over gloo to a host without network ends then
+                     {"OMP_NUM_THREADS", "1"}},
+             .watchdog = 120s}) {
     nodes_.wait_for("pid ", 4);
     nodes_.wait_for("waits");
     for (const pid_t pid : nodes_.family())

@@ -14,7 +14,7 @@
 
 #include "base/throw_error.h"
 #include "checkpoint/training_state_access.h"
-#include "ddp/bucket_order.h"
+#include "modules/bucket_order.h"
 
 namespace lockstep::training {
 namespace {

@@ -21,7 +21,7 @@ CommitParts divided(const TrainingState& state, const Dict& complete);
 // The inverse of divided(), but for the order of the entries.
 Dict joined(CommitParts parts);
 
-// Of each DistributedDataParallel in the modules of `state`: see BucketOrder.
+// The BucketOrder of each DistributedDataParallel in the modules of `state`.
 List bucket_orders(const TrainingState& state);
 void restore_bucket_orders(const TrainingState& state, const std::vector<Value>& orders);
 

@@ -82,7 +82,7 @@ void NodeSupervisor::on(const Restarts& restarts) {
   replacements_.erase(own);
 }
 
-// Of an adopter, its host's launcher writes the same line to the same terminal.
+// The launcher of the host writes the same line to the same terminal.
 void NodeSupervisor::tell(const std::string& news) {
   if (!options_.adopted) logs_.print(news);
 }

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <vector>
 
-#include <lockstep/ddp/distributed_data_parallel.h>
+namespace lockstep {
+class DistributedDataParallelModule;
+}
 
 namespace lockstep::ddp {
 
-// For commits: which gradient lies where in the buckets. Backends whose order of a sum depends on the place of a number,
-// such as gloo with three hosts or more, give other bits in other buckets.
+// For commits, implemented by DistributedDataParallel: which gradient lies where in the buckets. Backends whose order of
+// a sum depends on the place of a number, such as gloo with three hosts or more, give other bits in other buckets.
 struct BucketOrder {
   // The parameters in the order of the first reduced backward; empty while the buckets are those of construction.
   static std::vector<std::int64_t> of(const DistributedDataParallelModule& module);
