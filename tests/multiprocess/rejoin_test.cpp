@@ -25,6 +25,7 @@
 
 #include "comm/group_state.h"
 #include "comm/peer_check.h"
+#include "modules/bucket_order.h"
 #include "multiprocess/reconfigure.h"
 #include "support/error_of.h"
 
@@ -34,6 +35,8 @@ namespace {
 using namespace std::chrono_literals;
 using namespace testing;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using torch::nn::Linear;
 using torch::nn::Sequential;
 
@@ -229,6 +232,50 @@ const testing::Scenario fails_once("rejoin: fails once", [] {
 });
 
 TEST_P(Rejoin, CanBeTriedAgain) { run_with_victims(fails_once, 4, {kVictim, kFresh}); }
+
+// -- the order of buckets
+
+// The layer that is registered first runs last.
+struct SwappedImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& input) { return first(second(input)); }
+  Linear first = register_module("first", Linear(4, 4));
+  Linear second = register_module("second", Linear(4, 4));
+};
+TORCH_MODULE(Swapped);
+
+const testing::Scenario keeps_order("rejoin: order of buckets", [] {
+  const auto context = init_among(2);
+  Swapped net;
+  DistributedDataParallel ddp(net);
+  const auto step = [&] { ddp->forward(torch::ones({2, 4})).sum().backward(); };
+  const auto names = [&] { return ddp->buckets().front().parameters; };
+  const auto constructed = names();
+  EXPECT_THAT(ddp::BucketOrder::of(*ddp), IsEmpty());
+  step();
+  const auto order = ddp::BucketOrder::of(*ddp);
+  step();
+  const auto rebuilt = names();
+  EXPECT_NE(rebuilt, constructed);
+
+  nn::rejoin(*ddp);
+  ddp::BucketOrder::restore(*ddp, order);
+  EXPECT_EQ(names(), constructed);
+  step();
+  EXPECT_EQ(names(), rebuilt);
+  EXPECT_EQ(ddp::BucketOrder::of(*ddp), order);
+
+  net->second->bias.set_requires_grad(false);
+  nn::rejoin(*ddp);
+  ddp::BucketOrder::restore(*ddp, order);
+  EXPECT_THAT(ddp::BucketOrder::of(*ddp), IsEmpty());  // the order is that of other parameters
+  step();
+  EXPECT_THAT(ddp::BucketOrder::of(*ddp), SizeIs(4));
+});
+
+TEST(RejoinBuckets, TakeTheOrderOfTheSameParameters) {
+  const testing::TempFolder folder;
+  testing::expect_all_passed(testing::run_ranks(keeps_order, {.env = environment("shm", folder)}));
+}
 
 // -- what cannot rejoin
 

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ddp/step_history.h"
 
+#include <functional>
 #include <numeric>
+#include <string>
+#include <utility>
 
 #include <ATen/ops/tensor.h>
+#include <c10/util/hash.h>
 
 #include "base/throw_error.h"
 #include "comm/call_site.h"
@@ -88,19 +92,24 @@ BucketPlan StepHistory::plan() {
 }
 
 std::vector<std::int64_t> StepHistory::order() const {
-  return order_ == Order::unknown ? std::vector<std::int64_t>() : ready_order_;
+  if (order_ == Order::unknown) return {};
+  auto order = ready_order_;
+  order.push_back(digest_of_parameters());
+  return order;
 }
 
+// An order of other parameters, which were frozen or not at the commit, is that of other buckets.
 void StepHistory::restore_order(std::vector<std::int64_t> order) {
-  if (order.empty()) return;
-  if (order.size() != hook_counts_.size()) {
-    throw_error<CheckpointError>(
-        "{}: the commit is of {} parameters that require gradients, but the module has {}; the program before "
-        "elastic::run() has to make the same module at each start",
-        ddp_on_rank(group_), order.size(), hook_counts_.size());
-  }
+  if (order.size() != hook_counts_.size() + 1 || order.back() != digest_of_parameters()) return;
+  order.pop_back();
   ready_order_ = std::move(order);
   order_ = Order::known;
+}
+
+std::int64_t StepHistory::digest_of_parameters() const {
+  std::size_t digest = 0;
+  for (const auto& each : buckets_.parameters()) digest = c10::hash_combine(digest, std::hash<std::string>()(each.name));
+  return static_cast<std::int64_t>(digest);
 }
 
 }  // namespace lockstep::ddp

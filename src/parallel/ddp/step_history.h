@@ -49,6 +49,7 @@ class StepHistory {
   enum class Order : std::uint8_t { unknown, known, applied };  // applied: the buckets have been rebuilt
   enum class Graph : std::uint8_t { dynamic, first_step, fixed };
 
+  std::int64_t digest_of_parameters() const;
   bool learns_order() const { return order_ == Order::unknown && !options_.finds_unused(); }
 
   const Buckets& buckets_;
