@@ -171,9 +171,10 @@ TEST(MpiBetweenHosts, MayDifferInTheirNumberOfRanks) {
 
 TEST(MpiBetweenHosts, ReportARankThatDiesOnOneOfThem) {
   const testing::TempFolder folder;
-  const auto run = run_between_hosts({"a rank dies on the second host"}, {0, 0, 1, 1},
-                                     {{"TEST_FOLDER", folder.path().string()},
-                                      {"OMPI_MCA_odls_base_sigkill_timeout", "5"}});  // 1 s is short for reports
+  const auto run =
+      run_between_hosts({"a rank dies on the second host"}, {0, 0, 1, 1},
+                        {{"TEST_FOLDER", folder.path().string()},
+                         {"OMPI_MCA_odls_base_sigkill_timeout", "5"}});  // 1 s is short for reports
   for (const std::size_t survivor : {0U, 1U, 2U}) {
     EXPECT_THAT(run.ranks[survivor].err, AllOf(HasSubstr("all_reduce #2 of Float[100000] at hosts_test.cpp:"),
                                                HasSubstr("another rank is gone")));

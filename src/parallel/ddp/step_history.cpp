@@ -108,7 +108,8 @@ void StepHistory::restore_order(std::vector<std::int64_t> order) {
 
 std::int64_t StepHistory::digest_of_parameters() const {
   std::size_t digest = 0;
-  for (const auto& each : buckets_.parameters()) digest = c10::hash_combine(digest, std::hash<std::string>()(each.name));
+  for (const auto& each : buckets_.parameters())
+    digest = c10::hash_combine(digest, std::hash<std::string>()(each.name));
   return static_cast<std::int64_t>(digest);
 }
 
