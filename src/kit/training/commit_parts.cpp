@@ -107,11 +107,11 @@ Dict joined(CommitParts parts) {
   return std::move(parts.own);
 }
 
-List bucket_orders(const TrainingState& state) {
+std::vector<Value> bucket_orders(const TrainingState& state) {
   std::vector<Value> orders;
   for (const auto* const module : ddp_modules(state))
     orders.emplace_back(at::tensor(ddp::BucketOrder::of(*module)));
-  return List(std::move(orders));
+  return orders;
 }
 
 void restore_bucket_orders(const TrainingState& state, const std::vector<Value>& orders) {

@@ -22,7 +22,7 @@ CommitParts divided(const TrainingState& state, const Dict& complete);
 Dict joined(CommitParts parts);
 
 // The BucketOrder of each DistributedDataParallel in the modules of `state`.
-List bucket_orders(const TrainingState& state);
+std::vector<Value> bucket_orders(const TrainingState& state);
 void restore_bucket_orders(const TrainingState& state, const std::vector<Value>& orders);
 
 }  // namespace lockstep::training

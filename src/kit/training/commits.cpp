@@ -69,7 +69,7 @@ void Commits::begin() {
 
 void Commits::write(std::int64_t number, const Dict& states) {
   const auto with_orders = [&](Dict own) {
-    return Dict{{kStates, own}, {kBucketOrders, bucket_orders(state_)}};
+    return Dict{{kStates, own}, {kBucketOrders, List(bucket_orders(state_))}};
   };
   if (!are_copied()) return memory_.write(number, {{.key = rank_, .state = with_orders(states)}});
   auto [own, common] = divided(state_, states);

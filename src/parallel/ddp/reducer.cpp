@@ -282,16 +282,6 @@ void Reducer::rebuild_buckets_if_due() {
   if (!buckets_.has_nothing_to_reduce()) buckets_.lay_out(history_.plan());
 }
 
-std::vector<std::int64_t> Reducer::gradient_order() const {
-  const MutexLock lock(mutex_);
-  return history_.order();
-}
-
-void Reducer::restore_gradient_order(std::vector<std::int64_t> order) {
-  const MutexLock lock(mutex_);
-  history_.restore_order(std::move(order));
-}
-
 bool Reducer::recover_if_failed() {
   const MutexLock lock(mutex_);
   const bool forward_failed = in(Phase::forward);

@@ -84,8 +84,14 @@ class Reducer {
   void rebuild_buckets_if_due();
 
   // See BucketOrder.
-  std::vector<std::int64_t> gradient_order() const;
-  void restore_gradient_order(std::vector<std::int64_t> order);
+  std::vector<std::int64_t> gradient_order() const {
+    const MutexLock lock(mutex_);
+    return history_.order();
+  }
+  void restore_gradient_order(std::vector<std::int64_t> order) {
+    const MutexLock lock(mutex_);
+    history_.restore_order(std::move(order));
+  }
 
   // Notices gradients of these parameters that no hook sees, because a parameter was frozen or has been
   // converted since. Again after each change of the module.
