@@ -269,7 +269,14 @@ const testing::Scenario keeps_order("rejoin: order of buckets", [] {
   ddp::BucketOrder::restore(*ddp, order);
   EXPECT_THAT(ddp::BucketOrder::of(*ddp), IsEmpty());  // the order is that of other parameters
   step();
-  EXPECT_THAT(ddp::BucketOrder::of(*ddp), SizeIs(4));
+  const auto without_bias = ddp::BucketOrder::of(*ddp);
+  EXPECT_THAT(without_bias, SizeIs(4));
+
+  net->second->bias.set_requires_grad(true);
+  net->first->bias.set_requires_grad(false);  // as many parameters
+  nn::rejoin(*ddp);
+  ddp::BucketOrder::restore(*ddp, without_bias);
+  EXPECT_THAT(ddp::BucketOrder::of(*ddp), IsEmpty());
 });
 
 TEST(RejoinBuckets, TakeTheOrderOfTheSameParameters) {
